@@ -11,4 +11,4 @@ check:
 
 deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
-	$(CARGO) deny --offline --all-features check bans licenses sources
+	$(CARGO) deny --all-features check bans licenses sources

@@ -1,0 +1,226 @@
+//! Page copies past the caches with the CRC32C taken from the same registers.
+//!
+//! Every kernel loads each source byte exactly once: a source that changes
+//! meanwhile cannot make the CRC differ from what was stored. No kernel
+//! fences.
+//!
+//! The AVX-512 CRC folds 256 bytes at a time by carry-less multiplication:
+//! V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using
+//! PCLMULQDQ Instruction", Intel 2009, in its bit-reflected form.
+
+use crate::cpu::{Copy, cpu};
+use pagemesh_base::checksum::crc32c_append;
+use pagemesh_base::units::PAGE_BYTES;
+use std::arch::x86_64::*;
+
+/// Copies a legged write can have: the design's mirrors have at most three.
+pub const TARGETS_MAX: usize = 3;
+
+/// The Castagnoli polynomial, bit-reflected.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+/// x^n modulo the polynomial, reflected and shifted as a fold multiplier.
+const fn multiplier(n: u32) -> i64 {
+    let mut value = 1u32 << 31;
+    let mut i = 0;
+    while i < n {
+        let carry = value & 1 != 0;
+        value >>= 1;
+        if carry {
+            value ^= POLYNOMIAL;
+        }
+        i += 1;
+    }
+    (value as i64) << 1
+}
+
+/// Multipliers that move 16 bytes forward by `bits`: low half, high half.
+const fn fold_by(bits: u32) -> (i64, i64) {
+    (multiplier(bits + 32), multiplier(bits - 32))
+}
+
+/// Streams `page` to each target and returns its CRC32C.
+///
+/// # Safety
+/// Each target points to 4096 writable bytes, is 64-byte aligned and does not
+/// overlap `page`.
+///
+/// # Panics
+/// With no target or more than [`TARGETS_MAX`].
+pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> u32 {
+    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    unsafe { stream_page_by(cpu().copy, targets, page) }
+}
+
+/// As [`stream_page`], with a kernel named by the caller.
+///
+/// # Safety
+/// As [`stream_page`], and the processor has the kernel's instructions.
+pub unsafe fn stream_page_by(kernel: Copy, targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> u32 {
+    // SAFETY: the caller's promises, forwarded.
+    unsafe {
+        match *targets {
+            [a] => stream_to(kernel, [a], page),
+            [a, b] => stream_to(kernel, [a, b], page),
+            [a, b, c] => stream_to(kernel, [a, b, c], page),
+            _ => panic!("1 to {TARGETS_MAX} targets, not {}", targets.len()),
+        }
+    }
+}
+
+unsafe fn stream_to<const N: usize>(
+    kernel: Copy,
+    targets: [*mut u8; N],
+    page: &[u8; PAGE_BYTES],
+) -> u32 {
+    // SAFETY: the caller's promises, forwarded.
+    unsafe {
+        match kernel {
+            Copy::Avx512 => stream_avx512(targets, page),
+            Copy::Sse42 => stream_sse42(targets, page),
+            Copy::Sse2 => stream_sse2(targets, page),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn fold(accumulator: __m512i, multipliers: __m512i, data: __m512i) -> __m512i {
+    let low = _mm512_clmulepi64_epi128::<0x00>(accumulator, multipliers);
+    let high = _mm512_clmulepi64_epi128::<0x11>(accumulator, multipliers);
+    // 0x96 is the truth table of a three-way xor.
+    _mm512_ternarylogic_epi64::<0x96>(low, high, data)
+}
+
+#[target_feature(enable = "avx512f")]
+fn spread((low, high): (i64, i64)) -> __m512i {
+    _mm512_set_epi64(high, low, high, low, high, low, high, low)
+}
+
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+    const LANES: usize = 4;
+    const BLOCK: usize = LANES * 64;
+    let by_block = spread(const { fold_by(BLOCK as u32 * 8) });
+    let by_lane = spread(const { fold_by(512) });
+    // The initial value of all ones enters with the first four bytes. Before
+    // it nothing is accumulated, and a fold of zero is zero.
+    let mut start = _mm512_maskz_set1_epi32(1, -1);
+    let mut lanes = [_mm512_setzero_si512(); LANES];
+    for block in (0..PAGE_BYTES).step_by(BLOCK) {
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let at = block + i * 64;
+            // SAFETY: `at + 64 <= PAGE_BYTES`; targets as the caller promised.
+            let data = unsafe { _mm512_loadu_si512(page.as_ptr().add(at).cast()) };
+            for target in targets {
+                // SAFETY: as above.
+                unsafe { _mm512_stream_si512(target.add(at).cast(), data) };
+            }
+            *lane = fold(*lane, by_block, _mm512_xor_si512(data, start));
+            start = _mm512_setzero_si512();
+        }
+    }
+    let [first, rest @ ..] = lanes;
+    let folded = rest
+        .into_iter()
+        .fold(first, |sum, lane| fold(sum, by_lane, lane));
+    let mut words = [0u64; 8];
+    // SAFETY: `words` has 64 bytes.
+    unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), folded) };
+    let crc = words
+        .into_iter()
+        .fold(0, |crc, word| _mm_crc32_u64(crc, word));
+    !(crc as u32)
+}
+
+#[target_feature(enable = "sse4.2")]
+unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+    let mut crc = u64::from(u32::MAX);
+    for at in (0..PAGE_BYTES).step_by(16) {
+        // SAFETY: `at + 16 <= PAGE_BYTES`; targets as the caller promised.
+        let data = unsafe { _mm_loadu_si128(page.as_ptr().add(at).cast()) };
+        for target in targets {
+            // SAFETY: as above.
+            unsafe { _mm_stream_si128(target.add(at).cast(), data) };
+        }
+        crc = _mm_crc32_u64(crc, _mm_cvtsi128_si64(data) as u64);
+        crc = _mm_crc32_u64(crc, _mm_extract_epi64::<1>(data) as u64);
+    }
+    !(crc as u32)
+}
+
+unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+    let mut crc = 0;
+    for at in (0..PAGE_BYTES).step_by(64) {
+        let mut line = [0u8; 64];
+        // A volatile copy: the compiler must not load the source again.
+        // SAFETY: `at + 64 <= PAGE_BYTES`, and bytes need no alignment.
+        line.copy_from_slice(&unsafe { page.as_ptr().add(at).cast::<[u8; 64]>().read_volatile() });
+        for target in targets {
+            for part in (0..64).step_by(16) {
+                // SAFETY: targets as the caller promised; SSE2 is part of x86-64.
+                unsafe {
+                    let data = _mm_loadu_si128(line.as_ptr().add(part).cast());
+                    _mm_stream_si128(target.add(at + part).cast(), data);
+                }
+            }
+        }
+        crc = crc32c_append(crc, &line);
+    }
+    crc
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_base::checksum::crc32c;
+    use proptest::prelude::*;
+
+    #[repr(align(64))]
+    struct Page([u8; PAGE_BYTES]);
+
+    fn kernels() -> impl Iterator<Item = Copy> {
+        [Copy::Avx512, Copy::Sse42, Copy::Sse2]
+            .into_iter()
+            .skip_while(|&kernel| kernel != cpu().copy)
+    }
+
+    fn check(page: &[u8; PAGE_BYTES]) {
+        for kernel in kernels() {
+            for count in 1..=TARGETS_MAX {
+                let mut pages: Vec<Page> = (0..count).map(|_| Page([0xee; PAGE_BYTES])).collect();
+                let targets: Vec<*mut u8> = pages.iter_mut().map(|p| p.0.as_mut_ptr()).collect();
+                // SAFETY: aligned pages of our own, a kernel this CPU has.
+                let crc = unsafe { stream_page_by(kernel, &targets, page) };
+                // SAFETY: SSE is part of x86-64.
+                unsafe { _mm_sfence() };
+                assert_eq!(crc, crc32c(page), "{kernel:?} to {count} targets");
+                assert!(pages.iter().all(|p| p.0 == *page), "{kernel:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn copies_and_sums_plain_pages() {
+        check(&[0; PAGE_BYTES]);
+        check(&[0xff; PAGE_BYTES]);
+    }
+
+    #[test]
+    fn every_byte_counts() {
+        for at in 0..PAGE_BYTES {
+            let mut page = [0; PAGE_BYTES];
+            page[at] = 1;
+            check(&page);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_from_any_alignment(
+            bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES + 64),
+            shift in 0usize..64,
+        ) {
+            check(bytes[shift..][..PAGE_BYTES].try_into().expect("a page"));
+        }
+    }
+}

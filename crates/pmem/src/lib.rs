@@ -1,0 +1,21 @@
+//! Mapped persistent memory: the only code that flushes and fences.
+//!
+//! Invariants:
+//! - Every store to persistent bytes goes through [`Media`], so that
+//!   [`Recorder`] can stand in for [`Mapped`] and enumerate crash states.
+//! - Ordering is a type: whatever may not be persistent yet is an
+//!   [`Unfenced`], and only [`Media::fence`] turns it into a [`Fenced`].
+//! - Every offset is checked against the length before it is used.
+//!
+//! This crate never allocates frames, knows no format and never blocks,
+//! except in [`Mapped::sync`].
+
+pub mod copy;
+pub mod cpu;
+mod mapped;
+mod media;
+mod recorder;
+
+pub use mapped::{Durability, MapError, Mapped};
+pub use media::{Fenced, Media, Unfenced};
+pub use recorder::{CrashPoint, Recorder};

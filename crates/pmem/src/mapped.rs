@@ -1,0 +1,307 @@
+//! A mapped file or device: the fast implementation of [`Media`].
+
+use crate::copy;
+use crate::cpu::{Flush, cpu};
+use crate::media::{Fenced, Media, Unfenced, check_range};
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::arch::asm;
+use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What survives what: a fact of the medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// DAX memory mapped with MAP_SYNC: a fence survives power loss.
+    Pmem,
+    /// A plain file: [`Mapped::sync`] survives power loss, a fence does not.
+    FileSync,
+    /// tmpfs, hugetlbfs or page cache: survives the death of processes only.
+    Process,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Durability::Pmem => "pmem",
+            Durability::FileSync => "file-sync",
+            Durability::Process => "process",
+        })
+    }
+}
+
+/// Why a file could not be mapped or made durable.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// Nothing, or not whole pages.
+    #[error("a mapping of {0} bytes is not possible; use a positive multiple of 4096")]
+    BadLength(usize),
+    /// The file ends before the mapping would: access would be a SIGBUS.
+    #[error("the file has {found} bytes but {wanted} were to be mapped; is it truncated?")]
+    TooShort {
+        /// Bytes to be mapped.
+        wanted: u64,
+        /// Bytes the file has.
+        found: u64,
+    },
+    /// The system refused.
+    #[error("cannot {action}: {cause}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// The system's word.
+        cause: io::Error,
+    },
+    /// An earlier fdatasync failed. The kernel may have dropped dirty pages,
+    /// so a later success would prove nothing.
+    #[error("an earlier fdatasync of this medium failed; reopen it to recover what is durable")]
+    Failed,
+}
+
+/// A file or device mapped shared and writable.
+///
+/// The mapping is not inherited by fork: a child must map for itself.
+pub struct Mapped {
+    base: NonNull<u8>,
+    len: usize,
+    file: File,
+    durability: Durability,
+    failed: AtomicBool,
+}
+
+// SAFETY: the mapping is plain shared memory. Words are accessed atomically;
+// bytes are copied by instructions that tolerate concurrent stores, and every
+// reader verifies its copy (the contract of `Media::read`).
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// Maps the first `len` bytes of `file`.
+    ///
+    /// # Errors
+    /// When the length is not whole pages, the file is shorter, or the system
+    /// refuses.
+    pub fn new(file: File, len: usize) -> Result<Mapped, MapError> {
+        if len == 0 || !len.is_multiple_of(PAGE_BYTES) {
+            return Err(MapError::BadLength(len));
+        }
+        let status = file.metadata().map_err(system("read the file's size"))?;
+        if status.is_file() && status.len() < len as u64 {
+            let found = status.len();
+            return Err(MapError::TooShort {
+                wanted: len as u64,
+                found,
+            });
+        }
+        let (base, synchronous) = map(&file, len)?;
+        let durability = match synchronous {
+            true => Durability::Pmem,
+            false => classify(&file)?,
+        };
+        advise(base, len);
+        Ok(Mapped {
+            base,
+            len,
+            file,
+            durability,
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// What this medium promises.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Makes every earlier store durable on a `file-sync` medium; on others a
+    /// fence has done so and this returns at once. Blocks.
+    ///
+    /// # Errors
+    /// When fdatasync fails, and for ever after: it is never retried.
+    pub fn sync(&self) -> Result<(), MapError> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(MapError::Failed);
+        }
+        if self.durability != Durability::FileSync {
+            return Ok(());
+        }
+        // SAFETY: the descriptor is open as long as `self.file` lives.
+        if unsafe { libc::fdatasync(self.file.as_raw_fd()) } == 0 {
+            return Ok(());
+        }
+        self.failed.store(true, Ordering::Release);
+        Err(system("make the file durable (fdatasync)")(
+            io::Error::last_os_error(),
+        ))
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        check_range(self.len, offset, 8, 8);
+        // SAFETY: in range and aligned; the mapping lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Media for Mapped {
+    fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        check_range(self.len, offset, into.len(), 1);
+        // SAFETY: in range, and `into` is memory of our own process. Bytes
+        // stored meanwhile may be torn, as the trait says.
+        unsafe {
+            let from = self.base.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
+        }
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        self.word(offset).store(word, Ordering::Release);
+    }
+
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.word(offset)
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+    }
+
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
+        for part in (0..LINE_BYTES).step_by(16) {
+            // SAFETY: in range and aligned; SSE2 is part of x86-64.
+            unsafe {
+                let data: __m128i = _mm_loadu_si128(line.as_ptr().add(part).cast());
+                _mm_stream_si128(self.base.as_ptr().add(offset + part).cast(), data);
+            }
+        }
+        Unfenced(())
+    }
+
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        assert!(
+            (1..=copy::TARGETS_MAX).contains(&targets.len()),
+            "1 to 3 targets, not {}",
+            targets.len()
+        );
+        let mut pointers = [std::ptr::null_mut(); copy::TARGETS_MAX];
+        for (pointer, (media, offset)) in pointers.iter_mut().zip(targets) {
+            check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
+            // SAFETY: in range.
+            *pointer = unsafe { media.base.as_ptr().add(*offset) };
+        }
+        // SAFETY: in range and page-aligned; `page` borrows no mapping.
+        let crc = unsafe { copy::stream_page(&pointers[..targets.len()], page) };
+        (crc, Unfenced(()))
+    }
+
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        check_range(self.len, offset, len, 1);
+        let first = offset / LINE_BYTES * LINE_BYTES;
+        for line in (first..offset + len).step_by(LINE_BYTES) {
+            // SAFETY: the line holds a byte in range, and mappings are pages.
+            unsafe { flush_line(self.base.as_ptr().add(line)) };
+        }
+        Unfenced(())
+    }
+
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        let Unfenced(()) = stores;
+        // SAFETY: SSE is part of x86-64.
+        unsafe { _mm_sfence() };
+        Fenced(())
+    }
+}
+
+fn system(action: &'static str) -> impl Fn(io::Error) -> MapError {
+    move |cause| MapError::System { action, cause }
+}
+
+/// Maps with MAP_SYNC where the medium has it, else plainly shared.
+fn map(file: &File, len: usize) -> Result<(NonNull<u8>, bool), MapError> {
+    for (flags, synchronous) in [
+        (libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, true),
+        (libc::MAP_SHARED, false),
+    ] {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            continue;
+        }
+        if let Some(base) = NonNull::new(base.cast()) {
+            return Ok((base, synchronous));
+        }
+    }
+    Err(system("map the file")(io::Error::last_os_error()))
+}
+
+/// The class of a medium that has no MAP_SYNC. Anything that is not known to
+/// be memory is taken for a file, the class that promises more work.
+fn classify(file: &File) -> Result<Durability, MapError> {
+    // SAFETY: all zeroes is a valid `statfs`.
+    let mut status: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a buffer of the right type.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &mut status) } != 0 {
+        return Err(system("ask for the file system's kind")(
+            io::Error::last_os_error(),
+        ));
+    }
+    Ok(match status.f_type {
+        libc::TMPFS_MAGIC | libc::HUGETLBFS_MAGIC => Durability::Process,
+        _ => Durability::FileSync,
+    })
+}
+
+/// Asks for huge pages and no inheritance. Both are advice: a kernel without
+/// them maps small pages, and a forked child of ours never uses the mapping.
+fn advise(base: NonNull<u8>, len: usize) {
+    for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
+        // SAFETY: our own mapping; neither advice changes its bytes.
+        unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };
+    }
+}
+
+/// # Safety
+/// `line` points into a mapping, and `cpu` reports what the processor has.
+unsafe fn flush_line(line: *mut u8) {
+    // SAFETY: the instruction exists (CPUID) and changes no bytes. `asm!`
+    // without `nomem` orders it after earlier stores of the program.
+    unsafe {
+        match cpu().flush {
+            Flush::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
+            Flush::Clflushopt => {
+                asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+            }
+            Flush::Clflush => {
+                asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
+            }
+        }
+    }
+}

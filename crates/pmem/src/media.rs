@@ -1,0 +1,77 @@
+//! The seam at which mapped memory and the crash recorder are exchanged.
+
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+
+/// Stores that the next fence of this thread makes persistent.
+#[must_use = "streamed or flushed bytes are not persistent before a fence"]
+#[derive(Debug)]
+pub struct Unfenced(pub(crate) ());
+
+impl Unfenced {
+    /// One obligation for both: a fence covers everything before it.
+    pub fn and(self, _other: Unfenced) -> Unfenced {
+        self
+    }
+}
+
+/// Proof that a fence followed the stores it was made from.
+#[derive(Debug)]
+pub struct Fenced(pub(crate) ());
+
+/// Byte-addressable persistent memory. Offsets are bytes from its start.
+///
+/// # Panics
+/// Every method panics when an offset is out of range or not aligned as it
+/// says: callers check what comes from media before they use it.
+pub trait Media {
+    /// Length in bytes, a multiple of [`PAGE_BYTES`].
+    fn len_bytes(&self) -> usize;
+
+    /// Copies bytes out. Bytes that another thread stores meanwhile may be
+    /// torn; the caller verifies the copy.
+    fn read(&self, offset: usize, into: &mut [u8]);
+
+    /// Loads an aligned word; acquires what its storer released.
+    fn load(&self, offset: usize) -> u64;
+
+    /// Stores an aligned word; not flushed.
+    fn store(&self, offset: usize, word: u64);
+
+    /// Swaps an aligned word if it is `old`, or returns what it is. Not
+    /// flushed.
+    ///
+    /// # Errors
+    /// The value found, when it is not `old`.
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64>;
+
+    /// Streams one line past the caches. The offset is line-aligned.
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced;
+
+    /// Streams one page to a place on each medium and returns its CRC32C.
+    /// Each source byte is loaded once, so the CRC is of what was stored even
+    /// if the source changes meanwhile. The offsets are page-aligned.
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced)
+    where
+        Self: Sized;
+
+    /// Starts writing back every line that holds a byte of the range.
+    fn flush(&self, offset: usize, len: usize) -> Unfenced;
+
+    /// Waits until everything this thread streamed or flushed, on any medium
+    /// of the same kind, is persistent (for class `process`: visible to every
+    /// process).
+    fn fence(&self, stores: Unfenced) -> Fenced;
+}
+
+/// Checks a range against a length; the only bounds check of the crate.
+#[track_caller]
+pub(crate) fn check_range(len: usize, offset: usize, count: usize, align: usize) {
+    assert!(
+        offset.is_multiple_of(align),
+        "offset {offset} is not a multiple of {align}"
+    );
+    assert!(
+        offset.checked_add(count).is_some_and(|end| end <= len),
+        "{count} bytes at {offset} do not fit into {len}"
+    );
+}

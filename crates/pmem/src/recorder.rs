@@ -1,0 +1,231 @@
+//! Memory that remembers every store, to enumerate what a crash may leave.
+//!
+//! Model: stores reach persistence in 8-byte words; those of one line in the
+//! order they were made, those of different lines in any order. A flush makes
+//! the line's earlier stores persistent at the next fence; a line that was
+//! never flushed may still persist any prefix at any time, also after later
+//! fences. Streaming is storing and flushing.
+
+use crate::media::{Fenced, Media, Unfenced, check_range};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const WORDS: usize = LINE_BYTES / 8;
+
+#[derive(Clone, Default)]
+struct Line {
+    /// Stores not known to be persistent: word in the line, value.
+    pending: Vec<(usize, u64)>,
+    /// How many of them the next fence makes persistent.
+    flushed: usize,
+}
+
+#[derive(Default)]
+struct State {
+    /// What a load sees.
+    visible: Vec<u64>,
+    /// What is persistent for certain.
+    durable: Vec<u64>,
+    lines: BTreeMap<usize, Line>,
+    points: Vec<CrashPoint>,
+}
+
+/// Memory whose crash states can be enumerated.
+pub struct Recorder(Mutex<State>);
+
+/// The moment just before a fence: what is certain, and what may be there.
+#[derive(Clone)]
+pub struct CrashPoint {
+    durable: Vec<u64>,
+    lines: Vec<(usize, Vec<(usize, u64)>)>,
+}
+
+impl Recorder {
+    /// Zeroed, persistent memory of `len` bytes.
+    ///
+    /// # Panics
+    /// When `len` is not whole pages.
+    pub fn new(len: usize) -> Recorder {
+        Recorder::from_image(vec![0; len / 8])
+    }
+
+    /// Memory that starts as one of the images of a [`CrashPoint`].
+    ///
+    /// # Panics
+    /// When the image is not whole pages.
+    pub fn from_image(image: Vec<u64>) -> Recorder {
+        assert!((image.len() * 8).is_multiple_of(PAGE_BYTES), "whole pages");
+        Recorder(Mutex::new(State {
+            durable: image.clone(),
+            visible: image,
+            ..State::default()
+        }))
+    }
+
+    /// One point before every fence so far, and one for now.
+    pub fn crash_points(&self) -> Vec<CrashPoint> {
+        let state = self.state();
+        let mut points = state.points.clone();
+        points.push(state.crash_point());
+        points
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn store(&mut self, index: usize, word: u64) {
+        self.visible[index] = word;
+        let line = self.lines.entry(index / WORDS).or_default();
+        line.pending.push((index % WORDS, word));
+    }
+
+    fn store_bytes(&mut self, offset: usize, bytes: &[u8]) {
+        for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            self.store(offset / 8 + i, u64::from_le_bytes(*word));
+        }
+    }
+
+    fn flush(&mut self, offset: usize, len: usize) {
+        let last = (offset + len).div_ceil(LINE_BYTES);
+        for (_, line) in self.lines.range_mut(offset / LINE_BYTES..last) {
+            line.flushed = line.pending.len();
+        }
+    }
+
+    fn fence(&mut self) {
+        self.points.push(self.crash_point());
+        for (&number, line) in &mut self.lines {
+            for (word, value) in line.pending.drain(..line.flushed) {
+                self.durable[number * WORDS + word] = value;
+            }
+            line.flushed = 0;
+        }
+        self.lines.retain(|_, line| !line.pending.is_empty());
+    }
+
+    fn crash_point(&self) -> CrashPoint {
+        let pending = |(&number, line): (&usize, &Line)| (number, line.pending.clone());
+        CrashPoint {
+            durable: self.durable.clone(),
+            lines: self.lines.iter().map(pending).collect(),
+        }
+    }
+}
+
+impl CrashPoint {
+    /// How many images are legal here; saturates.
+    pub fn count(&self) -> u64 {
+        let choices = |(_, stores): &(usize, Vec<_>)| stores.len() as u64 + 1;
+        self.lines.iter().map(choices).fold(1, u64::saturating_mul)
+    }
+
+    /// Image number `index` of [`CrashPoint::count`]: the index in mixed
+    /// radix chooses how many stores of each line persisted. Zero is nothing
+    /// uncertain, the last is everything.
+    ///
+    /// # Panics
+    /// When the index is not below the count.
+    pub fn image(&self, index: u64) -> Vec<u64> {
+        assert!(index < self.count(), "image {index} of {}", self.count());
+        let mut rest = index;
+        self.build(|choices| {
+            let chosen = rest % choices;
+            rest /= choices;
+            chosen
+        })
+    }
+
+    /// An image chosen by the seed, where there are too many to count: each
+    /// line's part is drawn on its own (SplitMix64, Steele et al. 2014).
+    pub fn sample(&self, seed: u64) -> Vec<u64> {
+        let mut state = seed;
+        self.build(|choices| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (mixed ^ (mixed >> 31)) % choices
+        })
+    }
+
+    fn build(&self, mut choose: impl FnMut(u64) -> u64) -> Vec<u64> {
+        let mut image = self.durable.clone();
+        for (line, stores) in &self.lines {
+            let persisted = choose(stores.len() as u64 + 1) as usize;
+            for (word, value) in &stores[..persisted] {
+                image[line * WORDS + word] = *value;
+            }
+        }
+        image
+    }
+}
+
+impl Media for Recorder {
+    fn len_bytes(&self) -> usize {
+        self.state().visible.len() * 8
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        check_range(self.len_bytes(), offset, into.len(), 1);
+        let state = self.state();
+        for (at, byte) in (offset..).zip(into) {
+            *byte = state.visible[at / 8].to_le_bytes()[at % 8];
+        }
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        check_range(self.len_bytes(), offset, 8, 8);
+        self.state().visible[offset / 8]
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        check_range(self.len_bytes(), offset, 8, 8);
+        self.state().store(offset / 8, word);
+    }
+
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        check_range(self.len_bytes(), offset, 8, 8);
+        let mut state = self.state();
+        let found = state.visible[offset / 8];
+        if found != old {
+            return Err(found);
+        }
+        state.store(offset / 8, new);
+        Ok(())
+    }
+
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        check_range(self.len_bytes(), offset, LINE_BYTES, LINE_BYTES);
+        let mut state = self.state();
+        state.store_bytes(offset, line);
+        state.flush(offset, LINE_BYTES);
+        Unfenced(())
+    }
+
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        for (media, offset) in targets {
+            check_range(media.len_bytes(), *offset, PAGE_BYTES, PAGE_BYTES);
+            let mut state = media.state();
+            state.store_bytes(*offset, page);
+            state.flush(*offset, PAGE_BYTES);
+        }
+        (crc32c(page), Unfenced(()))
+    }
+
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        check_range(self.len_bytes(), offset, len, 1);
+        self.state().flush(offset, len);
+        Unfenced(())
+    }
+
+    /// Fences this recorder; a mirrored write fences each of its recorders.
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        let Unfenced(()) = stores;
+        self.state().fence();
+        Fenced(())
+    }
+}

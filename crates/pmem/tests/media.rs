@@ -1,0 +1,144 @@
+//! What every medium does alike, and what a crash may leave of it.
+
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Durability, MapError, Mapped, Media, Recorder};
+use std::collections::BTreeSet;
+use std::fs::File;
+
+fn mapped(pages: usize) -> Mapped {
+    let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+    file.set_len((pages * PAGE_BYTES) as u64).expect("room");
+    Mapped::new(file, pages * PAGE_BYTES).expect("a mapping")
+}
+
+fn check_media<M: Media>(media: [M; 2]) {
+    let page: [u8; PAGE_BYTES] = std::array::from_fn(|i| (i * 7 + i / 256) as u8);
+    let targets = [(&media[0], PAGE_BYTES), (&media[1], 0)];
+    let (crc, page_stores) = M::stream_page(&targets, &page);
+    let line_stores = media[0].stream_line(128, &[3; 64]);
+    media[0].store(8, 5);
+    let stores = page_stores.and(line_stores).and(media[0].flush(8, 8));
+    let _fenced = media[0].fence(stores);
+
+    assert_eq!(crc, crc32c(&page));
+    for (medium, offset) in targets {
+        let mut copy = [0; PAGE_BYTES];
+        medium.read(offset, &mut copy);
+        assert_eq!(copy, page);
+    }
+    assert_eq!(media[0].load(128), u64::from_le_bytes([3; 8]));
+    assert_eq!(media[0].swap(8, 4, 6), Err(5));
+    assert_eq!(media[0].swap(8, 5, 6), Ok(()));
+    assert_eq!(media[0].load(8), 6);
+}
+
+#[test]
+fn mapped_and_recorded_media_behave_alike() {
+    check_media([mapped(2), mapped(1)]);
+    check_media([Recorder::new(2 * PAGE_BYTES), Recorder::new(PAGE_BYTES)]);
+}
+
+#[test]
+fn offsets_out_of_range_are_refused_before_use() {
+    let medium = mapped(1);
+    for offset in [PAGE_BYTES, PAGE_BYTES - 4, usize::MAX - 7] {
+        let outcome = std::panic::catch_unwind(|| medium.load(offset));
+        assert!(outcome.is_err(), "load at {offset}");
+    }
+}
+
+#[test]
+fn stores_of_two_processes_meet_in_one_file() {
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in memory");
+    file.as_file().set_len(PAGE_BYTES as u64).expect("room");
+    let open = || {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(file.path())
+            .expect("the file")
+    };
+    let (one, other) = (
+        Mapped::new(open(), PAGE_BYTES).expect("a mapping"),
+        Mapped::new(open(), PAGE_BYTES).expect("a mapping"),
+    );
+    one.store(64, 9);
+    assert_eq!(other.load(64), 9);
+}
+
+#[test]
+fn the_class_is_a_fact_of_the_medium() {
+    assert_eq!(mapped(1).durability(), Durability::Process);
+    assert!(mapped(1).sync().is_ok());
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
+    file.set_len(PAGE_BYTES as u64).expect("room");
+    let medium = Mapped::new(file, PAGE_BYTES).expect("a mapping");
+    assert_ne!(medium.durability(), Durability::Pmem);
+    medium.store(0, 1);
+    assert!(medium.sync().is_ok());
+}
+
+#[test]
+fn what_cannot_be_mapped_says_why() {
+    let file = || tempfile::tempfile().expect("a file");
+    for len in [0, 1, PAGE_BYTES + 1] {
+        assert!(matches!(
+            Mapped::new(file(), len),
+            Err(MapError::BadLength(_))
+        ));
+    }
+    let error = Mapped::new(file(), PAGE_BYTES).err().expect("an error");
+    assert!(error.to_string().contains("0 bytes but 4096"), "{error}");
+}
+
+/// The first words of two lines in every image of the last crash point.
+fn words(recorder: &Recorder, at: [usize; 2]) -> BTreeSet<[u64; 2]> {
+    let point = recorder.crash_points().pop().expect("a point");
+    (0..point.count())
+        .map(|index| at.map(|offset| point.image(index)[offset / 8]))
+        .collect()
+}
+
+#[test]
+fn words_of_one_line_persist_in_order() {
+    let recorder = Recorder::new(PAGE_BYTES);
+    recorder.store(0, 1);
+    recorder.store(8, 2);
+    assert_eq!(words(&recorder, [0, 8]), [[0, 0], [1, 0], [1, 2]].into());
+}
+
+#[test]
+fn lines_persist_in_any_order() {
+    let recorder = Recorder::new(PAGE_BYTES);
+    recorder.store(0, 1);
+    recorder.store(64, 2);
+    let all = [[0, 0], [1, 0], [0, 2], [1, 2]];
+    assert_eq!(words(&recorder, [0, 64]), all.into());
+    let point = recorder.crash_points().pop().expect("a point");
+    let sampled: BTreeSet<_> = (0..64).map(|seed| point.sample(seed)).collect();
+    assert_eq!(sampled.len(), all.len(), "sampling reaches every image");
+}
+
+#[test]
+fn only_flushed_lines_are_certain_after_a_fence() {
+    let recorder = Recorder::new(PAGE_BYTES);
+    recorder.store(0, 1);
+    recorder.store(64, 2);
+    let stores = recorder.flush(64, 8);
+    recorder.store(64, 3);
+    let _fenced = recorder.fence(stores);
+    // Line 0 stays pending across the fence; the store after the flush too.
+    let certain = [[0, 2], [1, 2], [0, 3], [1, 3]];
+    assert_eq!(words(&recorder, [0, 64]), certain.into());
+    assert_eq!(recorder.crash_points().len(), 2);
+}
+
+#[test]
+fn a_fence_without_a_flush_makes_nothing_certain() {
+    let recorder = Recorder::new(2 * PAGE_BYTES);
+    recorder.store(0, 1);
+    let other = recorder.stream_line(PAGE_BYTES, &[1; 64]);
+    let _fenced = recorder.fence(other);
+    assert_eq!(words(&recorder, [0, 8]), [[0, 0], [1, 0]].into());
+}
