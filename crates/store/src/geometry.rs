@@ -1,0 +1,185 @@
+//! Where everything lies in a pool: a function of its size alone.
+
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// The smallest pool: below it, lanes would take a tenth of the space.
+pub const POOL_BYTES_MIN: u64 = 16 << 20;
+/// The largest pool, the promise of the design; slots could name four times
+/// as many frames.
+pub const POOL_BYTES_MAX: u64 = 64 << 40;
+/// Lanes whose heads fit into a superblock.
+pub const LANES_MAX: u32 = 256;
+/// Bytes of an entry of the object table.
+pub const OBJECT_BYTES: u64 = 128;
+/// Bytes of an entry of the frame table.
+pub const FRAME_ENTRY_BYTES: u64 = 8;
+
+const LANES_MIN: u32 = 16;
+/// A lane holds the records of one checkpoint interval of one session; 32 768
+/// of them keep at most 128 MiB of freed frames waiting.
+const LANE_BYTES_MAX: u64 = 2 << 20;
+const OBJECTS_MIN: u64 = 1024;
+const OBJECTS_MAX: u64 = 1 << 20;
+
+/// A run of bytes of a pool, whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Region {
+    /// The byte after the last.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start + self.len
+    }
+}
+
+/// The plan of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size of the pool, whole pages.
+    pub pool_bytes: u64,
+    /// How many lanes.
+    pub lanes: u32,
+    /// Bytes of each.
+    pub lane_bytes: u64,
+    /// The lanes, one after the other.
+    pub lane_region: Region,
+    /// A bit per frame: allocated at the last checkpoint.
+    pub bitmap: Region,
+    /// The frame table.
+    pub frame_table: Region,
+    /// The object table.
+    pub objects: Region,
+    /// Frames that hold data and page-table nodes. Their numbers are those of
+    /// their pages in the pool.
+    pub frames: Region,
+}
+
+/// Why a pool cannot have this size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSize {
+    /// Not whole pages.
+    #[error("{0} bytes are not whole pages; use a multiple of 4096")]
+    Unaligned(u64),
+    /// Too little room for lanes and tables.
+    #[error("{0} bytes are too small for a pool; use at least 16M")]
+    TooSmall(u64),
+    /// More than a pool can address.
+    #[error("{0} bytes are too large for a pool; use at most 64T, and several pools")]
+    TooLarge(u64),
+}
+
+impl Geometry {
+    /// The plan of a pool of `pool_bytes`.
+    ///
+    /// # Errors
+    /// When the size is not whole pages, too small or too large.
+    pub fn plan(pool_bytes: u64) -> Result<Geometry, BadSize> {
+        if !pool_bytes.is_multiple_of(PAGE) {
+            return Err(BadSize::Unaligned(pool_bytes));
+        }
+        if pool_bytes < POOL_BYTES_MIN {
+            return Err(BadSize::TooSmall(pool_bytes));
+        }
+        if pool_bytes > POOL_BYTES_MAX {
+            return Err(BadSize::TooLarge(pool_bytes));
+        }
+        let frames = pool_bytes / PAGE;
+        let lanes = ((pool_bytes >> 26) as u32)
+            .clamp(LANES_MIN, LANES_MAX)
+            .next_power_of_two();
+        let lane_bytes = (pool_bytes / 64 / u64::from(lanes))
+            .clamp(PAGE, LANE_BYTES_MAX)
+            .next_multiple_of(PAGE);
+        let objects = (frames / 64).clamp(OBJECTS_MIN, OBJECTS_MAX);
+        let mut end = 2 * PAGE;
+        let mut take = |bytes: u64| {
+            let region = Region {
+                start: end,
+                len: bytes.next_multiple_of(PAGE),
+            };
+            end = region.end();
+            region
+        };
+        let lane_region = take(u64::from(lanes) * lane_bytes);
+        let bitmap = take(frames.div_ceil(8));
+        let frame_table = take(frames * FRAME_ENTRY_BYTES);
+        let objects = take(objects * OBJECT_BYTES);
+        assert!(end < pool_bytes, "tables leave room for frames");
+        let frames = Region {
+            start: end,
+            len: pool_bytes - end,
+        };
+        Ok(Geometry {
+            pool_bytes,
+            lanes,
+            lane_bytes,
+            lane_region,
+            bitmap,
+            frame_table,
+            objects,
+            frames,
+        })
+    }
+
+    /// Lines of a lane.
+    #[must_use]
+    pub fn lane_lines(&self) -> u64 {
+        self.lane_bytes / LINE_BYTES as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_that_are_no_pool_are_refused() {
+        use BadSize::*;
+        assert_eq!(Geometry::plan(0), Err(TooSmall(0)));
+        assert_eq!(
+            Geometry::plan(POOL_BYTES_MIN + 1),
+            Err(Unaligned(POOL_BYTES_MIN + 1))
+        );
+        assert_eq!(
+            Geometry::plan(POOL_BYTES_MAX + PAGE),
+            Err(TooLarge(POOL_BYTES_MAX + PAGE))
+        );
+        assert!(Geometry::plan(u64::MAX - PAGE + 1).is_err());
+        assert!(Geometry::plan(POOL_BYTES_MAX).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn regions_follow_each_other_and_fill_the_pool(shift in 24u32..46, odd in 0u64..1 << 24) {
+            let pool_bytes = ((1u64 << shift) + odd * PAGE).min(POOL_BYTES_MAX);
+            let plan = Geometry::plan(pool_bytes).expect("a plan");
+            let regions = [plan.lane_region, plan.bitmap, plan.frame_table, plan.objects, plan.frames];
+            let mut end = 2 * PAGE;
+            for region in regions {
+                prop_assert_eq!(region.start, end);
+                prop_assert!(region.len > 0 && region.len.is_multiple_of(PAGE));
+                end = region.end();
+            }
+            prop_assert_eq!(end, pool_bytes);
+            prop_assert!(plan.lanes <= LANES_MAX);
+        }
+
+        /// The promise: page tables and frame table take at most 0.6 %.
+        #[test]
+        fn tables_take_at_most_six_thousandths(shift in 24u32..46) {
+            let plan = Geometry::plan(1 << shift).expect("a plan");
+            let leaves = plan.pool_bytes / 512;
+            let nodes = leaves + leaves / 512 * 2;
+            let tables = plan.bitmap.len + plan.frame_table.len + nodes;
+            prop_assert!(tables * 1000 <= plan.pool_bytes * 6, "{tables} of {}", plan.pool_bytes);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A page-table entry: what one page of an object, or one node below another,
+//! maps to. Eight bytes, swapped as one.
+
+use pagemesh_base::ids::FrameNo;
+use std::fmt;
+
+const FRAME_BITS: u32 = 36;
+const HOLE_BIT: u32 = 36;
+const TRACK_SHIFT: u32 = 40;
+const GENERATION_SHIFT: u32 = 44;
+const CHECK_SHIFT: u32 = 56;
+const GENERATION_MASK: u64 = 0xfff;
+/// Bits 37 (flash tier) to 39 are zero until something uses them.
+const RESERVED: u64 = 0b111 << 37;
+
+/// Frames a slot can name: 256 TiB of them.
+pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
+/// The largest degraded round; 0 is normal operation.
+pub const TRACK_MAX: u8 = 15;
+
+/// A slot whose check bits were right when it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slot(u64);
+
+/// A slot whose check bits do not fit, or that sets bits no version uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {0:#018x} is damaged: its check bits do not match")]
+pub struct DamagedSlot(pub u64);
+
+impl Slot {
+    /// Never written: reads as zeroes. The only slot without a generation.
+    pub const EMPTY: Slot = Slot(0);
+
+    /// The slot that replaces this one and maps to `frame`.
+    ///
+    /// # Panics
+    /// When the frame or track is beyond its maximum.
+    #[must_use]
+    pub fn map(self, frame: FrameNo, track: u8) -> Slot {
+        assert!(frame.0 < FRAMES_MAX, "frame {frame} cannot be named");
+        self.next(frame.0, track)
+    }
+
+    /// The slot that replaces this one and reads as zeroes. Unlike
+    /// [`Slot::EMPTY`] it has a generation and a track.
+    ///
+    /// # Panics
+    /// When the track is beyond its maximum.
+    #[must_use]
+    pub fn unmap(self, track: u8) -> Slot {
+        self.next(1 << HOLE_BIT, track)
+    }
+
+    fn next(self, target: u64, track: u8) -> Slot {
+        assert!(track <= TRACK_MAX, "track {track} is beyond {TRACK_MAX}");
+        // Zero is skipped, so that no slot but EMPTY has all bits zero.
+        let generation = match (self.generation() + 1) & GENERATION_MASK {
+            0 => 1,
+            generation => generation,
+        };
+        let bits = target | u64::from(track) << TRACK_SHIFT | generation << GENERATION_SHIFT;
+        Slot(bits | u64::from(check(bits)) << CHECK_SHIFT)
+    }
+
+    /// Reads a slot that came from media.
+    ///
+    /// # Errors
+    /// When its check bits do not match the others. Every flipped bit, and
+    /// every two, are found.
+    pub fn decode(bits: u64) -> Result<Slot, DamagedSlot> {
+        let right = u64::from(check(bits)) == bits >> CHECK_SHIFT;
+        let slot = Slot(bits);
+        let empty_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) != 0;
+        let ungenerated = bits != 0 && slot.generation() == 0;
+        match right && bits & RESERVED == 0 && !empty_hole && !ungenerated {
+            true => Ok(slot),
+            false => Err(DamagedSlot(bits)),
+        }
+    }
+
+    /// The bits as they lie on media.
+    #[must_use]
+    pub fn encode(self) -> u64 {
+        self.0
+    }
+
+    /// The frame this maps to; none reads as zeroes.
+    #[must_use]
+    pub fn frame(self) -> Option<FrameNo> {
+        let mapped = self != Slot::EMPTY && !self.is_hole();
+        mapped.then_some(FrameNo(self.0 & (FRAMES_MAX - 1)))
+    }
+
+    /// The degraded round in which this was written, 0 for none.
+    #[must_use]
+    pub fn track(self) -> u8 {
+        (self.0 >> TRACK_SHIFT) as u8 & TRACK_MAX
+    }
+
+    fn is_hole(self) -> bool {
+        self.0 >> HOLE_BIT & 1 != 0
+    }
+
+    fn generation(self) -> u64 {
+        self.0 >> GENERATION_SHIFT & GENERATION_MASK
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("frame", &self.frame())
+            .field("track", &self.track())
+            .field("generation", &self.generation())
+            .finish()
+    }
+}
+
+/// CRC-8 with the polynomial x^8 + x^2 + x + 1 (ITU-T I.432.1, header error
+/// control) over the low seven bytes. A word of zeroes checks as zero.
+fn check(bits: u64) -> u8 {
+    const TABLE: [u8; 256] = table();
+    let bytes = bits.to_le_bytes();
+    bytes[..7]
+        .iter()
+        .fold(0, |crc, byte| TABLE[usize::from(crc ^ byte)])
+}
+
+const fn table() -> [u8; 256] {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x80 != 0 {
+                crc << 1 ^ 0x07
+            } else {
+                crc << 1
+            };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn each_swap_is_a_different_slot_even_with_the_same_frame() {
+        let mut slot = Slot::EMPTY;
+        for _ in 0..5000 {
+            let next = slot.map(FrameNo(7), 0);
+            assert_ne!(next, slot);
+            slot = next.unmap(0);
+            assert_ne!(slot, Slot::EMPTY);
+            assert_eq!(slot.frame(), None);
+        }
+    }
+
+    #[test]
+    fn frame_zero_is_not_a_hole() {
+        assert_eq!(Slot::EMPTY.frame(), None);
+        assert_eq!(Slot::EMPTY.map(FrameNo(0), 0).frame(), Some(FrameNo(0)));
+    }
+
+    proptest! {
+        #[test]
+        fn decodes_what_it_encodes(frame in 0..FRAMES_MAX, track in 0..=TRACK_MAX, times in 1u32..5000) {
+            let old = (0..times).fold(Slot::EMPTY, |slot, _| slot.unmap(0));
+            let slot = old.map(FrameNo(frame), track);
+            prop_assert_eq!(Slot::decode(slot.encode()), Ok(slot));
+            prop_assert_eq!((slot.frame(), slot.track()), (Some(FrameNo(frame)), track));
+            let hole = slot.unmap(track);
+            prop_assert_eq!(Slot::decode(hole.encode()), Ok(hole));
+            prop_assert_eq!((hole.frame(), hole.track()), (None, track));
+        }
+
+        #[test]
+        fn finds_every_flipped_bit_and_every_two(frame in 0..FRAMES_MAX, track in 0..=TRACK_MAX) {
+            let bits = Slot::EMPTY.map(FrameNo(frame), track).encode();
+            for one in 0..64 {
+                for two in 0..64 {
+                    let damage = 1u64 << one | 1 << two;
+                    prop_assert!(Slot::decode(bits ^ damage).is_err(), "{one} {two}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The two superblocks: what a pool is and where its last checkpoint stands.
+//! They alternate; the valid one of the higher generation counts, so that a
+//! torn write of one leaves the other.
+
+use crate::bytes::{field, get_u32, get_u64, put};
+use crate::geometry::{BadSize, Geometry, LANES_MAX};
+use pagemesh_base::checksum::crc32c_append;
+use pagemesh_base::ids::{Epoch, Incarnation, Seq};
+use pagemesh_base::units::PAGE_BYTES;
+use uuid::Uuid;
+
+const MAGIC: [u8; 8] = *b"pagemesh";
+/// The format this code reads and writes.
+pub const VERSION: u32 = 0;
+const HEADS_AT: usize = 1024;
+const HEADS_END: usize = HEADS_AT + LANES_MAX as usize * 8;
+const _: () = assert!(HEADS_END <= PAGE_BYTES, "all lane heads fit");
+
+/// What a superblock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The pool's identity.
+    pub pool: Uuid,
+    /// Rises with each write of a superblock; its parity is the place.
+    pub generation: u64,
+    /// Rises with each opening of the pool.
+    pub incarnation: Incarnation,
+    /// The pool's fencing number.
+    pub epoch: Epoch,
+    /// Records below this are applied and persistent.
+    pub checkpoint: Seq,
+    /// The pool's plan.
+    pub geometry: Geometry,
+    /// Each lane's first retained line, as an absolute position.
+    pub heads: Vec<u64>,
+}
+
+/// Why a page is not a usable superblock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSuperblock {
+    /// The magic bytes are not there.
+    #[error("this is not a pagemesh pool")]
+    NotAPool,
+    /// Another version wrote it.
+    #[error(
+        "the pool has format version {0}, this program reads version {VERSION}; use the program that wrote it"
+    )]
+    Version(u32),
+    /// Torn or damaged.
+    #[error("the superblock's checksum does not match")]
+    Checksum,
+    /// A right checksum over a plan that this size does not give.
+    #[error("the superblock contradicts itself: {0}")]
+    Contradiction(&'static str),
+    /// A size that no pool has.
+    #[error(transparent)]
+    Size(#[from] BadSize),
+}
+
+impl Superblock {
+    /// The byte offset where this generation is written.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        (self.generation % 2) as usize * PAGE_BYTES
+    }
+
+    /// The page as it lies on media.
+    ///
+    /// # Panics
+    /// When there is not one head for each lane.
+    #[must_use]
+    pub fn encode(&self) -> [u8; PAGE_BYTES] {
+        assert_eq!(
+            self.heads.len(),
+            self.geometry.lanes as usize,
+            "a head for each lane"
+        );
+        let mut page = [0; PAGE_BYTES];
+        put(&mut page, 0, MAGIC);
+        put(&mut page, 8, VERSION.to_le_bytes());
+        put(&mut page, 16, *self.pool.as_bytes());
+        put(&mut page, 32, self.generation.to_le_bytes());
+        put(&mut page, 40, self.incarnation.0.to_le_bytes());
+        put(&mut page, 44, self.epoch.0.to_le_bytes());
+        put(&mut page, 48, self.checkpoint.0.to_le_bytes());
+        put(&mut page, 56, self.geometry.pool_bytes.to_le_bytes());
+        put(&mut page, 64, self.geometry.lanes.to_le_bytes());
+        put(&mut page, 72, self.geometry.lane_bytes.to_le_bytes());
+        for (head, at) in self.heads.iter().zip((HEADS_AT..).step_by(8)) {
+            put(&mut page, at, head.to_le_bytes());
+        }
+        let crc = checksum(&page);
+        put(&mut page, 12, crc.to_le_bytes());
+        page
+    }
+
+    /// Reads a page that came from media.
+    ///
+    /// # Errors
+    /// When it is no superblock of this version, damaged, or contradictory.
+    pub fn decode(page: &[u8; PAGE_BYTES]) -> Result<Superblock, BadSuperblock> {
+        if field(page, 0) != MAGIC {
+            return Err(BadSuperblock::NotAPool);
+        }
+        if checksum(page) != get_u32(page, 12) {
+            return Err(BadSuperblock::Checksum);
+        }
+        // Every version keeps magic, version and checksum at their places, so
+        // a newer pool is told apart from a damaged one.
+        if get_u32(page, 8) != VERSION {
+            return Err(BadSuperblock::Version(get_u32(page, 8)));
+        }
+        let geometry = Geometry::plan(get_u64(page, 56))?;
+        if (geometry.lanes, geometry.lane_bytes) != (get_u32(page, 64), get_u64(page, 72)) {
+            return Err(BadSuperblock::Contradiction(
+                "its lanes are not those of its size",
+            ));
+        }
+        let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
+        Ok(Superblock {
+            pool: Uuid::from_bytes(field(page, 16)),
+            generation: get_u64(page, 32),
+            incarnation: Incarnation(get_u32(page, 40)),
+            epoch: Epoch(get_u32(page, 44)),
+            checkpoint: Seq(get_u64(page, 48)),
+            geometry,
+            heads: heads.map(|at| get_u64(page, at)).collect(),
+        })
+    }
+
+    /// The superblock that counts, of the two places.
+    ///
+    /// # Errors
+    /// What is wrong with the first, when neither is valid.
+    pub fn choose(pages: [&[u8; PAGE_BYTES]; 2]) -> Result<Superblock, BadSuperblock> {
+        match pages.map(Superblock::decode) {
+            [Ok(a), Ok(b)] if a.pool != b.pool => Err(BadSuperblock::Contradiction(
+                "its two copies are of different pools",
+            )),
+            [Ok(a), Ok(b)] => Ok(if a.generation > b.generation { a } else { b }),
+            // A newer program may have written one copy so far: refuse, since
+            // going on from the older one would undo what it did.
+            [Err(version @ BadSuperblock::Version(_)), _]
+            | [_, Err(version @ BadSuperblock::Version(_))] => Err(version),
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
+            [Err(first), Err(BadSuperblock::NotAPool)] => Err(first),
+            [Err(_), Err(second)] => Err(second),
+        }
+    }
+}
+
+/// CRC32C of everything but the checksum's own four bytes.
+fn checksum(page: &[u8; PAGE_BYTES]) -> u32 {
+    crc32c_append(crc32c_append(0, &page[..12]), &page[16..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock(generation: u64) -> Superblock {
+        let geometry = Geometry::plan(1 << 30).expect("a plan");
+        Superblock {
+            pool: Uuid::from_u128(5),
+            generation,
+            incarnation: Incarnation(2),
+            epoch: Epoch(1),
+            checkpoint: Seq(generation * 10),
+            geometry,
+            heads: (0..u64::from(geometry.lanes)).collect(),
+        }
+    }
+
+    const BLANK: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+    #[test]
+    fn decodes_what_it_encodes() {
+        let block = superblock(7);
+        assert_eq!(Superblock::decode(&block.encode()), Ok(block));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let page = superblock(7).encode();
+        for bit in 0..PAGE_BYTES * 8 {
+            let mut damaged = page;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_newer_valid_copy_counts() {
+        let (old, new) = (superblock(8), superblock(9));
+        assert_ne!(old.offset(), new.offset());
+        let choose = |a: &_, b: &_| Superblock::choose([a, b]);
+        assert_eq!(choose(&old.encode(), &new.encode()), Ok(new.clone()));
+        let mut torn = new.encode();
+        torn[2000] ^= 1;
+        assert_eq!(choose(&old.encode(), &torn), Ok(old.clone()));
+        assert_eq!(choose(&BLANK, &old.encode()), Ok(old));
+        assert_eq!(choose(&BLANK, &torn), Err(BadSuperblock::Checksum));
+        assert_eq!(choose(&torn, &BLANK), Err(BadSuperblock::Checksum));
+        assert_eq!(choose(&BLANK, &BLANK), Err(BadSuperblock::NotAPool));
+    }
+
+    #[test]
+    fn a_newer_version_is_refused_even_in_one_copy() {
+        let mut newer = superblock(9).encode();
+        put(&mut newer, 8, 1u32.to_le_bytes());
+        let crc = checksum(&newer);
+        put(&mut newer, 12, crc.to_le_bytes());
+        for pages in [
+            [&newer, &superblock(8).encode()],
+            [&superblock(8).encode(), &newer],
+        ] {
+            assert_eq!(Superblock::choose(pages), Err(BadSuperblock::Version(1)));
+        }
+    }
+}
