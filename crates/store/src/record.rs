@@ -18,6 +18,7 @@ pub const PAGES_MAX: usize = 512;
 pub const LEVELS_MAX: u8 = 4;
 
 const KIND_MAP: u8 = 1;
+const KIND_PAD: u8 = 3;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
@@ -103,6 +104,22 @@ impl Place {
         let bytes = record.as_flattened();
         crc32c_append(self.seed(), &bytes[4..])
     }
+}
+
+/// The line that says: the lane goes on at its start.
+#[must_use]
+pub fn encode_pad(place: &Place) -> [u8; LINE_BYTES] {
+    let mut line = [0; LINE_BYTES];
+    line[4] = KIND_PAD;
+    let crc = place.checksum(&[line]);
+    put(&mut line, 0, crc.to_le_bytes());
+    line
+}
+
+/// Whether `line` is the pad of `place`.
+#[must_use]
+pub fn is_pad(line: &[u8; LINE_BYTES], place: &Place) -> bool {
+    line[4] == KIND_PAD && place.checksum(&[*line]) == get_u32(line, 0)
 }
 
 /// Where the change number `index` (from 1) lies: line and byte.

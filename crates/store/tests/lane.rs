@@ -1,0 +1,162 @@
+//! Lanes on recorded media: every legal crash image keeps every fenced record
+//! and at most the one that was being written.
+
+use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Media, Recorder};
+use pagemesh_store::lane::{Lane, Scan};
+use pagemesh_store::record::{Change, Place, Record};
+use pagemesh_store::slot::Slot;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+const LENGTH: u64 = 16;
+const START: usize = 128;
+
+fn place(incarnation: u32, position: u64) -> Place {
+    Place {
+        pool: Uuid::from_u128(1),
+        incarnation: Incarnation(incarnation),
+        lane: 3,
+        position,
+    }
+}
+
+fn record(seq: u64, pages: usize) -> Record {
+    let change = |i| Change {
+        old: Slot::EMPTY,
+        new: Slot::EMPTY.map(FrameNo(seq * 100 + i), 0),
+        data_crc: seq as u32,
+    };
+    Record {
+        seq: Seq(seq),
+        object: ObjectId(1),
+        epoch: Epoch(1),
+        level: 0,
+        page: PageNo(seq),
+        op: seq,
+        open: 0,
+        changes: (0..pages as u64).map(change).collect(),
+    }
+}
+
+fn recover(image: Vec<u64>, head: Place) -> Scan {
+    let media = Recorder::from_image(image);
+    let mut lane = Lane::new(&media, START, LENGTH, head);
+    lane.recover().expect("a torn tail is no damage")
+}
+
+fn seqs(scan: &Scan) -> Vec<u64> {
+    scan.records
+        .iter()
+        .map(|(_, record)| record.seq.0)
+        .collect()
+}
+
+/// Appends records of these page counts, each fenced, keeping two, and checks
+/// up to `images` crash images at each fence. Returns how many were checked.
+fn check(sizes: &[usize], images: u64) -> u64 {
+    let media = Recorder::new(PAGE_BYTES);
+    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    let mut kept: Vec<(u64, u64)> = Vec::new();
+    let mut checked = 0;
+    for (seq, &pages) in (0..).zip(sizes) {
+        if kept.len() == 2 {
+            kept.remove(0);
+            lane.advance(kept[0].0);
+        }
+        let head = lane.head();
+        let fences = media.crash_points().len();
+        let stores = lane.append(&record(seq, pages)).expect("room");
+        let committed: Vec<u64> = kept.iter().map(|&(_, seq)| seq).collect();
+        let with_this: Vec<u64> = committed.iter().copied().chain([seq]).collect();
+        for point in &media.crash_points()[fences - 1..] {
+            let exhaustive = point.count() <= images;
+            for index in 0..point.count().min(images) {
+                let image = match exhaustive {
+                    true => point.image(index),
+                    false => point.sample(index),
+                };
+                let found = seqs(&recover(image, place(1, head)));
+                assert!(
+                    found == committed || found == with_this,
+                    "sizes {sizes:?}, record {seq}, image {index}: {found:?}"
+                );
+                checked += 1;
+            }
+        }
+        let _committed = media.fence(stores);
+        let point = media.crash_points().pop().expect("a point");
+        let scan = recover(point.image(0), place(1, head));
+        assert_eq!(seqs(&scan), with_this, "sizes {sizes:?}: fenced is there");
+        assert_eq!(scan.end, lane.end());
+        kept.push((scan.records.last().expect("a record").0, seq));
+    }
+    checked
+}
+
+#[test]
+fn single_lines_over_several_laps() {
+    assert!(check(&[1; 40], 1000) >= 40 * 9);
+}
+
+#[test]
+fn records_of_several_lines_pad_and_wrap() {
+    check(&[4, 7, 10, 1, 16, 1, 7, 7, 13, 4, 10], 500);
+}
+
+#[test]
+fn a_full_lane_refuses_and_writes_nothing() {
+    let media = Recorder::new(PAGE_BYTES);
+    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    for seq in 0..LENGTH {
+        let stores = lane.append(&record(seq, 1)).expect("room");
+        let _committed = media.fence(stores);
+    }
+    let error = lane.append(&record(99, 1)).expect_err("no room");
+    assert_eq!(error.head, 0);
+    let point = media.crash_points().pop().expect("a point");
+    assert_eq!(recover(point.image(0), place(1, 0)).records.len(), 16);
+    lane.advance(1);
+    assert!(lane.append(&record(100, 1)).is_ok());
+}
+
+#[test]
+fn another_incarnation_sees_nothing() {
+    let media = Recorder::new(PAGE_BYTES);
+    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    let stores = lane.append(&record(0, 1)).expect("room");
+    let _committed = media.fence(stores);
+    let point = media.crash_points().pop().expect("a point");
+    assert!(recover(point.image(0), place(2, 0)).records.is_empty());
+}
+
+#[test]
+fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
+    let media = Recorder::new(PAGE_BYTES);
+    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    for (seq, pages) in [(0, 1), (1, 4), (2, 1)] {
+        let stores = lane.append(&record(seq, pages)).expect("room");
+        let _committed = media.fence(stores);
+    }
+    let whole = media.crash_points().pop().expect("a point").image(0);
+    for line in 0..4usize {
+        let mut image = whole.clone();
+        image[(START + line * LINE_BYTES) / 8 + 2] ^= 1 << 9;
+        let damaged = Recorder::from_image(image);
+        let found = Lane::new(&damaged, START, LENGTH, place(1, 0)).recover();
+        match line {
+            0 => assert_eq!(found.expect_err("damage").position, 0),
+            1 | 2 => assert_eq!(found.expect_err("damage").position, 1),
+            _ => assert_eq!(seqs(&found.expect("torn")), [0, 1]),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn any_sizes(sizes in prop::collection::vec(1usize..14, 1..20)) {
+        check(&sizes, 60);
+    }
+}
