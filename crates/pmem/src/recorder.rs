@@ -141,14 +141,20 @@ impl CrashPoint {
     }
 
     /// An image chosen by the seed, where there are too many to count: each
-    /// line's part is drawn on its own (SplitMix64, Steele et al. 2014).
+    /// line's part is drawn on its own, none and all more often (SplitMix64, Steele et al. 2014).
     pub fn sample(&self, seed: u64) -> Vec<u64> {
         let mut state = seed;
         self.build(|choices| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (mixed ^ (mixed >> 31)) % choices
+            let mixed = mixed ^ (mixed >> 31);
+            // Whole lines missing or present are where protocols break.
+            match mixed >> 62 {
+                0 => 0,
+                1 => choices - 1,
+                _ => mixed % choices,
+            }
         })
     }
 
