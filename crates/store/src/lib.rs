@@ -13,3 +13,4 @@ pub mod lane;
 pub mod record;
 pub mod slot;
 pub mod superblock;
+pub mod table;

@@ -1,0 +1,163 @@
+//! The persistent page table of one object: a radix tree of 512 slots per
+//! node, whose root slot lies in the object's entry.
+//!
+//! A slot of level 0 maps a data page; a slot of level n maps the node whose
+//! slots are of level n - 1. The root slot's level is the tree's height, so
+//! every slot has an address (level, page) that records can name.
+//!
+//! Invariants: nothing is followed that does not check and does not lie among
+//! the pool's frames; a walk loads at most one slot per level. The tree never
+//! allocates and never stores: linking a node is a record like any other.
+
+use crate::record::LEVELS_MAX;
+use crate::slot::{DamagedSlot, Slot};
+use pagemesh_base::ids::{FrameNo, PageNo};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use std::ops::Range;
+
+/// log2 of the slots in a node.
+const NODE_SHIFT: u32 = 9;
+const SLOT_BYTES: usize = 8;
+const _: () = assert!(SLOT_BYTES << NODE_SHIFT == PAGE_BYTES, "a node is a frame");
+
+/// A view of one object's page table.
+pub struct Table<'m, M> {
+    media: &'m M,
+    root_at: usize,
+    height: u8,
+    frames: Range<u64>,
+}
+
+/// Where a slot lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// At this byte of the pool.
+    At(usize),
+    /// Nowhere yet: a node must be linked at this level first.
+    Unlinked(u8),
+}
+
+/// Why a page table cannot be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadTable {
+    /// A slot's check bits are wrong.
+    #[error("the page table is damaged at level {level} above page {page}: {cause}")]
+    Damaged {
+        /// The slot's level.
+        level: u8,
+        /// The page that was looked for.
+        page: PageNo,
+        /// The slot.
+        cause: DamagedSlot,
+    },
+    /// A slot checks but names a frame that the pool does not have.
+    #[error(
+        "the page table names frame {frame} at level {level} above page {page}; the pool has no such frame"
+    )]
+    NoSuchFrame {
+        /// The slot's level.
+        level: u8,
+        /// The page that was looked for.
+        page: PageNo,
+        /// The frame named.
+        frame: FrameNo,
+    },
+    /// The object's table does not reach so far.
+    #[error("page {page} is beyond the {pages} pages of the object's table")]
+    OutOfReach {
+        /// The page that was looked for.
+        page: PageNo,
+        /// How many pages the table reaches.
+        pages: u64,
+    },
+}
+
+/// Pages that a table of this height reaches.
+///
+/// # Panics
+/// When no table is so high.
+#[must_use]
+pub fn reach(height: u8) -> u64 {
+    assert!(height <= LEVELS_MAX, "a table of height {height}");
+    1 << (NODE_SHIFT * u32::from(height))
+}
+
+impl<'m, M: Media> Table<'m, M> {
+    /// The table of `height` whose root slot lies at byte `root_at`, in a pool
+    /// whose frames are `frames`.
+    ///
+    /// # Panics
+    /// When the height is beyond the highest, or frames beyond the medium.
+    pub fn new(media: &'m M, root_at: usize, height: u8, frames: Range<u64>) -> Table<'m, M> {
+        assert!(height <= LEVELS_MAX, "a table of height {height}");
+        assert!(
+            frames.end <= (media.len_bytes() / PAGE_BYTES) as u64,
+            "frames within the medium"
+        );
+        Table {
+            media,
+            root_at,
+            height,
+            frames,
+        }
+    }
+
+    /// Where the slot of `level` above `page` lies.
+    ///
+    /// # Errors
+    /// When the table is damaged on the way, or does not reach the page.
+    ///
+    /// # Panics
+    /// When the level is above the table's height.
+    pub fn locate(&self, level: u8, page: PageNo) -> Result<Location, BadTable> {
+        assert!(
+            level <= self.height,
+            "level {level} of height {}",
+            self.height
+        );
+        let pages = reach(self.height);
+        if page.0 >= pages {
+            return Err(BadTable::OutOfReach { page, pages });
+        }
+        let mut at = self.root_at;
+        for above in (level + 1..=self.height).rev() {
+            let Some(node) = self.load(at, above, page)?.frame() else {
+                return Ok(Location::Unlinked(above));
+            };
+            at = slot_at(node, above - 1, page);
+        }
+        Ok(Location::At(at))
+    }
+
+    /// The slot of a data page; an unlinked one was never written.
+    ///
+    /// # Errors
+    /// When the table is damaged on the way, or does not reach the page.
+    pub fn lookup(&self, page: PageNo) -> Result<Slot, BadTable> {
+        match self.locate(0, page)? {
+            Location::At(at) => self.load(at, 0, page),
+            Location::Unlinked(_) => Ok(Slot::EMPTY),
+        }
+    }
+
+    fn load(&self, at: usize, level: u8, page: PageNo) -> Result<Slot, BadTable> {
+        let slot = Slot::decode(self.media.load(at)).map_err(|cause| BadTable::Damaged {
+            level,
+            page,
+            cause,
+        })?;
+        match slot.frame() {
+            Some(frame) if !self.frames.contains(&frame.0) => {
+                Err(BadTable::NoSuchFrame { level, page, frame })
+            }
+            _ => Ok(slot),
+        }
+    }
+}
+
+/// The byte of the slot of `level` above `page`, in the node that holds it.
+fn slot_at(node: FrameNo, level: u8, page: PageNo) -> usize {
+    let index = page.0 >> (NODE_SHIFT * u32::from(level)) & ((1 << NODE_SHIFT) - 1);
+    node.0 as usize * PAGE_BYTES + index as usize * SLOT_BYTES
+}
