@@ -8,4 +8,7 @@
 
 pub mod checksum;
 pub mod ids;
+pub mod layout;
+pub mod slice;
+pub mod space;
 pub mod units;

@@ -1,0 +1,3 @@
+//! The pagemesh command.
+
+fn main() {}

@@ -1,0 +1,318 @@
+//! Layouts: where the bytes of a volume lie. The manager owns them, clients
+//! compute placement from them.
+//!
+//! A volume is a concatenation of segments; a segment is striped over columns;
+//! a column is mirrored over legs. One column is no striping, one leg no
+//! mirroring. Growing a volume adds a segment.
+
+use crate::ids::Epoch;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use uuid::Uuid;
+
+/// Bytes of the longest name.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Copies of a mirror.
+pub const COPIES_MAX: usize = 3;
+/// Columns of a stripe.
+pub const COLUMNS_MAX: usize = 16;
+/// Segments of a volume: how often it can grow.
+pub const SEGMENTS_MAX: usize = 64;
+/// Bytes of a stripe unit.
+pub const STRIPE_BYTES: u64 = 64 << 10;
+/// The largest slice: what a page table reaches, kept below a quarter.
+pub const SLICE_BYTES_MAX: u64 = 64 << 40;
+
+/// The name of a volume: 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a
+/// dot or a dash.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(String);
+
+/// Why a text is not a name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    /// Nothing there.
+    #[error("a name must not be empty")]
+    Empty,
+    /// Too many bytes.
+    #[error("a name has at most {NAME_BYTES_MAX} bytes, this one has {0}")]
+    TooLong(usize),
+    /// A character that paths, exports or terminals would trip over.
+    #[error("{0:?} cannot stand in a name; use letters, digits, '.', '_' and '-'")]
+    Character(char),
+    /// It would look like an option or a hidden file.
+    #[error("a name starts with a letter, a digit or '_', not with {0:?}")]
+    Start(char),
+}
+
+impl Name {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = BadName;
+
+    fn try_from(text: String) -> Result<Name, BadName> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        match text.chars().next() {
+            None => Err(BadName::Empty),
+            Some(_) if text.len() > NAME_BYTES_MAX => Err(BadName::TooLong(text.len())),
+            Some(c @ ('.' | '-')) => Err(BadName::Start(c)),
+            Some(_) => match text.chars().find(|&c| !allowed(c)) {
+                Some(c) => Err(BadName::Character(c)),
+                None => Ok(Name(text)),
+            },
+        }
+    }
+}
+
+impl std::str::FromStr for Name {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Name, BadName> {
+        Name::try_from(text.to_owned())
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> String {
+        name.0
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A brick's identity: the UUID of its pool.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct BrickId(pub Uuid);
+
+/// A slice's identity, chosen by the manager, the same for its whole life.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct SliceId(pub Uuid);
+
+impl fmt::Display for BrickId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for SliceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a leg may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LegState {
+    /// Holds everything acknowledged: written and read.
+    InSync,
+    /// Missed writes: neither written nor read.
+    Stale,
+    /// Being brought up to date: written, not read.
+    Syncing,
+}
+
+/// One copy of a column.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leg {
+    /// Where.
+    pub brick: BrickId,
+    /// Which slice of that brick.
+    pub slice: SliceId,
+    /// What it may be used for.
+    pub state: LegState,
+}
+
+/// A column: the same bytes in each leg.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// One to three copies.
+    pub legs: Vec<Leg>,
+    /// The degraded round in which writes to this column are tracked: 1 to 15
+    /// while a leg is stale, else 0.
+    pub round: u8,
+}
+
+/// A run of a volume, striped over its columns.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Bytes of the volume that lie here, whole pages; where there are several
+    /// columns, whole stripes of [`STRIPE_BYTES`] times the columns.
+    pub bytes: u64,
+    /// One or more.
+    pub columns: Vec<Column>,
+}
+
+/// Where a volume lies. Every change raises the epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// The volume's identity.
+    pub volume: Uuid,
+    /// Its name.
+    pub name: Name,
+    /// Its fencing number; attaching, losing a leg and a leg's return raise it.
+    pub epoch: EpochNumber,
+    /// In order of the volume's bytes.
+    pub segments: Vec<Segment>,
+}
+
+/// An [`Epoch`] as it is written in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EpochNumber(pub u32);
+
+impl From<EpochNumber> for Epoch {
+    fn from(number: EpochNumber) -> Epoch {
+        Epoch(number.0)
+    }
+}
+
+/// A run of a volume's bytes that lies in one column without a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Which segment.
+    pub segment: usize,
+    /// Which of its columns.
+    pub column: usize,
+    /// The first byte in the column's slices.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Layout {
+    /// Bytes of the volume.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Where a range lies, in order. A range beyond the end is cut there.
+    #[must_use]
+    pub fn map(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let end = offset.saturating_add(len).min(self.size_bytes());
+        let mut extents = Vec::new();
+        let mut start = 0;
+        for (number, segment) in self.segments.iter().enumerate() {
+            let mut at = offset.max(start);
+            let stop = end.min(start + segment.bytes);
+            while at < stop {
+                let extent = segment.locate(number, at - start, stop - at);
+                at += extent.len;
+                extents.push(extent);
+            }
+            start += segment.bytes;
+        }
+        extents
+    }
+}
+
+impl Segment {
+    /// Bytes of each column's slices.
+    #[must_use]
+    pub fn slice_bytes(&self) -> u64 {
+        self.bytes / self.columns.len() as u64
+    }
+
+    fn locate(&self, segment: usize, at: u64, len: u64) -> Extent {
+        let columns = self.columns.len() as u64;
+        if columns == 1 {
+            return Extent {
+                segment,
+                column: 0,
+                offset: at,
+                len,
+            };
+        }
+        let (unit, within) = (at / STRIPE_BYTES, at % STRIPE_BYTES);
+        Extent {
+            segment,
+            column: (unit % columns) as usize,
+            offset: unit / columns * STRIPE_BYTES + within,
+            len: len.min(STRIPE_BYTES - within),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn names_are_safe_in_paths_and_exports() {
+        for good in ["a", "vol-1", "A_b.c", "9"] {
+            assert!(good.parse::<Name>().is_ok(), "{good}");
+        }
+        let long = "x".repeat(NAME_BYTES_MAX + 1);
+        for bad in ["", "a/b", "a b", "a\n", ".", "-x", "é", long.as_str()] {
+            assert!(bad.parse::<Name>().is_err(), "{bad:?}");
+        }
+        assert!(serde_json::from_str::<Name>("\"a/b\"").is_err());
+    }
+
+    fn layout(segments: &[(usize, u64)]) -> Layout {
+        let column = Column {
+            legs: vec![],
+            round: 0,
+        };
+        let segment = |&(columns, units): &(usize, u64)| Segment {
+            bytes: units * columns as u64 * STRIPE_BYTES,
+            columns: vec![column.clone(); columns],
+        };
+        Layout {
+            volume: Uuid::nil(),
+            name: "v".parse().expect("a name"),
+            epoch: EpochNumber(1),
+            segments: segments.iter().map(segment).collect(),
+        }
+    }
+
+    proptest! {
+        /// Every byte has one place, no two bytes share one, none lies beyond
+        /// its slice, and a range is where its bytes are.
+        #[test]
+        fn mapping_is_one_to_one(
+            segments in prop::collection::vec((1usize..5, 1u64..5), 1..4),
+            offset in 0u64..2 << 20, len in 1u64..2 << 20,
+        ) {
+            let layout = layout(&segments);
+            let size = layout.size_bytes();
+            let mut seen = std::collections::HashSet::new();
+            for page in 0..size / 4096 {
+                let places = layout.map(page * 4096, 4096);
+                prop_assert_eq!(places.len(), 1);
+                let place = places[0];
+                prop_assert!(place.offset + 4096 <= layout.segments[place.segment].slice_bytes());
+                prop_assert!(seen.insert((place.segment, place.column, place.offset)));
+            }
+            let mut at = offset;
+            for extent in layout.map(offset, len) {
+                let first = layout.map(at, 1)[0];
+                let last = layout.map(at + extent.len - 1, 1)[0];
+                prop_assert_eq!(first, Extent { len: 1, ..extent });
+                prop_assert_eq!(last.offset, extent.offset + extent.len - 1);
+                prop_assert_eq!((last.segment, last.column), (extent.segment, extent.column));
+                at += extent.len;
+            }
+            prop_assert_eq!(at, (offset + len).min(size).max(offset));
+        }
+    }
+}

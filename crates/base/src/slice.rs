@@ -1,0 +1,272 @@
+//! The seam between a volume and its legs: what a client asks of one slice on
+//! one brick, and what a manager asks of the brick. The transports of the
+//! fabric implement it; so do the fakes of tests.
+
+use crate::ids::{Epoch, PageNo};
+use crate::layout::{BrickId, SliceId};
+use crate::space::Extent;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+/// Bytes of the longest write or read of a slice; volumes split longer ones.
+pub const SLICE_IO_BYTES_MAX: u32 = 1 << 20;
+/// Entries of one answer that lists something.
+pub const LISTED_MAX: usize = 4096;
+/// Requests in flight on one leg.
+pub const LEG_REQUESTS_MAX: usize = 4096;
+
+/// Who changes a page, and in which order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// The volume's epoch; a slice with a higher one refuses.
+    pub epoch: Epoch,
+    /// The client's operation number: rises within an epoch, assigned while
+    /// the volume's range lock is held.
+    pub op: u64,
+    /// `op` less the oldest operation of this leg's connection that may be
+    /// incomplete on another leg.
+    pub open: u32,
+}
+
+/// What a client asks of one slice. Offsets and lengths are bytes, of any
+/// alignment. Overlapping requests are not in flight together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SliceRequest {
+    /// The bytes of a range, checked against their checksums.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// At most [`SLICE_IO_BYTES_MAX`].
+        len: u32,
+    },
+    /// Replaces bytes, each page as a whole or not at all.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// At most [`SLICE_IO_BYTES_MAX`].
+        data: Bytes,
+        /// Its order.
+        stamp: Stamp,
+    },
+    /// Frees the whole pages of a range and zeroes the rest of it.
+    Clear {
+        /// First byte.
+        offset: u64,
+        /// Bytes; at most 1 GiB.
+        len: u64,
+        /// Its order.
+        stamp: Stamp,
+    },
+    /// Makes all completed changes durable, as the pool's class promises.
+    Flush,
+    /// Which parts of a range are mapped.
+    Extents {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The CRC32C of each page of a run, after reading and checking it; an
+    /// unmapped page counts as zeroes.
+    Checksums {
+        /// The first page.
+        page: PageNo,
+        /// At most [`LISTED_MAX`].
+        count: u32,
+    },
+    /// The pages changed in a degraded round, discards included.
+    Dirty {
+        /// 1 to 15.
+        round: u8,
+        /// Where to start looking.
+        from: PageNo,
+    },
+    /// The operations that may be missing on another leg: of dead or fenced
+    /// sessions, since the last [`SliceRequest::Settled`].
+    InFlight,
+    /// The legs were made equal: forgets what [`SliceRequest::InFlight`] told.
+    Settled,
+    /// A barrier: refuses older epochs, and returns when every operation
+    /// admitted before has ended and is in the answer to `InFlight`. A round
+    /// other than 0 is stamped on all later writes, and on the pages of the
+    /// operations in flight.
+    RaiseEpoch {
+        /// At least the present one.
+        epoch: Epoch,
+        /// 0 to 15.
+        round: u8,
+    },
+}
+
+/// An operation that may be missing on another leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Its first page.
+    pub page: PageNo,
+    /// Its pages.
+    pub count: u32,
+    /// The epoch it was written in.
+    pub epoch: Epoch,
+    /// Its number.
+    pub op: u64,
+}
+
+/// A run of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub page: PageNo,
+    /// How many.
+    pub count: u64,
+}
+
+/// What a slice answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SliceReply {
+    /// Done.
+    Done,
+    /// The bytes read.
+    Data(Vec<u8>),
+    /// From the start of the range, at least one unless the range is empty.
+    Extents(Vec<Extent>),
+    /// One per page.
+    Checksums(Vec<u32>),
+    /// Dirty runs in order, and where to go on, if there is more.
+    Dirty {
+        /// At most [`LISTED_MAX`].
+        runs: Vec<Run>,
+        /// The page to ask from next; none at the end.
+        next: Option<PageNo>,
+    },
+    /// Operations in no order. None: they were too many to keep, so that the
+    /// whole slice must be compared.
+    InFlight(Option<Vec<InFlight>>),
+}
+
+/// Why a slice or brick refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SliceError {
+    /// A newer client has attached.
+    #[error("the slice is at epoch {current}; this client is fenced")]
+    StaleEpoch {
+        /// The slice's epoch.
+        current: Epoch,
+    },
+    /// The pool is full.
+    #[error("the pool is full; delete or discard something")]
+    NoSpace,
+    /// A page's bytes do not match their checksum, or its table is damaged.
+    #[error("the page at byte {offset} is damaged")]
+    Damaged {
+        /// Its first byte in the slice.
+        offset: u64,
+    },
+    /// No such slice.
+    #[error("the brick has no slice {0}")]
+    NoSuchSlice(SliceId),
+    /// The name is taken.
+    #[error("the brick already has a slice {0}")]
+    SliceExists(SliceId),
+    /// Beyond the slice, or beyond a limit.
+    #[error("the request is out of range: {0}")]
+    OutOfRange(String),
+    /// The connection or the brick is gone; what was in flight may or may not
+    /// have happened.
+    #[error("the brick is lost: {0}")]
+    Lost(String),
+    /// The brick cannot do this.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The end of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceCompletion {
+    /// The submitter's number.
+    pub tag: u64,
+    /// What came of it.
+    pub result: Result<SliceReply, SliceError>,
+}
+
+/// One thread's connection to one slice. After [`SliceError::Lost`] every
+/// request fails so, those in flight included; nothing is retried.
+pub trait Leg: Send {
+    /// Starts a request; at most [`LEG_REQUESTS_MAX`] are in flight.
+    fn submit(&mut self, tag: u64, request: SliceRequest);
+
+    /// Makes progress without blocking and moves what has completed to `into`.
+    fn reap(&mut self, into: &mut Vec<SliceCompletion>);
+
+    /// Descriptors that become readable when `reap` may have something to do.
+    fn wait_on(&self, into: &mut Vec<RawFd>);
+
+    /// When `reap` must be called even if no descriptor is readable.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// What a brick tells about one slice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceInfo {
+    /// Its identity.
+    pub slice: SliceId,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its fencing number.
+    pub epoch: u32,
+    /// The degraded round stamped on writes.
+    pub round: u8,
+}
+
+/// What a brick tells about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrickStatus {
+    /// The pool's identity.
+    pub brick: BrickId,
+    /// The pool's durability class: `pmem`, `eadr`, `file-sync` or `process`.
+    pub durability: String,
+    /// Bytes that slices can use in all.
+    pub capacity_bytes: u64,
+    /// Bytes in use, page tables included.
+    pub used_bytes: u64,
+    /// Sessions open.
+    pub sessions: u32,
+    /// Rises with each opening of the pool.
+    pub incarnation: u32,
+}
+
+/// What a manager asks of a brick. Calls block for a bounded time.
+pub trait BrickControl: Send + Sync {
+    /// Makes an empty slice of at least this size in whole pages, thin.
+    ///
+    /// # Errors
+    /// When it exists, or the pool's object table is full.
+    fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError>;
+
+    /// Makes it larger; a smaller size is refused.
+    ///
+    /// # Errors
+    /// When it does not exist or would shrink.
+    fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError>;
+
+    /// Deletes it, whoever uses it; its space is freed in the background.
+    ///
+    /// # Errors
+    /// When it does not exist.
+    fn delete(&self, slice: SliceId) -> Result<(), SliceError>;
+
+    /// Every slice.
+    ///
+    /// # Errors
+    /// When the brick is lost.
+    fn list(&self) -> Result<Vec<SliceInfo>, SliceError>;
+
+    /// About the brick.
+    ///
+    /// # Errors
+    /// When the brick is lost.
+    fn status(&self) -> Result<BrickStatus, SliceError>;
+}

@@ -1,0 +1,1 @@
+//! Wire messages, and the transports that carry them.

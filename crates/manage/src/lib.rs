@@ -1,0 +1,1 @@
+//! The manager: volumes, placement, epochs, API.

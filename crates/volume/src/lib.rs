@@ -1,0 +1,1 @@
+//! Volumes: layouts, attach, mirrors, resynchronisation.
