@@ -15,7 +15,9 @@ pub mod cpu;
 mod mapped;
 mod media;
 mod recorder;
+mod shared;
 
 pub use mapped::{Durability, MapError, Mapped};
 pub use media::{Fenced, Media, Unfenced};
 pub use recorder::{CrashPoint, Recorder};
+pub use shared::Shared;

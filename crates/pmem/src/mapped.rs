@@ -5,13 +5,16 @@ use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
-use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+use std::arch::x86_64::{
+    __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
+};
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// What survives what: a fact of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +73,50 @@ pub struct Mapped {
     len: usize,
     file: File,
     durability: Durability,
-    failed: AtomicBool,
+    commits: Commits,
+}
+
+/// Group commit: a caller needs one fdatasync that starts after its call; all
+/// who wait share the next.
+#[derive(Default)]
+struct Commits {
+    state: Mutex<CommitState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct CommitState {
+    started: u64,
+    ended: u64,
+    failed: bool,
+}
+
+impl Commits {
+    fn commit(&self, fdatasync: impl FnOnce() -> Result<(), MapError>) -> Result<(), MapError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that runs already may have missed our stores.
+        let needed = state.started + 1;
+        while state.ended < needed && state.started != state.ended && !state.failed {
+            state = self
+                .ended
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.failed {
+            return Err(MapError::Failed);
+        }
+        if state.ended >= needed {
+            return Ok(());
+        }
+        state.started += 1;
+        drop(state);
+        let result = fdatasync();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ended += 1;
+        state.failed |= result.is_err();
+        self.ended.notify_all();
+        result
+    }
 }
 
 // SAFETY: the mapping is plain shared memory. Words are accessed atomically;
@@ -109,7 +155,7 @@ impl Mapped {
             len,
             file,
             durability,
-            failed: AtomicBool::new(false),
+            commits: Commits::default(),
         })
     }
 
@@ -118,26 +164,29 @@ impl Mapped {
         self.durability
     }
 
-    /// Makes every earlier store durable on a `file-sync` medium; on others a
-    /// fence has done so and this returns at once. Blocks.
+    /// A second mapping of the same file whose stores stay private to it: the
+    /// volatile overlay of `file-sync` pools. Pages that were never stored to
+    /// show what the shared mapping holds.
     ///
     /// # Errors
-    /// When fdatasync fails, and for ever after: it is never retried.
-    pub fn sync(&self) -> Result<(), MapError> {
-        if self.failed.load(Ordering::Acquire) {
-            return Err(MapError::Failed);
-        }
-        if self.durability != Durability::FileSync {
-            return Ok(());
-        }
-        // SAFETY: the descriptor is open as long as `self.file` lives.
-        if unsafe { libc::fdatasync(self.file.as_raw_fd()) } == 0 {
-            return Ok(());
-        }
-        self.failed.store(true, Ordering::Release);
-        Err(system("make the file durable (fdatasync)")(
-            io::Error::last_os_error(),
-        ))
+    /// When the system refuses.
+    pub fn overlay(&self) -> Result<Mapped, MapError> {
+        let file = self.file.try_clone().map_err(system("share the file"))?;
+        let base = map_with(&file, self.len, libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+            .ok_or_else(|| system("map the overlay")(io::Error::last_os_error()))?;
+        advise(base, self.len);
+        Ok(Mapped {
+            base,
+            len: self.len,
+            file,
+            durability: Durability::Process,
+            commits: Commits::default(),
+        })
+    }
+
+    /// The file behind the mapping.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -228,6 +277,26 @@ impl Media for Mapped {
         unsafe { _mm_sfence() };
         Fenced(())
     }
+
+    fn prefetch(&self, offset: usize) {
+        check_range(self.len, offset, 1, 1);
+        // SAFETY: in range; a prefetch changes nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(offset).cast()) };
+    }
+
+    fn sync(&self) -> Result<(), MapError> {
+        if self.durability != Durability::FileSync {
+            return Ok(());
+        }
+        self.commits.commit(|| {
+            // SAFETY: the descriptor is open as long as `self.file` lives.
+            if unsafe { libc::fdatasync(self.file.as_raw_fd()) } == 0 {
+                return Ok(());
+            }
+            let cause = io::Error::last_os_error();
+            Err(system("make the file durable (fdatasync)")(cause))
+        })
+    }
 }
 
 fn system(action: &'static str) -> impl Fn(io::Error) -> MapError {
@@ -236,30 +305,31 @@ fn system(action: &'static str) -> impl Fn(io::Error) -> MapError {
 
 /// Maps with MAP_SYNC where the medium has it, else plainly shared.
 fn map(file: &File, len: usize) -> Result<(NonNull<u8>, bool), MapError> {
-    for (flags, synchronous) in [
-        (libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC, true),
-        (libc::MAP_SHARED, false),
-    ] {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address the kernel chooses.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                access,
-                flags,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            continue;
-        }
-        if let Some(base) = NonNull::new(base.cast()) {
-            return Ok((base, synchronous));
-        }
+    if let Some(base) = map_with(file, len, libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC) {
+        return Ok((base, true));
     }
-    Err(system("map the file")(io::Error::last_os_error()))
+    map_with(file, len, libc::MAP_SHARED)
+        .map(|base| (base, false))
+        .ok_or_else(|| system("map the file")(io::Error::last_os_error()))
+}
+
+fn map_with(file: &File, len: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at an address the kernel chooses.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            access,
+            flags,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    NonNull::new(base.cast())
 }
 
 /// The class of a medium that has no MAP_SYNC. Anything that is not known to

@@ -1,5 +1,6 @@
 //! The seam at which mapped memory and the crash recorder are exchanged.
 
+use crate::mapped::MapError;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
 /// Stores that the next fence of this thread makes persistent.
@@ -37,6 +38,9 @@ pub trait Media {
     /// Stores an aligned word; not flushed.
     fn store(&self, offset: usize, word: u64);
 
+    /// Tells the processor that the line will be needed soon.
+    fn prefetch(&self, _offset: usize) {}
+
     /// Swaps an aligned word if it is `old`, or returns what it is. Not
     /// flushed.
     ///
@@ -61,6 +65,16 @@ pub trait Media {
     /// of the same kind, is persistent (for class `process`: visible to every
     /// process).
     fn fence(&self, stores: Unfenced) -> Fenced;
+
+    /// Makes everything stored so far durable on media where a fence does not
+    /// (`file-sync`). Blocks; calls at the same time share one flush. On other
+    /// media it returns at once.
+    ///
+    /// # Errors
+    /// When it failed once, for ever: what is durable is then unknown.
+    fn sync(&self) -> Result<(), MapError> {
+        Ok(())
+    }
 }
 
 /// Checks a range against a length; the only bounds check of the crate.

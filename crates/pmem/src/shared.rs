@@ -1,0 +1,227 @@
+//! Volatile memory that several processes map: the home of control segments.
+//!
+//! Words are atomics; waiting is the kernel's futex. The file is sealed
+//! against resizing, so that an access is never a SIGBUS.
+
+use crate::mapped::MapError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
+
+/// A memfd mapped shared and writable. Not inherited by fork.
+pub struct Shared {
+    base: NonNull<u8>,
+    len: usize,
+    file: File,
+}
+
+// SAFETY: plain shared memory that is accessed through atomics only.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+impl Shared {
+    /// Makes zeroed memory of `len` bytes, whole pages.
+    ///
+    /// # Errors
+    /// When the length is not whole pages, or the system refuses.
+    pub fn create(len: usize) -> Result<Shared, MapError> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: a constant name that ends in a zero.
+        let fd = unsafe { libc::memfd_create(c"pagemesh-control".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(system("make a control segment"));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len as u64).map_err(|cause| MapError::System {
+            action: "size the control segment",
+            cause,
+        })?;
+        // SAFETY: an open descriptor.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
+            return Err(system("seal the control segment"));
+        }
+        Shared::open(file, len)
+    }
+
+    /// Maps a segment that another process made.
+    ///
+    /// # Errors
+    /// When it is not sealed or not of this length, or the system refuses.
+    pub fn open(file: File, len: usize) -> Result<Shared, MapError> {
+        if len == 0 || !len.is_multiple_of(PAGE_BYTES) {
+            return Err(MapError::BadLength(len));
+        }
+        let found = file
+            .metadata()
+            .map_err(|cause| MapError::System {
+                action: "read the segment's size",
+                cause,
+            })?
+            .len();
+        if found != len as u64 {
+            return Err(MapError::TooShort {
+                wanted: len as u64,
+                found,
+            });
+        }
+        // SAFETY: an open descriptor.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & SEALS != SEALS {
+            return Err(MapError::System {
+                action: "trust a control segment that can change its size",
+                cause: io::Error::from(io::ErrorKind::PermissionDenied),
+            });
+        }
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(system("map the control segment"));
+        }
+        // SAFETY: our own mapping; the advice changes no bytes.
+        unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
+        let base = NonNull::new(base.cast()).ok_or(MapError::BadLength(len))?;
+        Ok(Shared { base, len, file })
+    }
+
+    /// Bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.len
+    }
+
+    /// An aligned word.
+    ///
+    /// # Panics
+    /// When it does not lie within the segment.
+    #[inline]
+    pub fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(
+            at.is_multiple_of(8) && at < self.len,
+            "word {at} of {}",
+            self.len
+        );
+        // SAFETY: aligned, and in range since the length is whole pages.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// An aligned half word.
+    ///
+    /// # Panics
+    /// When it does not lie within the segment.
+    #[inline]
+    pub fn half(&self, at: usize) -> &AtomicU32 {
+        assert!(
+            at.is_multiple_of(4) && at < self.len,
+            "half word {at} of {}",
+            self.len
+        );
+        // SAFETY: aligned, and in range since the length is whole pages.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// Sleeps while the half word is `expected`, at most for `limit`. May
+    /// return early.
+    pub fn wait(&self, at: usize, expected: u32, limit: Option<Duration>) {
+        let timeout = limit.map(|limit| libc::timespec {
+            tv_sec: limit.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(limit.subsec_nanos()),
+        });
+        let timeout = timeout
+            .as_ref()
+            .map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: a live, aligned half word and a timeout that outlives the call.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.half(at).as_ptr(),
+                libc::FUTEX_WAIT,
+                expected,
+                timeout,
+            );
+        }
+    }
+
+    /// Wakes every process that sleeps on the half word.
+    pub fn wake(&self, at: usize) {
+        // SAFETY: a live, aligned half word.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                self.half(at).as_ptr(),
+                libc::FUTEX_WAKE,
+                i32::MAX,
+            );
+        }
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and no reference into it outlives `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+fn system(action: &'static str) -> MapError {
+    MapError::System {
+        action,
+        cause: io::Error::last_os_error(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn two_mappings_share_words_and_wake_each_other() {
+        let one = Shared::create(PAGE_BYTES).expect("a segment");
+        let file = File::from(one.as_fd().try_clone_to_owned().expect("a descriptor"));
+        let two = Shared::open(file, PAGE_BYTES).expect("the same segment");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while two.half(64).load(Ordering::Acquire) == 0 {
+                    two.wait(64, 0, None);
+                }
+                two.word(8).store(7, Ordering::Release);
+            });
+            one.half(64).store(1, Ordering::Release);
+            one.wake(64);
+        });
+        assert_eq!(one.word(8).load(Ordering::Acquire), 7);
+    }
+
+    #[test]
+    fn a_segment_that_can_shrink_or_has_another_size_is_refused() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(PAGE_BYTES as u64).expect("a size");
+        assert!(Shared::open(file, PAGE_BYTES).is_err());
+        let segment = Shared::create(PAGE_BYTES).expect("a segment");
+        let file = File::from(segment.as_fd().try_clone_to_owned().expect("a descriptor"));
+        assert!(Shared::open(file, 2 * PAGE_BYTES).is_err());
+    }
+}
