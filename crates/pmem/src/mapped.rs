@@ -278,6 +278,10 @@ impl Media for Mapped {
         Fenced(())
     }
 
+    fn fence_each(media: &[&Self], stores: Unfenced) -> Fenced {
+        media[0].fence(stores)
+    }
+
     fn prefetch(&self, offset: usize) {
         check_range(self.len, offset, 1, 1);
         // SAFETY: in range; a prefetch changes nothing.

@@ -66,6 +66,21 @@ pub trait Media {
     /// process).
     fn fence(&self, stores: Unfenced) -> Fenced;
 
+    /// Fences what this thread stored to several media of one kind. Mapped
+    /// memory needs one instruction for all of them.
+    fn fence_each(media: &[&Self], stores: Unfenced) -> Fenced
+    where
+        Self: Sized,
+    {
+        let fence = |media: &&Self| media.fence(Unfenced(()));
+        let Unfenced(()) = stores;
+        media
+            .iter()
+            .map(fence)
+            .reduce(|_, last| last)
+            .expect("a medium")
+    }
+
     /// Makes everything stored so far durable on media where a fence does not
     /// (`file-sync`). Blocks; calls at the same time share one flush. On other
     /// media it returns at once.

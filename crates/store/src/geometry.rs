@@ -1,10 +1,11 @@
 //! Where everything lies in a pool: a function of its size alone.
 
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use std::ops::Range;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// The smallest pool: below it, lanes would take a tenth of the space.
-pub const POOL_BYTES_MIN: u64 = 16 << 20;
+/// The smallest pool: below it, lanes and tables would take a tenth of it.
+pub const POOL_BYTES_MIN: u64 = 2 << 20;
 /// The largest pool, the promise of the design; slots could name four times
 /// as many frames.
 pub const POOL_BYTES_MAX: u64 = 64 << 40;
@@ -15,12 +16,21 @@ pub const OBJECT_BYTES: u64 = 128;
 /// Bytes of an entry of the frame table.
 pub const FRAME_ENTRY_BYTES: u64 = 8;
 
-const LANES_MIN: u32 = 16;
+/// Bytes of an entry of the in-flight table.
+pub const IN_FLIGHT_BYTES: u64 = 32;
+
+const LANES_MIN: u32 = 4;
+/// Sessions of a pool of a gigabyte and more: bricks serve many clients.
+const LANES_OF_A_GIGABYTE: u32 = 64;
 /// A lane holds the records of one checkpoint interval of one session; 32 768
 /// of them keep at most 128 MiB of freed frames waiting.
 const LANE_BYTES_MAX: u64 = 2 << 20;
-const OBJECTS_MIN: u64 = 1024;
+const OBJECTS_MIN: u64 = 128;
 const OBJECTS_MAX: u64 = 1 << 20;
+/// Entries of the in-flight table: what dead sessions leave until the next
+/// attach; an overflow costs a comparison of the whole slice.
+const IN_FLIGHT_MIN: u64 = 128;
+const IN_FLIGHT_MAX: u64 = 1 << 16;
 
 /// A run of bytes of a pool, whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +66,8 @@ pub struct Geometry {
     pub frame_table: Region,
     /// The object table.
     pub objects: Region,
+    /// The in-flight table.
+    pub in_flight: Region,
     /// Frames that hold data and page-table nodes. Their numbers are those of
     /// their pages in the pool.
     pub frames: Region,
@@ -68,7 +80,7 @@ pub enum BadSize {
     #[error("{0} bytes are not whole pages; use a multiple of 4096")]
     Unaligned(u64),
     /// Too little room for lanes and tables.
-    #[error("{0} bytes are too small for a pool; use at least 16M")]
+    #[error("{0} bytes are too small for a pool; use at least 2M")]
     TooSmall(u64),
     /// More than a pool can address.
     #[error("{0} bytes are too large for a pool; use at most 64T, and several pools")]
@@ -91,13 +103,18 @@ impl Geometry {
             return Err(BadSize::TooLarge(pool_bytes));
         }
         let frames = pool_bytes / PAGE;
-        let lanes = ((pool_bytes >> 26) as u32)
-            .clamp(LANES_MIN, LANES_MAX)
-            .next_power_of_two();
+        let lanes = match pool_bytes >> 30 {
+            0 => ((pool_bytes >> 22) as u32).clamp(LANES_MIN, LANES_OF_A_GIGABYTE),
+            gigabytes => (gigabytes as u32)
+                .saturating_mul(16)
+                .clamp(LANES_OF_A_GIGABYTE, LANES_MAX),
+        }
+        .next_power_of_two();
         let lane_bytes = (pool_bytes / 64 / u64::from(lanes))
             .clamp(PAGE, LANE_BYTES_MAX)
             .next_multiple_of(PAGE);
         let objects = (frames / 64).clamp(OBJECTS_MIN, OBJECTS_MAX);
+        let in_flight = (frames / 64).clamp(IN_FLIGHT_MIN, IN_FLIGHT_MAX);
         let mut end = 2 * PAGE;
         let mut take = |bytes: u64| {
             let region = Region {
@@ -111,6 +128,7 @@ impl Geometry {
         let bitmap = take(frames.div_ceil(8));
         let frame_table = take(frames * FRAME_ENTRY_BYTES);
         let objects = take(objects * OBJECT_BYTES);
+        let in_flight = take(in_flight * IN_FLIGHT_BYTES);
         assert!(end < pool_bytes, "tables leave room for frames");
         let frames = Region {
             start: end,
@@ -124,8 +142,28 @@ impl Geometry {
             bitmap,
             frame_table,
             objects,
+            in_flight,
             frames,
         })
+    }
+
+    /// Numbers of the frames that hold data and nodes.
+    #[must_use]
+    pub fn frame_numbers(&self) -> Range<u64> {
+        self.frames.start / PAGE..self.frames.end() / PAGE
+    }
+
+    /// Entries of the object table.
+    #[must_use]
+    pub fn object_count(&self) -> u32 {
+        (self.objects.len / OBJECT_BYTES) as u32
+    }
+
+    /// The byte where a lane starts.
+    #[must_use]
+    pub fn lane_at(&self, lane: u32) -> usize {
+        assert!(lane < self.lanes, "lane {lane} of {}", self.lanes);
+        (self.lane_region.start + u64::from(lane) * self.lane_bytes) as usize
     }
 
     /// Lines of a lane.
@@ -158,10 +196,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn regions_follow_each_other_and_fill_the_pool(shift in 24u32..46, odd in 0u64..1 << 24) {
+        fn regions_follow_each_other_and_fill_the_pool(shift in 21u32..46, odd in 0u64..1 << 24) {
             let pool_bytes = ((1u64 << shift) + odd * PAGE).min(POOL_BYTES_MAX);
             let plan = Geometry::plan(pool_bytes).expect("a plan");
-            let regions = [plan.lane_region, plan.bitmap, plan.frame_table, plan.objects, plan.frames];
+            let regions = [plan.lane_region, plan.bitmap, plan.frame_table, plan.objects, plan.in_flight, plan.frames];
             let mut end = 2 * PAGE;
             for region in regions {
                 prop_assert_eq!(region.start, end);

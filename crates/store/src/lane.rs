@@ -11,15 +11,15 @@
 //! A lane never overwrites a line at or above its head, and never fences a
 //! record: that fence is the commit, and belongs to the caller.
 
-use crate::record::{NoRecord, Place, Record, encode_pad, is_pad, lines};
+use crate::record::{Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
 
 type Line = [u8; LINE_BYTES];
 
-/// A lane on a medium.
-pub struct Lane<'m, M> {
-    media: &'m M,
+/// A lane. Which medium it lies on is the caller's to say each time.
+#[derive(Clone, Debug)]
+pub struct Lane {
     /// The byte where the ring starts.
     start: usize,
     /// Lines of the ring.
@@ -58,29 +58,24 @@ pub struct Damage {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Scan {
     /// Position and record, in the order they were written.
-    pub records: Vec<(u64, Record)>,
+    pub entries: Vec<(u64, Entry)>,
     /// The first line that is free.
     pub end: u64,
 }
 
-impl<'m, M: Media> Lane<'m, M> {
+impl Lane {
     /// The lane of `length` lines at byte `start`, empty at `first.position`.
     ///
     /// # Panics
-    /// When the lane does not lie within the medium in whole lines.
-    pub fn new(media: &'m M, start: usize, length: u64, first: Place) -> Lane<'m, M> {
-        let bytes = length as usize * LINE_BYTES;
+    /// When the lane does not consist of whole lines.
+    #[must_use]
+    pub fn new(start: usize, length: u64, first: Place) -> Lane {
         assert!(
             length > 0 && start.is_multiple_of(LINE_BYTES),
             "whole lines"
         );
-        assert!(
-            start + bytes <= media.len_bytes(),
-            "a lane within its medium"
-        );
         let head = first.position;
         Lane {
-            media,
             start,
             length,
             next: first,
@@ -100,6 +95,18 @@ impl<'m, M: Media> Lane<'m, M> {
         self.next.position
     }
 
+    /// Goes on at `end`, up to which another user of the lane wrote.
+    ///
+    /// # Panics
+    /// When that is not within a lap of the head.
+    pub fn resume(&mut self, end: u64) {
+        assert!(
+            (self.head..=self.head + self.length).contains(&end),
+            "{end} is not in the lane"
+        );
+        self.next.position = end;
+    }
+
     /// Frees every line below `head`.
     ///
     /// # Panics
@@ -112,41 +119,73 @@ impl<'m, M: Media> Lane<'m, M> {
         self.head = head;
     }
 
-    /// Streams a record; the fence that follows commits it. The record's
-    /// position is [`Lane::end`] less its lines.
+    /// The place of the next line.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.next
+    }
+
+    /// Whether an entry of `count` lines can be appended, and how many lines
+    /// are skipped at the end of the ring to do so.
+    ///
+    /// # Errors
+    /// When the lane has no room.
+    ///
+    /// # Panics
+    /// When the entry might not even fit into an empty lane.
+    pub fn has_room(&self, count: usize) -> Result<u64, LaneFull> {
+        let count = count as u64;
+        assert!(2 * count - 1 <= self.length, "an entry of half its lane");
+        let to_wrap = self.length - self.next.position % self.length;
+        let skipped = if count > to_wrap { to_wrap } else { 0 };
+        match self.end() + skipped + count - self.head > self.length {
+            true => Err(LaneFull { head: self.head }),
+            false => Ok(skipped),
+        }
+    }
+
+    /// Makes sure that an entry of `count` lines can be appended: wraps the
+    /// lane by a fenced pad where it does not fit before the end.
     ///
     /// # Errors
     /// When the lane has no room; nothing was written.
     ///
     /// # Panics
-    /// When the record is longer than the whole lane.
-    pub fn append(&mut self, record: &Record) -> Result<Unfenced, LaneFull> {
-        let count = lines(record.changes.len()) as u64;
-        assert!(count <= self.length, "a record longer than its lane");
-        let to_wrap = self.length - self.next.position % self.length;
-        let skipped = if count > to_wrap { to_wrap } else { 0 };
-        if self.end() + skipped + count - self.head > self.length {
-            return Err(LaneFull { head: self.head });
-        }
+    /// As [`Lane::has_room`].
+    pub fn reserve<M: Media>(&mut self, media: &M, count: usize) -> Result<(), LaneFull> {
+        let skipped = self.has_room(count)?;
         if skipped > 0 {
-            let pad = self.stream(&[encode_pad(&self.next)]);
-            let _fenced = self.media.fence(pad);
+            let pad = self.stream(media, &[encode_pad(&self.next)]);
+            let _fenced = media.fence(pad);
             self.next.position += skipped;
         }
-        let stores = self.stream(&record.encode(&self.next));
-        self.next.position += count;
-        Ok(stores)
+        Ok(())
     }
 
-    fn stream(&self, record: &[Line]) -> Unfenced {
+    /// Streams an entry, encoded for [`Lane::place`], for which room was
+    /// reserved. The fence that follows commits it.
+    ///
+    /// # Panics
+    /// When no room was reserved.
+    pub fn append<M: Media>(&mut self, media: &M, entry: &[Line]) -> Unfenced {
+        let count = entry.len() as u64;
+        let end = self.end() + count;
+        assert!(end - self.head <= self.length, "room was reserved");
+        assert!(self.end() % self.length + count <= self.length, "no wrap");
+        let stores = self.stream(media, entry);
+        self.next.position = end;
+        stores
+    }
+
+    fn stream<M: Media>(&self, media: &M, entry: &[Line]) -> Unfenced {
         let first = self.start + (self.next.position % self.length) as usize * LINE_BYTES;
-        let stream = |(i, line)| self.media.stream_line(first + i * LINE_BYTES, line);
-        record
+        let stream = |(i, line)| media.stream_line(first + i * LINE_BYTES, line);
+        entry
             .iter()
             .enumerate()
             .map(stream)
             .reduce(Unfenced::and)
-            .expect("a record has a line")
+            .expect("an entry has a line")
     }
 
     /// Reads what the lane holds from its head on and moves its end behind
@@ -154,36 +193,94 @@ impl<'m, M: Media> Lane<'m, M> {
     ///
     /// # Errors
     /// When a record that was fenced is bad.
-    pub fn recover(&mut self) -> Result<Scan, Damage> {
-        let ring = self.read_ring();
-        let mut records = Vec::new();
+    pub fn recover<M: Media>(&mut self, media: &M) -> Result<Scan, Damage> {
+        let ring = self.read_ring(media);
+        let (scan, cause) = self.scan(&ring);
+        if let Some(cause) = cause {
+            self.check_torn(&ring, cause)?;
+        }
+        Ok(scan)
+    }
+
+    /// As [`Lane::recover`], on a medium that loses unsynced lines in any
+    /// order: whatever follows the first bad line was never promised.
+    pub fn recover_unordered<M: Media>(&mut self, media: &M) -> Scan {
+        let ring = self.read_ring(media);
+        self.scan(&ring).0
+    }
+
+    /// Reads on from the end as far as entries are valid, and what ended it.
+    fn scan(&mut self, ring: &[Line]) -> (Scan, Option<NoRecord>) {
+        let mut entries = Vec::new();
+        let mut cause = None;
         while self.end() < self.head + self.length {
-            match self.decode(&ring, self.end()) {
-                Ok(Entry::Pad) => self.next.position = self.end().next_multiple_of(self.length),
-                Ok(Entry::Record(record)) => {
+            match self.decode(ring, self.end()) {
+                Ok(Found::Pad) => self.next.position = self.end().next_multiple_of(self.length),
+                Ok(Found::Entry(entry)) => {
                     let position = self.end();
-                    self.next.position += lines(record.changes.len()) as u64;
-                    records.push((position, record));
+                    self.next.position += entry.lines() as u64;
+                    entries.push((position, entry));
                 }
-                Err(cause) => {
-                    self.check_torn(&ring, cause)?;
+                Err(bad) => {
+                    cause = Some(bad);
                     break;
                 }
             }
         }
-        Ok(Scan {
-            records,
-            end: self.end(),
-        })
+        let end = self.end();
+        (Scan { entries, end }, cause)
     }
 
-    fn read_ring(&self) -> Vec<Line> {
+    /// Decodes the entry at the end into `record`, if it is a map record, and
+    /// moves the end behind it. For readers that follow a lane's writer, who
+    /// published that everything below some position is there.
+    ///
+    /// # Errors
+    /// When there is no valid entry; the end stays.
+    pub fn follow(
+        &mut self,
+        ring: &[Line],
+        offset: u64,
+        record: &mut Record,
+    ) -> Result<Followed, NoRecord> {
+        let from = &ring[(self.end() % self.length - offset) as usize..];
+        let place = self.next;
+        if !place.position.is_multiple_of(self.length) && is_pad(&from[0], &place) {
+            self.next.position = self.end().next_multiple_of(self.length);
+            return Ok(Followed::Pad);
+        }
+        if record.decode_from(from, &place).is_ok() {
+            self.next.position += lines(record.changes.len()) as u64;
+            return Ok(Followed::Map);
+        }
+        let entry = Entry::decode(from, &place)?;
+        self.next.position += entry.lines() as u64;
+        match entry {
+            Entry::Object(object) => Ok(Followed::Object(object)),
+            Entry::Map(_) => Err(NoRecord::Malformed),
+        }
+    }
+
+    /// Reads lines of the ring from the end on, at most up to `until` and the
+    /// ring's own end. Returns the ring offset of the first.
+    pub fn read_on<M: Media>(&self, media: &M, until: u64, into: &mut Vec<Line>) -> u64 {
+        let offset = self.end() % self.length;
+        let count = (until - self.end()).min(self.length - offset);
+        into.resize(count as usize, [0; LINE_BYTES]);
+        media.read(
+            self.start + offset as usize * LINE_BYTES,
+            into.as_flattened_mut(),
+        );
+        offset
+    }
+
+    fn read_ring<M: Media>(&self, media: &M) -> Vec<Line> {
         let mut ring = vec![[0; LINE_BYTES]; self.length as usize];
-        self.media.read(self.start, ring.as_flattened_mut());
+        media.read(self.start, ring.as_flattened_mut());
         ring
     }
 
-    fn decode(&self, ring: &[Line], position: u64) -> Result<Entry, NoRecord> {
+    fn decode(&self, ring: &[Line], position: u64) -> Result<Found, NoRecord> {
         let place = Place {
             position,
             ..self.next
@@ -191,9 +288,9 @@ impl<'m, M: Media> Lane<'m, M> {
         let from = &ring[(position % self.length) as usize..];
         // A pad at the very start of the ring would skip a whole lap.
         if !position.is_multiple_of(self.length) && is_pad(&from[0], &place) {
-            return Ok(Entry::Pad);
+            return Ok(Found::Pad);
         }
-        Record::decode(from, &place).map(Entry::Record)
+        Entry::decode(from, &place).map(Found::Entry)
     }
 
     /// A bad line is torn unless something valid was written after it.
@@ -212,7 +309,18 @@ impl<'m, M: Media> Lane<'m, M> {
     }
 }
 
-enum Entry {
+/// What [`Lane::follow`] met.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// The lane went on at its start.
     Pad,
-    Record(Record),
+    /// A map record, now in the caller's.
+    Map,
+    /// An object record.
+    Object(ObjectRecord),
+}
+
+enum Found {
+    Pad,
+    Entry(Entry),
 }

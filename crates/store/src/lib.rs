@@ -1,16 +1,33 @@
-//! Pools. So far their format: where everything lies ([`geometry`]), the
-//! superblock, the page-table slot, the journal record and the lane.
+//! Pools: a persistent page store with a journal, shared by the sessions of
+//! several processes.
+//!
+//! [`pool::Pool`] is the owner's side, [`session`] the data path,
+//! [`view::View`] what both see. The format: [`geometry`], [`superblock`],
+//! [`object`], [`table`], [`slot`], [`record`], [`lane`].
 //!
 //! Invariants: decoding accepts any bytes without a panic, and accepts as
 //! valid only what carries a right checksum and keeps within the pool.
-//! Everything is little endian; `docs/formats.md` draws every byte.
+//! Everything is little endian; `docs/formats.md` draws every byte. This crate
+//! opens no files, talks to nobody and never waits except for locks, the
+//! owner's answer and fdatasync.
 
 #![forbid(unsafe_code)]
 
+mod bitmap;
 mod bytes;
+mod checkpoint;
+pub mod control;
 pub mod geometry;
+mod grants;
+mod in_flight;
 pub mod lane;
+mod leaves;
+pub mod object;
+pub mod pool;
 pub mod record;
+pub mod recovery;
+pub mod session;
 pub mod slot;
 pub mod superblock;
 pub mod table;
+pub mod view;

@@ -6,6 +6,7 @@
 //! user bytes that look like one, never parse.
 
 use crate::bytes::{field, get_u16, get_u32, get_u64, put};
+use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::checksum::{crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
@@ -18,7 +19,10 @@ pub const PAGES_MAX: usize = 512;
 pub const LEVELS_MAX: u8 = 4;
 
 const KIND_MAP: u8 = 1;
+const KIND_OBJECT: u8 = 2;
 const KIND_PAD: u8 = 3;
+/// Lines of an object record: its head, and the entry.
+const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
@@ -69,6 +73,26 @@ pub struct Record {
     pub changes: Vec<Change>,
 }
 
+/// An entry of the object table replaced as a whole, except for its root slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRecord {
+    /// Order in the pool.
+    pub seq: Seq,
+    /// Which entry.
+    pub object: ObjectId,
+    /// The entry as it is afterwards.
+    pub entry: [u8; OBJECT_BYTES as usize],
+}
+
+/// What a lane holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Slots swapped.
+    Map(Record),
+    /// An object made, resized, fenced or deleted.
+    Object(ObjectRecord),
+}
+
 /// Why bytes are not a record. After a crash this is what ends a lane, unless
 /// a later record says that this place was fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,19 +114,29 @@ pub fn lines(pages: usize) -> usize {
     1 + pages.saturating_sub(1).div_ceil(ENTRIES_PER_LINE)
 }
 
+/// Bytes aligned for the processor's CRC instruction.
+#[repr(align(64))]
+struct Aligned<const N: usize>([u8; N]);
+
 impl Place {
     fn seed(&self) -> u32 {
-        let mut bytes = [0; 32];
-        put(&mut bytes, 0, *self.pool.as_bytes());
-        put(&mut bytes, 16, self.incarnation.0.to_le_bytes());
-        put(&mut bytes, 20, self.lane.to_le_bytes());
-        put(&mut bytes, 24, self.position.to_le_bytes());
-        crc32c(&bytes)
+        let mut bytes = Aligned([0; 32]);
+        put(&mut bytes.0, 0, *self.pool.as_bytes());
+        put(&mut bytes.0, 16, self.incarnation.0.to_le_bytes());
+        put(&mut bytes.0, 20, self.lane.to_le_bytes());
+        put(&mut bytes.0, 24, self.position.to_le_bytes());
+        crc32c(&bytes.0)
     }
 
+    /// The CRC32C of seed and record, the checksum's own bytes as zeroes.
     fn checksum(&self, record: &[[u8; LINE_BYTES]]) -> u32 {
-        let bytes = record.as_flattened();
-        crc32c_append(self.seed(), &bytes[4..])
+        let mut head = Aligned(record[0]);
+        put(&mut head.0, 0, [0; 4]);
+        let crc = crc32c_append(self.seed(), &head.0);
+        match &record[1..] {
+            [] => crc,
+            rest => crc32c_append(crc, rest.as_flattened()),
+        }
     }
 }
 
@@ -130,12 +164,11 @@ fn entry_at(index: usize) -> (usize, usize) {
 }
 
 impl Record {
-    /// The record as it lies at `place`.
+    /// Appends the record as it lies at `place` to `into`.
     ///
     /// # Panics
     /// When it has no change, too many, or a level beyond the page table.
-    #[must_use]
-    pub fn encode(&self, place: &Place) -> Vec<[u8; LINE_BYTES]> {
+    pub fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
         let count = self.changes.len();
         assert!(
             (1..=PAGES_MAX).contains(&count),
@@ -146,7 +179,9 @@ impl Record {
             "level {} of a page table",
             self.level
         );
-        let mut record = vec![[0; LINE_BYTES]; lines(count)];
+        let start = into.len();
+        into.resize(start + lines(count), [0; LINE_BYTES]);
+        let record = &mut into[start..];
         let head = &mut record[0];
         put(head, 4, [KIND_MAP, self.level]);
         put(head, 6, (count as u16).to_le_bytes());
@@ -161,16 +196,36 @@ impl Record {
             let (line, at) = entry_at(index);
             put_change(&mut record[line], at, change);
         }
-        let crc = place.checksum(&record);
+        let crc = place.checksum(record);
         put(&mut record[0], 0, crc.to_le_bytes());
-        record
     }
 
-    /// The record at the start of `lane`, which may hold anything after it.
+    /// A record without changes, to be decoded into.
+    #[must_use]
+    pub fn empty() -> Record {
+        Record {
+            seq: Seq(0),
+            object: ObjectId(0),
+            epoch: Epoch(0),
+            level: 0,
+            page: PageNo(0),
+            op: 0,
+            open: 0,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Reads the record at the start of `lane`, which may hold anything after
+    /// it, into this one.
     ///
     /// # Errors
-    /// When there is none, it is torn, or it belongs to another place.
-    pub fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<Record, NoRecord> {
+    /// When there is none, it is torn, or it belongs to another place; this
+    /// one is then of no use.
+    pub fn decode_from(
+        &mut self,
+        lane: &[[u8; LINE_BYTES]],
+        place: &Place,
+    ) -> Result<(), NoRecord> {
         let head = lane.first().ok_or(NoRecord::Malformed)?;
         let count = usize::from(get_u16(head, 6));
         let [kind, level] = field(head, 4);
@@ -181,21 +236,91 @@ impl Record {
         if place.checksum(record) != get_u32(head, 0) {
             return Err(NoRecord::Checksum);
         }
-        let mut changes = vec![get_change(head, 32)?];
+        self.changes.clear();
+        self.changes.push(get_change(head, 32)?);
         for index in 1..count {
             let (line, at) = entry_at(index);
-            changes.push(get_change(&record[line], at)?);
+            self.changes.push(get_change(&record[line], at)?);
         }
-        Ok(Record {
-            seq: Seq(get_u64(head, 8)),
-            object: ObjectId(get_u32(head, 16)),
-            epoch: Epoch(get_u32(head, 20)),
-            level,
-            page: PageNo(get_u64(head, 24)),
-            op: get_u64(head, 56),
-            open: get_u32(head, 52),
-            changes,
+        self.seq = Seq(get_u64(head, 8));
+        self.object = ObjectId(get_u32(head, 16));
+        self.epoch = Epoch(get_u32(head, 20));
+        self.level = level;
+        self.page = PageNo(get_u64(head, 24));
+        self.op = get_u64(head, 56);
+        self.open = get_u32(head, 52);
+        Ok(())
+    }
+}
+
+impl ObjectRecord {
+    fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
+        let mut record = [[0; LINE_BYTES]; OBJECT_LINES];
+        let head = &mut record[0];
+        put(head, 4, [KIND_OBJECT, 0]);
+        put(head, 8, self.seq.0.to_le_bytes());
+        put(head, 16, self.object.0.to_le_bytes());
+        record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry);
+        let crc = place.checksum(&record);
+        put(&mut record[0], 0, crc.to_le_bytes());
+        into.extend(record);
+    }
+
+    fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<ObjectRecord, NoRecord> {
+        let record = lane.get(..OBJECT_LINES).ok_or(NoRecord::Malformed)?;
+        if place.checksum(record) != get_u32(&record[0], 0) {
+            return Err(NoRecord::Checksum);
+        }
+        Ok(ObjectRecord {
+            seq: Seq(get_u64(&record[0], 8)),
+            object: ObjectId(get_u32(&record[0], 16)),
+            entry: field(record.as_flattened(), LINE_BYTES),
         })
+    }
+}
+
+impl Entry {
+    /// Its order in the pool.
+    #[must_use]
+    pub fn seq(&self) -> Seq {
+        match self {
+            Entry::Map(record) => record.seq,
+            Entry::Object(record) => record.seq,
+        }
+    }
+
+    /// Lines that it takes.
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        match self {
+            Entry::Map(record) => lines(record.changes.len()),
+            Entry::Object(_) => OBJECT_LINES,
+        }
+    }
+
+    /// Appends the entry as it lies at `place` to `into`.
+    ///
+    /// # Panics
+    /// As [`Record::encode`].
+    pub fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
+        match self {
+            Entry::Map(record) => record.encode(place, into),
+            Entry::Object(record) => record.encode(place, into),
+        }
+    }
+
+    /// The entry at the start of `lane`, which may hold anything after it.
+    ///
+    /// # Errors
+    /// When there is none, it is torn, or it belongs to another place.
+    pub fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<Entry, NoRecord> {
+        let head = lane.first().ok_or(NoRecord::Malformed)?;
+        if head[4] == KIND_OBJECT {
+            return ObjectRecord::decode(lane, place).map(Entry::Object);
+        }
+        let mut record = Record::empty();
+        record.decode_from(lane, place)?;
+        Ok(Entry::Map(record))
     }
 }
 
@@ -247,15 +372,39 @@ mod tests {
         }
     }
 
+    fn encode(record: &Record) -> Vec<[u8; LINE_BYTES]> {
+        let mut lines = Vec::new();
+        record.encode(&PLACE, &mut lines);
+        lines
+    }
+
+    #[test]
+    fn an_object_record_decodes_and_every_flipped_bit_is_found() {
+        let entry = Entry::Object(ObjectRecord {
+            seq: Seq(5),
+            object: ObjectId(3),
+            entry: std::array::from_fn(|i| i as u8),
+        });
+        let mut lines = Vec::new();
+        entry.encode(&PLACE, &mut lines);
+        assert_eq!(lines.len(), entry.lines());
+        assert_eq!(Entry::decode(&lines, &PLACE), Ok(entry));
+        for bit in 0..lines.len() * LINE_BYTES * 8 {
+            let mut damaged = lines.clone();
+            damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
+            assert!(Entry::decode(&damaged, &PLACE).is_err(), "bit {bit}");
+        }
+    }
+
     #[test]
     fn one_page_is_one_line() {
         assert_eq!([lines(1), lines(2), lines(4), lines(5)], [1, 2, 2, 3]);
-        assert_eq!(record(1).encode(&PLACE).len(), 1);
+        assert_eq!(encode(&record(1)).len(), 1);
     }
 
     #[test]
     fn a_record_is_valid_only_at_its_place() {
-        let lines = record(3).encode(&PLACE);
+        let lines = encode(&record(3));
         let others = [
             Place {
                 pool: Uuid::from_u128(8),
@@ -272,23 +421,23 @@ mod tests {
             },
         ];
         for place in others {
-            assert_eq!(Record::decode(&lines, &place), Err(NoRecord::Checksum));
+            assert_eq!(Entry::decode(&lines, &place), Err(NoRecord::Checksum));
         }
     }
 
     #[test]
     fn every_flipped_bit_and_every_missing_line_is_found() {
-        let lines = record(7).encode(&PLACE);
+        let lines = encode(&record(7));
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Record::decode(&damaged, &PLACE).is_err(), "bit {bit}");
+            assert!(Entry::decode(&damaged, &PLACE).is_err(), "bit {bit}");
         }
         for kept in 0..lines.len() {
-            assert!(Record::decode(&lines[..kept], &PLACE).is_err());
+            assert!(Entry::decode(&lines[..kept], &PLACE).is_err());
             let mut torn = lines.clone();
             torn[kept] = [0; LINE_BYTES];
-            assert!(Record::decode(&torn, &PLACE).is_err(), "line {kept}");
+            assert!(Entry::decode(&torn, &PLACE).is_err(), "line {kept}");
         }
     }
 
@@ -296,15 +445,15 @@ mod tests {
         #[test]
         fn decodes_what_it_encodes(pages in 1..=PAGES_MAX, level in 0..=LEVELS_MAX, rest in 0usize..4) {
             let record = Record { level, ..record(pages) };
-            let mut lane = record.encode(&PLACE);
+            let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);
-            prop_assert_eq!(Record::decode(&lane, &PLACE), Ok(record));
+            prop_assert_eq!(Entry::decode(&lane, &PLACE), Ok(Entry::Map(record)));
         }
 
         #[test]
         fn any_bytes_are_no_record(lane in prop::collection::vec(any::<[[u8; 32]; 2]>(), 0..8)) {
             let lane: Vec<[u8; LINE_BYTES]> = lane.iter().map(|l| field(l.as_flattened(), 0)).collect();
-            prop_assert!(Record::decode(&lane, &PLACE).is_err());
+            prop_assert!(Entry::decode(&lane, &PLACE).is_err());
         }
     }
 }

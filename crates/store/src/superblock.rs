@@ -29,6 +29,10 @@ pub struct Superblock {
     pub epoch: Epoch,
     /// Records below this are applied and persistent.
     pub checkpoint: Seq,
+    /// Frames in use at the checkpoint, page-table nodes included.
+    pub used_frames: u64,
+    /// Entries of the object table from here on were never used.
+    pub objects_end: u32,
     /// The pool's plan.
     pub geometry: Geometry,
     /// Each lane's first retained line, as an absolute position.
@@ -86,6 +90,8 @@ impl Superblock {
         put(&mut page, 56, self.geometry.pool_bytes.to_le_bytes());
         put(&mut page, 64, self.geometry.lanes.to_le_bytes());
         put(&mut page, 72, self.geometry.lane_bytes.to_le_bytes());
+        put(&mut page, 80, self.used_frames.to_le_bytes());
+        put(&mut page, 88, self.objects_end.to_le_bytes());
         for (head, at) in self.heads.iter().zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
@@ -116,6 +122,14 @@ impl Superblock {
                 "its lanes are not those of its size",
             ));
         }
+        let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
+        if used_frames > geometry.frames.len / PAGE_BYTES as u64
+            || objects_end > geometry.object_count()
+        {
+            return Err(BadSuperblock::Contradiction(
+                "it counts more frames or objects than there are",
+            ));
+        }
         let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
         Ok(Superblock {
             pool: Uuid::from_bytes(field(page, 16)),
@@ -123,6 +137,8 @@ impl Superblock {
             incarnation: Incarnation(get_u32(page, 40)),
             epoch: Epoch(get_u32(page, 44)),
             checkpoint: Seq(get_u64(page, 48)),
+            used_frames,
+            objects_end,
             geometry,
             heads: heads.map(|at| get_u64(page, at)).collect(),
         })
@@ -166,6 +182,8 @@ mod tests {
             incarnation: Incarnation(2),
             epoch: Epoch(1),
             checkpoint: Seq(generation * 10),
+            used_frames: 3,
+            objects_end: 1,
             geometry,
             heads: (0..u64::from(geometry.lanes)).collect(),
         }

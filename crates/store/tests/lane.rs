@@ -3,9 +3,9 @@
 
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{Media, Recorder};
-use pagemesh_store::lane::{Lane, Scan};
-use pagemesh_store::record::{Change, Place, Record};
+use pagemesh_pmem::{Media, Recorder, Unfenced};
+use pagemesh_store::lane::{Lane, LaneFull, Scan};
+use pagemesh_store::record::{Change, Place, Record, lines};
 use pagemesh_store::slot::Slot;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -42,14 +42,21 @@ fn record(seq: u64, pages: usize) -> Record {
 
 fn recover(image: Vec<u64>, head: Place) -> Scan {
     let media = Recorder::from_image(image);
-    let mut lane = Lane::new(&media, START, LENGTH, head);
-    lane.recover().expect("a torn tail is no damage")
+    let mut lane = Lane::new(START, LENGTH, head);
+    lane.recover(&media).expect("a torn tail is no damage")
+}
+
+fn append(media: &Recorder, lane: &mut Lane, record: &Record) -> Result<Unfenced, LaneFull> {
+    lane.reserve(media, lines(record.changes.len()))?;
+    let mut entry = Vec::new();
+    record.encode(lane.place(), &mut entry);
+    Ok(lane.append(media, &entry))
 }
 
 fn seqs(scan: &Scan) -> Vec<u64> {
-    scan.records
+    scan.entries
         .iter()
-        .map(|(_, record)| record.seq.0)
+        .map(|(_, entry)| entry.seq().0)
         .collect()
 }
 
@@ -57,7 +64,7 @@ fn seqs(scan: &Scan) -> Vec<u64> {
 /// up to `images` crash images at each fence. Returns how many were checked.
 fn check(sizes: &[usize], images: u64) -> u64 {
     let media = Recorder::new(PAGE_BYTES);
-    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    let mut lane = Lane::new(START, LENGTH, place(1, 0));
     let mut kept: Vec<(u64, u64)> = Vec::new();
     let mut checked = 0;
     for (seq, &pages) in (0..).zip(sizes) {
@@ -67,7 +74,7 @@ fn check(sizes: &[usize], images: u64) -> u64 {
         }
         let head = lane.head();
         let fences = media.crash_points().len();
-        let stores = lane.append(&record(seq, pages)).expect("room");
+        let stores = append(&media, &mut lane, &record(seq, pages)).expect("room");
         let committed: Vec<u64> = kept.iter().map(|&(_, seq)| seq).collect();
         let with_this: Vec<u64> = committed.iter().copied().chain([seq]).collect();
         for point in &media.crash_points()[fences - 1..] {
@@ -90,7 +97,7 @@ fn check(sizes: &[usize], images: u64) -> u64 {
         let scan = recover(point.image(0), place(1, head));
         assert_eq!(seqs(&scan), with_this, "sizes {sizes:?}: fenced is there");
         assert_eq!(scan.end, lane.end());
-        kept.push((scan.records.last().expect("a record").0, seq));
+        kept.push((scan.entries.last().expect("a record").0, seq));
     }
     checked
 }
@@ -108,35 +115,35 @@ fn records_of_several_lines_pad_and_wrap() {
 #[test]
 fn a_full_lane_refuses_and_writes_nothing() {
     let media = Recorder::new(PAGE_BYTES);
-    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    let mut lane = Lane::new(START, LENGTH, place(1, 0));
     for seq in 0..LENGTH {
-        let stores = lane.append(&record(seq, 1)).expect("room");
+        let stores = append(&media, &mut lane, &record(seq, 1)).expect("room");
         let _committed = media.fence(stores);
     }
-    let error = lane.append(&record(99, 1)).expect_err("no room");
+    let error = append(&media, &mut lane, &record(99, 1)).expect_err("no room");
     assert_eq!(error.head, 0);
     let point = media.crash_points().pop().expect("a point");
-    assert_eq!(recover(point.image(0), place(1, 0)).records.len(), 16);
+    assert_eq!(recover(point.image(0), place(1, 0)).entries.len(), 16);
     lane.advance(1);
-    assert!(lane.append(&record(100, 1)).is_ok());
+    assert!(append(&media, &mut lane, &record(100, 1)).is_ok());
 }
 
 #[test]
 fn another_incarnation_sees_nothing() {
     let media = Recorder::new(PAGE_BYTES);
-    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
-    let stores = lane.append(&record(0, 1)).expect("room");
+    let mut lane = Lane::new(START, LENGTH, place(1, 0));
+    let stores = append(&media, &mut lane, &record(0, 1)).expect("room");
     let _committed = media.fence(stores);
     let point = media.crash_points().pop().expect("a point");
-    assert!(recover(point.image(0), place(2, 0)).records.is_empty());
+    assert!(recover(point.image(0), place(2, 0)).entries.is_empty());
 }
 
 #[test]
 fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
     let media = Recorder::new(PAGE_BYTES);
-    let mut lane = Lane::new(&media, START, LENGTH, place(1, 0));
+    let mut lane = Lane::new(START, LENGTH, place(1, 0));
     for (seq, pages) in [(0, 1), (1, 4), (2, 1)] {
-        let stores = lane.append(&record(seq, pages)).expect("room");
+        let stores = append(&media, &mut lane, &record(seq, pages)).expect("room");
         let _committed = media.fence(stores);
     }
     let whole = media.crash_points().pop().expect("a point").image(0);
@@ -144,7 +151,7 @@ fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
         let mut image = whole.clone();
         image[(START + line * LINE_BYTES) / 8 + 2] ^= 1 << 9;
         let damaged = Recorder::from_image(image);
-        let found = Lane::new(&damaged, START, LENGTH, place(1, 0)).recover();
+        let found = Lane::new(START, LENGTH, place(1, 0)).recover(&damaged);
         match line {
             0 => assert_eq!(found.expect_err("damage").position, 0),
             1 | 2 => assert_eq!(found.expect_err("damage").position, 1),

@@ -1,0 +1,732 @@
+//! The owner's work behind the sessions: checkpoints, grants, the ends of
+//! dead sessions, and the freeing of deleted objects.
+//!
+//! A checkpoint at C: every record with a seq below C is applied, that is, its
+//! slots, frame-table words and bitmap bits are persistent; only then is a
+//! superblock with C written, and only after that are lane lines and freed
+//! frames used again. C never passes an open window: sessions publish a floor
+//! before they take a seq.
+
+use crate::geometry::FRAME_ENTRY_BYTES;
+use crate::lane::{Followed, Lane};
+use crate::object::{HEIGHT, Object, ROOT_AT, State};
+use crate::pool::{OWN, ObjectError, Pool};
+use crate::record::{Change, ObjectRecord, PAGES_MAX, Record};
+use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
+use crate::slot::Slot;
+use crate::table::{Location, Table};
+use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{ObjectId, PageNo, Seq};
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Media, Unfenced};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a session may stay inside a window while the owner waits for it:
+/// far longer than any operation, even on a loaded machine.
+const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// Lines read at once.
+const READ_LINES: u64 = 64;
+/// Lines of the longest entry.
+const ENTRY_LINES_MAX: u64 = PAGES_MAX as u64 / 3 + 2;
+/// Records of the deletion of an object in one go, so that sessions that wait
+/// are served in between.
+const RECLAIM_STEPS: u32 = 64;
+
+/// What a pass over the lanes gathers.
+#[derive(Default)]
+struct Pass {
+    stores: Option<Unfenced>,
+    freed: Vec<u64>,
+    /// The last flushed line of the frame table: frames follow each other.
+    frame_line: usize,
+    /// On `file-sync` pools: to be applied in seq order.
+    records: Vec<Record>,
+    objects: Vec<ObjectRecord>,
+}
+
+impl Pass {
+    fn add(&mut self, stores: Unfenced) {
+        self.stores = Some(match self.stores.take() {
+            Some(earlier) => earlier.and(stores),
+            None => stores,
+        });
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// Does what sessions wait for, and what should be done before they do:
+    /// a checkpoint, grants, freeing deleted objects. True when there is more
+    /// to do at once.
+    ///
+    /// # Errors
+    /// When the pool failed.
+    pub fn tend(&mut self) -> Result<bool, ObjectError> {
+        self.checkpoint()?;
+        let more = self.reclaim()?;
+        for number in self.lanes.numbers_open() {
+            self.refill(number);
+        }
+        for number in self.lanes.numbers_open() {
+            self.answer(number)?;
+        }
+        Ok(more)
+    }
+
+    /// Grants frames to a session.
+    pub(crate) fn refill(&mut self, number: u32) {
+        if number == OWN {
+            // It moves no data, and so needs no frames.
+            return;
+        }
+        let book = self.lanes.book(number);
+        book.refill(&self.view, number, &mut self.frames, 0);
+    }
+
+    /// Answers a session that waits.
+    fn answer(&mut self, number: u32) -> Result<(), ObjectError> {
+        let cells = self.view.control.cells(number);
+        let asked = cells.asked().load(Ordering::Acquire);
+        let (ticket, wanted) = (asked as u32, asked >> 32);
+        if ticket == cells.answered().load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.spill_if_full(number)?;
+        if self.frames.free() < wanted {
+            self.recall_others(number);
+        }
+        let book = self.lanes.book(number);
+        book.refill(&self.view, number, &mut self.frames, wanted);
+        self.view.control.cells(number).answer(ticket);
+        Ok(())
+    }
+
+    /// Takes grants back from sessions that are not inside a window.
+    fn recall_others(&mut self, asking: u32) {
+        for number in self.lanes.numbers_open() {
+            if number == asking || number == OWN {
+                continue;
+            }
+            let cells = self.view.control.cells(number);
+            let active = cells.active().load(Ordering::SeqCst);
+            if active % 2 == 1 && !self.awaits_leave(number, active) {
+                // Inside for too long: its grants stay its own.
+                continue;
+            }
+            // The recall first: who enters after this sees it and steps back.
+            cells.recalls().fetch_add(1, Ordering::SeqCst);
+            let active = cells.active().load(Ordering::SeqCst);
+            if active % 2 == 1 && !self.awaits_leave(number, active) {
+                continue;
+            }
+            let book = self.lanes.book(number);
+            book.take_back(&self.view, number, &mut self.frames);
+        }
+    }
+
+    fn awaits_leave(&self, number: u32, active: u64) -> bool {
+        let cells = self.view.control.cells(number);
+        let end = Instant::now() + WINDOW_MAX;
+        while cells.active().load(Ordering::SeqCst) == active {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// Waits until every operation that is inside a window has left it.
+    pub(crate) fn await_windows(&self) -> Result<(), ObjectError> {
+        for session in self.lanes.numbers_open() {
+            let cells = self.view.control.cells(session);
+            let active = cells.active().load(Ordering::SeqCst);
+            if active % 2 == 1 && !self.awaits_leave(session, active) {
+                let pid = cells.pid().load(Ordering::Relaxed);
+                return Err(ObjectError::Stuck { session, pid });
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies what was committed and makes it the new start of recovery.
+    ///
+    /// # Errors
+    /// When the medium fails or a lane makes no sense; the pool has then
+    /// failed.
+    pub fn checkpoint(&mut self) -> Result<(), PoolError> {
+        if self.failed {
+            return Err(PoolError::Failed);
+        }
+        let result = self.try_checkpoint();
+        self.failed |= result.is_err();
+        if result.is_err() {
+            self.view.abandon();
+        }
+        result
+    }
+
+    fn limit(&self) -> Seq {
+        let next = self.view.control.seq().load(Ordering::Acquire);
+        let floor = |number| {
+            self.view
+                .control
+                .cells(number)
+                .floor()
+                .load(Ordering::SeqCst)
+        };
+        let floors = (0..self.view.geometry.lanes).map(floor);
+        Seq(floors.min().map_or(next, |floor| floor.min(next)))
+    }
+
+    fn try_checkpoint(&mut self) -> Result<(), PoolError> {
+        let limit = self.limit();
+        let mut pass = Pass::default();
+        if self.view.has_overlay() {
+            // Records and data first: nothing may be applied that could vanish.
+            self.view.data.sync()?;
+        }
+        // Closed ones too: an open window may have kept their last records
+        // from being applied.
+        for number in 0..self.view.geometry.lanes {
+            self.apply_lane(number, limit, &mut pass)?;
+        }
+        self.apply_to_file(&mut pass)?;
+        let idle = pass.stores.is_none() && pass.freed.is_empty();
+        for &frame in &pass.freed {
+            self.frames.clear(&*self.view.data, frame);
+        }
+        if let Some(stores) = pass.stores.take() {
+            let stores = self.frames.flush(&*self.view.data, stores);
+            let _fenced = self.view.data.fence(stores);
+        }
+        let heads = self.heads();
+        if idle && heads == self.block.heads {
+            return Ok(());
+        }
+        self.view.data.sync()?;
+        self.block.generation += 1;
+        self.block.checkpoint = limit;
+        self.block.used_frames = self.frames.used();
+        self.block.heads = heads;
+        write_superblock(&*self.view.data, &self.block)?;
+        for frame in pass.freed {
+            self.frames.release(frame);
+        }
+        for (number, &head) in (0..).zip(&self.block.heads) {
+            self.view
+                .control
+                .cells(number)
+                .head()
+                .store(head, Ordering::Release);
+        }
+        self.recycle_objects(limit);
+        Ok(())
+    }
+
+    /// What each lane must keep: records not applied, and those that may be
+    /// missing on another leg.
+    fn heads(&mut self) -> Vec<u64> {
+        let lanes = 0..self.view.geometry.lanes;
+        lanes
+            .map(|number| {
+                let complete = self
+                    .view
+                    .control
+                    .cells(number)
+                    .complete()
+                    .load(Ordering::Acquire);
+                let head = self.block.heads[number as usize];
+                complete
+                    .min(self.lanes.book(number).applied.end())
+                    .max(head)
+            })
+            .collect()
+    }
+
+    fn apply_lane(&mut self, number: u32, limit: Seq, pass: &mut Pass) -> Result<(), PoolError> {
+        let committed = self
+            .view
+            .control
+            .cells(number)
+            .committed()
+            .load(Ordering::Acquire);
+        let mut lane = self.lanes.book(number).applied.clone();
+        if lane.end() >= committed {
+            return Ok(());
+        }
+        lane.advance(self.block.heads[number as usize]);
+        let (mut lines, mut record) = (Vec::new(), Record::empty());
+        'read: while lane.end() < committed {
+            let start = lane.end();
+            // What starts in the first lines is applied; the rest is there so
+            // that no entry is cut off.
+            let until = committed.min(start + READ_LINES + ENTRY_LINES_MAX);
+            let offset = lane.read_on(&*self.view.data, until, &mut lines);
+            let stop = start + READ_LINES.min(lines.len() as u64);
+            while lane.end() < stop {
+                let before = lane.end();
+                let found = lane.follow(&lines, offset, &mut record);
+                let seq = match &found {
+                    Ok(Followed::Map) => record.seq,
+                    Ok(Followed::Object(object)) => object.seq,
+                    Ok(Followed::Pad) => continue,
+                    Err(_) => return Err(PoolError::Session(number)),
+                };
+                if seq >= limit {
+                    lane.resume(before);
+                    break 'read;
+                }
+                match found {
+                    Ok(Followed::Object(object)) => self.apply_object(object, pass),
+                    _ => self.apply_map(number, &mut record, pass)?,
+                }
+            }
+        }
+        self.lanes.book(number).applied = lane;
+        Ok(())
+    }
+
+    fn apply_object(&mut self, object: ObjectRecord, pass: &mut Pass) {
+        if self.view.has_overlay() {
+            pass.objects.push(object);
+        } else {
+            // The owner stored and flushed it when it committed.
+            pass.add(
+                self.view
+                    .data
+                    .flush(self.view.entry_at(object.object), LINE_BYTES),
+            );
+        }
+    }
+
+    /// Applies one record: frames change hands now, slots are flushed, or
+    /// wait for their turn on `file-sync` pools.
+    fn apply_map(
+        &mut self,
+        lane: u32,
+        record: &mut Record,
+        pass: &mut Pass,
+    ) -> Result<(), PoolError> {
+        let numbers = self.view.geometry.frame_numbers();
+        let bad = |slot: Slot| {
+            slot.frame()
+                .is_some_and(|frame| !numbers.contains(&frame.0))
+        };
+        let beyond = record.object.0 >= self.view.geometry.object_count();
+        if beyond
+            || record
+                .changes
+                .iter()
+                .any(|change| bad(change.old) || bad(change.new))
+        {
+            return Err(PoolError::Session(lane));
+        }
+        for change in &record.changes {
+            let (old, new) = (change.old.frame(), change.new.frame());
+            if old == new {
+                continue;
+            }
+            if let Some(frame) = new {
+                self.frames.set(&*self.view.data, frame.0);
+                if record.level == 0 && !self.view.has_overlay() {
+                    let at = (self.view.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES)
+                        as usize;
+                    if at / LINE_BYTES != pass.frame_line {
+                        pass.frame_line = at / LINE_BYTES;
+                        pass.add(self.view.data.flush(at, 8));
+                    }
+                }
+            }
+            if let Some(frame) = old {
+                pass.freed.push(frame.0);
+            }
+        }
+        if self.view.has_overlay() {
+            pass.records
+                .push(std::mem::replace(record, Record::empty()));
+            return Ok(());
+        }
+        let table = self.view.table(&self.view.data, record.object);
+        let walk = || match table.locate(record.level, record.page)? {
+            Location::At(at) => Ok::<_, PoolError>(Some(at)),
+            // The object was deleted since, and this node with it.
+            Location::Unlinked(_) => Ok(None),
+        };
+        let at = match record.level {
+            0 => self.leaves.slot_at(record.object, record.page, walk)?,
+            _ => walk()?,
+        };
+        if let Some(at) = at {
+            pass.add(self.view.data.flush(at, record.changes.len() * 8));
+        }
+        Ok(())
+    }
+
+    /// `file-sync`: stores what the records say to the file, in seq order.
+    fn apply_to_file(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
+        let data = &*self.view.data;
+        let mut records = std::mem::take(&mut pass.records);
+        records.sort_unstable_by_key(|record| record.seq);
+        for record in &records {
+            let root_at = self.view.entry_at(record.object) + ROOT_AT;
+            let table = Table::new(data, root_at, HEIGHT, self.view.geometry.frame_numbers());
+            let Location::At(at) = table.locate(record.level, record.page)? else {
+                return Err(PoolError::Data(record.seq));
+            };
+            for (i, change) in record.changes.iter().enumerate() {
+                data.store(at + i * 8, change.new.encode());
+                if let (0, Some(frame)) = (record.level, change.new.frame()) {
+                    data.store(self.view.frame_entry_at(frame), u64::from(change.data_crc));
+                }
+            }
+            pass.add(data.flush(at, record.changes.len() * 8));
+        }
+        for object in std::mem::take(&mut pass.objects) {
+            let at = self.view.entry_at(object.object);
+            pass.add(store_entry(data, at, &object.entry));
+        }
+        Ok(())
+    }
+
+    /// Ends a session: see [`Pool::close_session`].
+    pub(crate) fn bury(&mut self, number: u32) -> Result<(), ObjectError> {
+        let cells = self.view.control.cells(number);
+        cells.revoked().store(1, Ordering::SeqCst);
+        self.finish(number)?;
+        let cells = self.view.control.cells(number);
+        cells.floor().store(u64::MAX, Ordering::Release);
+        let active = cells.active().load(Ordering::Acquire);
+        cells
+            .active()
+            .store(active.next_multiple_of(2), Ordering::Release);
+        self.view.control.release_all(number);
+        self.collect_in_flight_of(number, None)?;
+        let cells = self.view.control.cells(number);
+        let committed = cells.committed().load(Ordering::Acquire);
+        cells.complete().store(committed, Ordering::Release);
+        self.checkpoint()?;
+        let cells = self.view.control.cells(number);
+        cells.recalls().fetch_add(1, Ordering::SeqCst);
+        let book = self.lanes.book(number);
+        book.take_back(&self.view, number, &mut self.frames);
+        book.is_open = false;
+        self.view
+            .control
+            .cells(number)
+            .state()
+            .store(0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Finishes the operation that a dead session had committed but not
+    /// published; one that is not whole never happened.
+    fn finish(&mut self, number: u32) -> Result<(), ObjectError> {
+        let cells = self.view.control.cells(number);
+        let committed = cells.committed().load(Ordering::Acquire);
+        let mut lane = self.lane_at(number, committed);
+        let Ok(scan) = lane.recover(&*self.view.data) else {
+            return Ok(());
+        };
+        let Some((_, entry)) = scan.entries.first() else {
+            return Ok(());
+        };
+        let crate::record::Entry::Map(record) = entry else {
+            return Ok(());
+        };
+        if !self.has_data(record) {
+            return Ok(());
+        }
+        // Its stores reached memory, but maybe not persistence.
+        let data = &*self.view.data;
+        let at = self.view.geometry.lane_at(number);
+        let mut stores = data.flush(at, self.view.geometry.lane_bytes as usize);
+        for frame in record
+            .changes
+            .iter()
+            .filter_map(|change| change.new.frame())
+        {
+            stores = stores.and(data.flush(frame_at(frame), PAGE_BYTES));
+        }
+        let _committed = data.fence(stores);
+        if let Location::At(at) = self.view.locate(record.object, record.level, record.page)? {
+            for (i, change) in record.changes.iter().enumerate() {
+                if let (0, Some(frame)) = (record.level, change.new.frame()) {
+                    let at = self.view.frame_entry_at(frame);
+                    self.view.meta.store(at, u64::from(change.data_crc));
+                }
+                // Whoever finds it swapped already was the session itself.
+                let at = at + i * 8;
+                let _ = self
+                    .view
+                    .meta
+                    .swap(at, change.old.encode(), change.new.encode());
+            }
+        }
+        let fresh = |change: &&Change| {
+            change.new.frame().is_some() && change.new.frame() != change.old.frame()
+        };
+        let consumed = record.changes.iter().filter(fresh).count() as u64;
+        let end = scan.entries[0].0 + entry.lines() as u64;
+        let cells = self.view.control.cells(number);
+        cells.consumed().fetch_add(consumed, Ordering::AcqRel);
+        cells.committed().store(end, Ordering::Release);
+        Ok(())
+    }
+
+    fn lane_at(&mut self, number: u32, position: u64) -> Lane {
+        let place = crate::record::Place {
+            position,
+            ..*self.lanes.book(number).applied.place()
+        };
+        Lane::new(
+            self.view.geometry.lane_at(number),
+            self.view.geometry.lane_lines(),
+            place,
+        )
+    }
+
+    fn has_data(&self, record: &Record) -> bool {
+        let mut page = [0; PAGE_BYTES];
+        record
+            .changes
+            .iter()
+            .all(|change| match change.new.frame() {
+                None => true,
+                Some(frame) if !self.view.geometry.frame_numbers().contains(&frame.0) => false,
+                Some(frame) => {
+                    self.view.data.read(frame_at(frame), &mut page);
+                    record.level > 0 || crc32c(&page) == change.data_crc
+                }
+            })
+    }
+
+    /// Notes what may be missing elsewhere of every open session.
+    pub(crate) fn collect_in_flight(
+        &mut self,
+        object: Option<ObjectId>,
+    ) -> Result<(), ObjectError> {
+        for number in self.lanes.numbers_open() {
+            if number != OWN {
+                self.collect_in_flight_of(number, object)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn collect_in_flight_of(
+        &mut self,
+        number: u32,
+        object: Option<ObjectId>,
+    ) -> Result<(), ObjectError> {
+        let cells = self.view.control.cells(number);
+        // What was noted before may be gone from the lane.
+        let head = self.block.heads[number as usize];
+        let complete = cells.complete().load(Ordering::Acquire).max(head);
+        let committed = cells.committed().load(Ordering::Acquire);
+        let mut lane = self.lane_at(number, complete);
+        let (mut lines, mut record) = (Vec::new(), Record::empty());
+        let mut stores = None;
+        while lane.end() < committed {
+            let offset = lane.read_on(&*self.view.data, committed, &mut lines);
+            let ring_end = lane.end() + lines.len() as u64;
+            while lane.end() < ring_end {
+                match lane.follow(&lines, offset, &mut record) {
+                    Ok(Followed::Map) => {}
+                    Ok(_) => continue,
+                    Err(_) => return Err(PoolError::Session(number).into()),
+                }
+                let Some(entry) = in_flight_of(&record) else {
+                    continue;
+                };
+                if object.is_some_and(|object| object != record.object) {
+                    continue;
+                }
+                match self.in_flight.add(&*self.view.data, record.object, entry) {
+                    Ok(added) => stores = added.or(stores),
+                    Err(crate::in_flight::Overflow) => self.mark_compare(record.object)?,
+                }
+            }
+        }
+        self.fence(stores);
+        Ok(())
+    }
+
+    /// A lane that is full of operations that are incomplete elsewhere: notes
+    /// them, so that the lane can go on.
+    fn spill_if_full(&mut self, number: u32) -> Result<(), ObjectError> {
+        let cells = self.view.control.cells(number);
+        let head = self.block.heads[number as usize];
+        let complete = cells.complete().load(Ordering::Acquire).max(head);
+        let committed = cells.committed().load(Ordering::Acquire);
+        if committed - complete < self.view.geometry.lane_lines() / 4 {
+            return Ok(());
+        }
+        self.collect_in_flight_of(number, None)?;
+        // The session waits for our answer: nobody else writes this cell now.
+        self.view
+            .control
+            .cells(number)
+            .complete()
+            .store(committed, Ordering::Release);
+        self.checkpoint()?;
+        Ok(())
+    }
+
+    /// Stamps the round on the pages of an object's in-flight operations.
+    pub(crate) fn stamp(&mut self, object: ObjectId, round: u8) -> Result<(), ObjectError> {
+        let found: Vec<_> = self.in_flight.of(object).collect();
+        let slice = self.objects[&object].slice;
+        let handle = self.view.handle(object, slice)?;
+        for entry in found {
+            for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
+                self.stamp_page(&handle, PageNo(page), round)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stamp_page(&mut self, handle: &Handle, page: PageNo, round: u8) -> Result<(), ObjectError> {
+        let range = crate::control::Range::of(handle.object, page, 1);
+        let control = &self.view.control;
+        control.lock(&range, OWN).map_err(|_| StoreError::Stalled)?;
+        let stamped = self.stamp_locked(handle, page, round);
+        self.view.control.unlock(&range);
+        stamped
+    }
+
+    fn stamp_locked(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        round: u8,
+    ) -> Result<(), ObjectError> {
+        let Location::At(at) = self.view.locate(handle.object, 0, page)? else {
+            return Ok(());
+        };
+        let old = self.view.slot(at, page)?;
+        if old.track() == round || old == Slot::EMPTY {
+            return Ok(());
+        }
+        let (new, data_crc) = match old.frame() {
+            Some(frame) => {
+                let crc = self.view.meta.load(self.view.frame_entry_at(frame)) as u32;
+                (old.map(frame, round), crc)
+            }
+            None => (old.unmap(round), 0),
+        };
+        let change = [Change { old, new, data_crc }];
+        self.retrying(|own| own.commit_changes(handle, 0, page, at, &change))
+    }
+
+    /// Frees frames of deleted objects, some at a time. True when there is
+    /// more to do.
+    fn reclaim(&mut self) -> Result<bool, ObjectError> {
+        let Some(&(seq, object)) = self.deleting.first() else {
+            return Ok(false);
+        };
+        // Records of the object that came before must be applied first.
+        if seq >= self.block.checkpoint && seq != Seq(0) {
+            return Ok(false);
+        }
+        assert_eq!(
+            self.objects[&object].state,
+            State::Deleting,
+            "a deleted object"
+        );
+        let handle = self.view.handle(object, self.objects[&object].slice)?;
+        for _ in 0..RECLAIM_STEPS {
+            if !self.reclaim_step(&handle)? {
+                self.deleting.remove(0);
+                self.drop_object(object)?;
+                return Ok(!self.deleting.is_empty());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Unmaps some slots at the lowest level of the first branch that is
+    /// left. False when nothing is.
+    fn reclaim_step(&mut self, handle: &Handle) -> Result<bool, ObjectError> {
+        let root_at = self.view.entry_at(handle.object) + ROOT_AT;
+        let (mut at, mut level, mut page) = (root_at, HEIGHT, 0u64);
+        loop {
+            let slot = Slot::decode(self.view.meta.load(at));
+            // A damaged node loses what is below it; the frames are found by a
+            // check of the pool.
+            let node = slot.ok().and_then(Slot::frame);
+            let Some(node) =
+                node.filter(|node| self.view.geometry.frame_numbers().contains(&node.0))
+            else {
+                return Ok(false);
+            };
+            if level == 1
+                && let Some((first, changes)) = self.unmap_some(node, |slot| slot.unmap(0))
+            {
+                let slots_at = frame_at(node) + first * 8;
+                let page = PageNo(page + first as u64);
+                self.retrying(|own| own.commit_changes(handle, 0, page, slots_at, &changes))?;
+                return Ok(true);
+            }
+            let below = (0..NODE_SLOTS as usize).find(|&i| level > 1 && self.is_linked(node, i));
+            match below {
+                Some(i) => {
+                    level -= 1;
+                    page += (i as u64) << (9 * u32::from(level));
+                    at = frame_at(node) + i * 8;
+                }
+                None => {
+                    let old = Slot::decode(self.view.meta.load(at))
+                        .map_err(|_| StoreError::NoSuchObject)?;
+                    // The root goes back to empty, as a new object finds it.
+                    let new = if at == root_at {
+                        Slot::EMPTY
+                    } else {
+                        old.unmap(0)
+                    };
+                    let change = [Change {
+                        old,
+                        new,
+                        data_crc: 0,
+                    }];
+                    let page = PageNo(page);
+                    self.retrying(|own| own.commit_changes(handle, level, page, at, &change))?;
+                    return Ok(at != root_at);
+                }
+            }
+        }
+    }
+
+    fn is_linked(&self, node: pagemesh_base::ids::FrameNo, index: usize) -> bool {
+        let slot = Slot::decode(self.view.meta.load(frame_at(node) + index * 8));
+        slot.is_ok_and(|slot| slot.frame().is_some())
+    }
+
+    /// The first run of mapped slots of a leaf, as changes.
+    fn unmap_some(
+        &self,
+        node: pagemesh_base::ids::FrameNo,
+        unmapped: impl Fn(Slot) -> Slot,
+    ) -> Option<(usize, Vec<Change>)> {
+        let limit = (self.view.geometry.lane_lines() as usize / 4 - 1) * 3;
+        let first = (0..NODE_SLOTS as usize).find(|&i| self.is_linked(node, i))?;
+        let changes = (first..NODE_SLOTS as usize)
+            .take_while(|&i| self.is_linked(node, i))
+            .take(limit.min(PAGES_MAX / 2))
+            .filter_map(|i| Slot::decode(self.view.meta.load(frame_at(node) + i * 8)).ok())
+            .map(|old| Change {
+                old,
+                new: unmapped(old),
+                data_crc: 0,
+            })
+            .collect();
+        Some((first, changes))
+    }
+
+    /// What the owner knows of an object.
+    #[must_use]
+    pub fn object(&self, object: ObjectId) -> Option<&Object> {
+        self.objects.get(&object)
+    }
+}

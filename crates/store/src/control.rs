@@ -1,0 +1,474 @@
+//! The control segment: what the sessions of one opening of a pool share
+//! beside the pool itself. Volatile; offsets only, never pointers.
+//!
+//! ```text
+//!     0  magic 8, version 4, lanes 4, incarnation 4
+//!    64  next seq 8                               (every writer's shared line)
+//!   128  bell 4, sleeping 4                       (wakes the owner)
+//!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
+//! 69632  sessions of 64 KiB:
+//!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8
+//!    64  revoked 4, answered 4, recalls 4, state 4, head 8, granted 8, ring end 8
+//!   128  pid 4, zero 4, start time 8
+//!   256  grant ring: 8160 runs of 8 (start 40 bits, length 24 bits)
+//! ```
+//! The first line of a session is written by the session, the second and the
+//! ring by the owner of the pool; so each has one writer and lines move only
+//! when there is news.
+//!
+//! Invariants: lock words are taken in ascending order within a pool, and
+//! pools in the order of their UUIDs; no lock is held over a wait for the
+//! owner. Nothing here is trusted by recovery.
+
+use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, Shared};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
+const VERSION: u32 = 0;
+const SEQ_AT: usize = 64;
+const BELL_AT: usize = 128;
+const SLEEPING_AT: usize = 132;
+const LOCKS_AT: usize = PAGE_BYTES;
+/// Lock words: collisions of unrelated ranges stay rare, and the table fits
+/// into a second-level cache.
+pub const LOCKS: usize = 1 << 14;
+const SESSIONS_AT: usize = LOCKS_AT + LOCKS * 4;
+const SESSION_BYTES: usize = RUNS_AT + RUNS as usize * 8;
+/// Runs in a grant ring: on a pool whose free frames are scattered a run is a
+/// frame or two, and the owner should be met once in thousands of writes.
+pub const RUNS: u64 = 8160;
+const RUNS_AT: usize = 256;
+const _: () = assert!(SESSION_BYTES == 64 << 10, "sessions begin on pages");
+/// Pages under one lock word: 64 KiB.
+const LOCK_PAGES_SHIFT: u32 = 4;
+const WAITERS: u32 = 1 << 31;
+/// Tries before a waiter gives up its processor: windows last about 2 µs.
+const SPINS: u32 = 200;
+/// How long to wait for a lock. Its owner, dead or stopped, is cleaned up by
+/// the pool's owner long before.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+const LOCK_NAP: Duration = Duration::from_millis(100);
+
+/// Frames granted to a session: consecutive numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first frame's number.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl Run {
+    /// The longest run that a grant can name.
+    pub const LEN_MAX: u64 = (1 << 24) - 1;
+
+    fn encode(self) -> u64 {
+        assert!(self.start < 1 << 40 && self.len <= Run::LEN_MAX, "{self:?}");
+        self.start | self.len << 40
+    }
+
+    fn decode(word: u64) -> Run {
+        Run {
+            start: word & ((1 << 40) - 1),
+            len: word >> 40,
+        }
+    }
+}
+
+/// A mapped control segment.
+pub struct Control {
+    shared: Shared,
+    lanes: u32,
+}
+
+/// A lock that was not released in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalled;
+
+/// Which lock words a range of pages needs, ascending.
+#[derive(Clone, Copy)]
+pub struct Range {
+    words: [u16; Range::MAX],
+    count: usize,
+}
+
+impl Range {
+    /// The longest record's pages, unaligned.
+    const MAX: usize = 33 + 1;
+
+    /// The words of `count` pages from `page` on.
+    ///
+    /// # Panics
+    /// With more pages than a record has.
+    #[must_use]
+    pub fn of(object: ObjectId, page: PageNo, count: u64) -> Range {
+        let first = page.0 >> LOCK_PAGES_SHIFT;
+        let last = (page.0 + count - 1) >> LOCK_PAGES_SHIFT;
+        let mut range = Range {
+            words: [0; Range::MAX],
+            count: 1,
+        };
+        range.words[0] = lock_word(object, first);
+        if first == last {
+            return range;
+        }
+        range.count = (last - first + 1) as usize;
+        assert!(range.count <= Range::MAX, "{count} pages under one lock");
+        for (word, group) in range.words.iter_mut().zip(first..=last) {
+            *word = lock_word(object, group);
+        }
+        let words = &mut range.words[..range.count];
+        words.sort_unstable();
+        let mut kept = 1;
+        for i in 1..words.len() {
+            if words[i] != words[kept - 1] {
+                words[kept] = words[i];
+                kept += 1;
+            }
+        }
+        range.count = kept;
+        range
+    }
+
+    /// The word that serialises the linking of a node.
+    #[must_use]
+    pub fn of_node(object: ObjectId, level: u8, page: PageNo) -> Range {
+        let mut range = Range {
+            words: [0; Range::MAX],
+            count: 1,
+        };
+        let node = page.0 >> (9 * u32::from(level));
+        range.words[0] = lock_word(object, node | (u64::from(level) << 58));
+        range
+    }
+
+    fn words(&self) -> &[u16] {
+        &self.words[..self.count]
+    }
+}
+
+/// Fibonacci hashing: neighbours spread over the table.
+fn lock_word(object: ObjectId, group: u64) -> u16 {
+    let key = group ^ (u64::from(object.0) << 40);
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - LOCKS.trailing_zeros())) as u16
+}
+
+impl Control {
+    /// Bytes of a segment for this many lanes.
+    #[must_use]
+    pub fn len_for(lanes: u32) -> usize {
+        (SESSIONS_AT + lanes as usize * SESSION_BYTES).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Makes a new segment.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn create(lanes: u32, incarnation: Incarnation, next: Seq) -> Result<Control, MapError> {
+        let shared = Shared::create(Control::len_for(lanes))?;
+        shared.half(8).store(VERSION, Ordering::Relaxed);
+        shared.half(12).store(lanes, Ordering::Relaxed);
+        shared.half(16).store(incarnation.0, Ordering::Relaxed);
+        shared.word(SEQ_AT).store(next.0, Ordering::Relaxed);
+        for lane in 0..lanes {
+            let cells = Cells {
+                shared: &shared,
+                at: SESSIONS_AT + lane as usize * SESSION_BYTES,
+            };
+            cells.floor().store(u64::MAX, Ordering::Relaxed);
+        }
+        shared.word(0).store(MAGIC, Ordering::Release);
+        Ok(Control { shared, lanes })
+    }
+
+    /// Takes a segment that another process made.
+    ///
+    /// # Errors
+    /// What about it is not as expected.
+    pub fn open(
+        shared: Shared,
+        lanes: u32,
+        incarnation: Incarnation,
+    ) -> Result<Control, &'static str> {
+        if shared.len_bytes() != Control::len_for(lanes) {
+            return Err("the control segment has an unexpected length");
+        }
+        if shared.word(0).load(Ordering::Acquire) != MAGIC {
+            return Err("the control segment is none");
+        }
+        if shared.half(8).load(Ordering::Relaxed) != VERSION {
+            return Err("the control segment has another version; use the brick's version");
+        }
+        let found = (
+            shared.half(12).load(Ordering::Relaxed),
+            shared.half(16).load(Ordering::Relaxed),
+        );
+        if found != (lanes, incarnation.0) {
+            return Err("the control segment belongs to another opening of the pool");
+        }
+        Ok(Control { shared, lanes })
+    }
+
+    /// The memory behind it, to be passed to other processes.
+    #[must_use]
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn seq(&self) -> &AtomicU64 {
+        self.shared.word(SEQ_AT)
+    }
+
+    pub(crate) fn cells(&self, session: u32) -> Cells<'_> {
+        assert!(session < self.lanes, "session {session} of {}", self.lanes);
+        Cells {
+            shared: &self.shared,
+            at: SESSIONS_AT + session as usize * SESSION_BYTES,
+        }
+    }
+
+    /// Wakes the owner, if it sleeps.
+    pub fn ring(&self) {
+        self.shared.half(BELL_AT).fetch_add(1, Ordering::SeqCst);
+        if self.shared.half(SLEEPING_AT).load(Ordering::SeqCst) != 0 {
+            self.shared.wake(BELL_AT);
+        }
+    }
+
+    /// How often the bell was rung.
+    #[must_use]
+    pub fn rung(&self) -> u32 {
+        self.shared.half(BELL_AT).load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until the bell was rung more often than `seen`. For the owner.
+    pub fn await_bell(&self, seen: u32, limit: Option<Duration>) {
+        self.shared.half(SLEEPING_AT).store(1, Ordering::SeqCst);
+        if self.rung() == seen {
+            self.shared.wait(BELL_AT, seen, limit);
+        }
+        self.shared.half(SLEEPING_AT).store(0, Ordering::SeqCst);
+    }
+
+    /// Takes every word of the range.
+    ///
+    /// # Errors
+    /// When one is not released in time; none is then held.
+    pub(crate) fn lock(&self, range: &Range, session: u32) -> Result<(), Stalled> {
+        for (i, &word) in range.words().iter().enumerate() {
+            if let Err(stalled) = self.lock_word(word, session + 1) {
+                range.words()[..i]
+                    .iter()
+                    .for_each(|&word| self.unlock_word(word));
+                return Err(stalled);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unlock(&self, range: &Range) {
+        range
+            .words()
+            .iter()
+            .for_each(|&word| self.unlock_word(word));
+    }
+
+    fn lock_half(&self, word: u16) -> &AtomicU32 {
+        self.shared.half(LOCKS_AT + usize::from(word) * 4)
+    }
+
+    #[inline]
+    fn lock_word(&self, word: u16, owner: u32) -> Result<(), Stalled> {
+        let taken =
+            self.lock_half(word)
+                .compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed);
+        match taken {
+            Ok(_) => Ok(()),
+            Err(_) => self.await_word(word, owner),
+        }
+    }
+
+    #[cold]
+    fn await_word(&self, word: u16, owner: u32) -> Result<(), Stalled> {
+        let half = self.lock_half(word);
+        for _ in 0..SPINS {
+            std::hint::spin_loop();
+            if half
+                .compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                return Ok(());
+            }
+        }
+        let end = Instant::now() + LOCK_WAIT_MAX;
+        loop {
+            let found = half.load(Ordering::Relaxed);
+            // Who has slept takes the word with the waiters bit: others may
+            // sleep still.
+            if found & !WAITERS == 0 {
+                if half
+                    .compare_exchange(found, owner | WAITERS, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+                continue;
+            }
+            if Instant::now() > end {
+                return Err(Stalled);
+            }
+            let marked = found | WAITERS;
+            if found == marked
+                || half
+                    .compare_exchange(found, marked, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                self.shared
+                    .wait(LOCKS_AT + usize::from(word) * 4, marked, Some(LOCK_NAP));
+            }
+        }
+    }
+
+    #[inline]
+    fn unlock_word(&self, word: u16) {
+        if self.lock_half(word).swap(0, Ordering::AcqRel) & WAITERS != 0 {
+            self.shared.wake(LOCKS_AT + usize::from(word) * 4);
+        }
+    }
+
+    /// Releases whatever a dead session holds.
+    pub(crate) fn release_all(&self, session: u32) {
+        for word in 0..LOCKS as u16 {
+            if self.lock_half(word).load(Ordering::Acquire) & !WAITERS == session + 1 {
+                self.unlock_word(word);
+            }
+        }
+    }
+}
+
+/// One session's cells.
+#[derive(Clone, Copy)]
+pub(crate) struct Cells<'c> {
+    shared: &'c Shared,
+    at: usize,
+}
+
+macro_rules! cells {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident $method:ident at $at:expr;)*) => {
+        $($(#[$doc])* #[inline] pub(crate) fn $name(self) -> &'c $kind {
+            self.shared.$method(self.at + $at)
+        })*
+    };
+}
+
+impl<'c> Cells<'c> {
+    cells! {
+        /// Odd while an operation is inside the window.
+        active: AtomicU64 word at 0;
+        /// No record that is not published yet has a seq below; all ones
+        /// outside the window.
+        floor: AtomicU64 word at 8;
+        /// The lane's end as far as its records are fenced.
+        committed: AtomicU64 word at 16;
+        /// The lane position below which every operation is on all legs.
+        complete: AtomicU64 word at 24;
+        /// Frames taken from grants by committed records, since the opening.
+        consumed: AtomicU64 word at 32;
+        /// Ticket of the last wait for the owner (low half), frames wanted
+        /// (high half).
+        asked: AtomicU64 word at 40;
+        /// Not 0: no new operation may start.
+        revoked: AtomicU32 half at 64;
+        /// The ticket that the owner answered last.
+        answered: AtomicU32 half at 68;
+        /// How often grants were taken back.
+        recalls: AtomicU32 half at 72;
+        /// 0 free, 1 open.
+        state: AtomicU32 half at 76;
+        /// The lane's head.
+        head: AtomicU64 word at 80;
+        /// Frames granted since the opening.
+        granted: AtomicU64 word at 88;
+        /// Runs put into the ring since the opening.
+        ring_end: AtomicU64 word at 96;
+        /// Where the ring started after the last recall.
+        ring_start: AtomicU64 word at 104;
+        /// The process.
+        pid: AtomicU32 half at 128;
+        /// When it started.
+        start_time: AtomicU64 word at 136;
+    }
+
+    pub(crate) fn run(self, index: u64) -> Run {
+        Run::decode(self.run_word(index).load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_run(self, index: u64, run: Run) {
+        self.run_word(index).store(run.encode(), Ordering::Release);
+    }
+
+    fn run_word(self, index: u64) -> &'c AtomicU64 {
+        self.shared
+            .word(self.at + RUNS_AT + (index % RUNS) as usize * 8)
+    }
+
+    /// Sleeps until the owner has answered `ticket`.
+    pub(crate) fn await_answer(self, ticket: u32, limit: Duration) {
+        let end = Instant::now() + limit;
+        loop {
+            let answered = self.answered().load(Ordering::Acquire);
+            let left = end.saturating_duration_since(Instant::now());
+            if answered == ticket || left.is_zero() {
+                return;
+            }
+            self.shared.wait(self.at + 68, answered, Some(left));
+        }
+    }
+
+    /// Answers `ticket` and wakes the session.
+    pub(crate) fn answer(self, ticket: u32) {
+        self.answered().store(ticket, Ordering::Release);
+        self.shared.wake(self.at + 68);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_exclude_and_a_dead_owner_loses_them() {
+        let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+        let range = Range::of(ObjectId(1), PageNo(7), 300);
+        let counter = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for session in 0..2 {
+                let (control, range, counter) = (&control, &range, &counter);
+                scope.spawn(move || {
+                    for _ in 0..2000 {
+                        control.lock(range, session).expect("the lock");
+                        let seen = counter.load(Ordering::Relaxed);
+                        counter.store(seen + 1, Ordering::Relaxed);
+                        control.unlock(range);
+                    }
+                });
+            }
+        });
+        assert_eq!(counter.load(Ordering::Relaxed), 4000);
+        control.lock(&range, 3).expect("free");
+        control.release_all(3);
+        control.lock(&range, 2).expect("free again");
+        control.unlock(&range);
+    }
+
+    #[test]
+    fn a_range_names_each_word_once_in_order() {
+        for (page, count) in [(0, 1), (15, 2), (3, 512), (1 << 35, 512)] {
+            let range = Range::of(ObjectId(9), PageNo(page), count);
+            assert!(range.words().is_sorted_by(|a, b| a < b), "{page} {count}");
+        }
+    }
+}

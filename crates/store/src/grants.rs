@@ -1,0 +1,146 @@
+//! The owner's book of lanes: which session is open, what was granted to it,
+//! and how far its records are applied.
+
+use crate::bitmap::Frames;
+use crate::control::{RUNS, Run};
+use crate::lane::Lane;
+use crate::recovery::lane_of;
+use crate::superblock::Superblock;
+use crate::view::View;
+use pagemesh_pmem::Media;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// Frames granted to a session at a time, at most: what it writes between two
+/// checkpoints, and 64 MiB.
+const GRANT_MAX: u64 = 16 << 10;
+/// A grant is at most this part of the free frames, so that idle sessions do
+/// not starve a small pool.
+const GRANT_PART: u64 = 16;
+/// Frames of one run: more than the longest record, so that runs suffice.
+const RUN_MAX: u64 = 4096;
+
+/// One lane.
+pub(crate) struct Book {
+    pub(crate) is_open: bool,
+    /// Follows the session; its end is the first line not applied.
+    pub(crate) applied: Lane,
+    /// Runs in the ring: the count of granted frames behind each, and it.
+    runs: VecDeque<(u64, Run)>,
+}
+
+/// Every lane of a pool.
+pub(crate) struct Lanes(Vec<Book>);
+
+impl Lanes {
+    pub(crate) fn new<M: Media>(view: &View<M>, block: &Superblock) -> Lanes {
+        let book = |number| {
+            let applied = lane_of(block, number);
+            let cells = view.control.cells(number);
+            cells.head().store(applied.end(), Ordering::Relaxed);
+            cells.committed().store(applied.end(), Ordering::Relaxed);
+            cells.complete().store(applied.end(), Ordering::Relaxed);
+            Book {
+                is_open: false,
+                applied,
+                runs: VecDeque::new(),
+            }
+        };
+        Lanes((0..block.geometry.lanes).map(book).collect())
+    }
+
+    pub(crate) fn opened(&self) -> u32 {
+        self.0.iter().filter(|book| book.is_open).count() as u32
+    }
+
+    pub(crate) fn numbers_open(&self) -> Vec<u32> {
+        (0..)
+            .zip(&self.0)
+            .filter(|(_, book)| book.is_open)
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    pub(crate) fn free_number(&self) -> Option<u32> {
+        (0..)
+            .zip(&self.0)
+            .find(|(_, book)| !book.is_open)
+            .map(|(number, _)| number)
+    }
+
+    pub(crate) fn book(&mut self, number: u32) -> &mut Book {
+        &mut self.0[number as usize]
+    }
+
+    pub(crate) fn open<M: Media>(
+        &mut self,
+        view: &View<M>,
+        number: u32,
+        pid: u32,
+        start_time: u64,
+    ) {
+        let book = self.book(number);
+        assert!(!book.is_open, "session {number} is open");
+        book.is_open = true;
+        let cells = view.control.cells(number);
+        cells.pid().store(pid, Ordering::Relaxed);
+        cells.start_time().store(start_time, Ordering::Relaxed);
+        cells.floor().store(u64::MAX, Ordering::Relaxed);
+        cells.revoked().store(0, Ordering::Relaxed);
+        let active = cells.active().load(Ordering::Relaxed);
+        cells
+            .active()
+            .store(active.next_multiple_of(2), Ordering::Relaxed);
+        cells.state().store(1, Ordering::Release);
+    }
+}
+
+impl Book {
+    /// Grants more frames, up to a target.
+    pub(crate) fn refill<M: Media>(
+        &mut self,
+        view: &View<M>,
+        number: u32,
+        frames: &mut Frames,
+        wanted: u64,
+    ) {
+        let cells = view.control.cells(number);
+        let consumed = cells.consumed().load(Ordering::Acquire);
+        while self.runs.front().is_some_and(|&(end, _)| end <= consumed) {
+            self.runs.pop_front();
+        }
+        let mut granted = cells.granted().load(Ordering::Relaxed);
+        let target = view.geometry.lane_lines().min(GRANT_MAX);
+        let target = target.min(frames.free() / GRANT_PART).max(wanted);
+        let mut end = cells.ring_end().load(Ordering::Relaxed);
+        while granted - consumed < target && (self.runs.len() as u64) < RUNS {
+            let want = (target - (granted - consumed)).min(RUN_MAX);
+            let Some(run) = frames.take(&*view.data, want) else {
+                break;
+            };
+            granted += run.len;
+            cells.set_run(end, run);
+            end += 1;
+            self.runs.push_back((granted, run));
+        }
+        cells.granted().store(granted, Ordering::Release);
+        cells.ring_end().store(end, Ordering::Release);
+    }
+
+    /// Takes back what the session has not consumed. It must be outside the
+    /// window, and will see the recall before it enters again.
+    pub(crate) fn take_back<M: Media>(&mut self, view: &View<M>, number: u32, frames: &mut Frames) {
+        let cells = view.control.cells(number);
+        let consumed = cells.consumed().load(Ordering::Acquire);
+        for (end, run) in self.runs.drain(..) {
+            let used = (consumed + run.len).saturating_sub(end).min(run.len);
+            frames.give_back(Run {
+                start: run.start + used,
+                len: run.len - used,
+            });
+        }
+        cells.granted().store(consumed, Ordering::Release);
+        let end = cells.ring_end().load(Ordering::Relaxed);
+        cells.ring_start().store(end, Ordering::Release);
+    }
+}

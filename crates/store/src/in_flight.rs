@@ -1,0 +1,128 @@
+//! The in-flight table: operations of dead or fenced sessions that may be
+//! missing on another leg, until the legs were made equal.
+//!
+//! ```text
+//!  0  crc     4   CRC32C of bytes 4..32
+//!  4  object  4
+//!  8  page    8
+//! 16  op      8
+//! 24  epoch   4
+//! 28  count   4   pages; 0 in a free entry
+//! ```
+//! Written by the owner of the pool only. An entry whose checksum is wrong was
+//! being written when the pool died: the session's lane still has it.
+
+use crate::bytes::{get_u32, get_u64, put};
+use crate::geometry::{IN_FLIGHT_BYTES, Region};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
+use pagemesh_base::slice::InFlight;
+use pagemesh_pmem::{Media, Unfenced};
+use std::collections::HashMap;
+
+const BYTES: usize = IN_FLIGHT_BYTES as usize;
+
+/// The table, also in memory.
+pub(crate) struct Table {
+    region: Region,
+    /// Entries and where they lie.
+    entries: HashMap<ObjectId, Vec<(u32, InFlight)>>,
+    free: Vec<u32>,
+}
+
+/// No entry is free.
+pub(crate) struct Overflow;
+
+impl Table {
+    /// Reads the table. Takes time by its fixed size.
+    pub(crate) fn load<M: Media>(media: &M, region: Region) -> Table {
+        let mut bytes = vec![0; region.len as usize];
+        media.read(region.start as usize, &mut bytes);
+        let mut table = Table {
+            region,
+            entries: HashMap::new(),
+            free: Vec::new(),
+        };
+        for (index, entry) in (0u32..).zip(bytes.as_chunks::<BYTES>().0) {
+            match decode(entry) {
+                Some((object, found)) => table
+                    .entries
+                    .entry(object)
+                    .or_default()
+                    .push((index, found)),
+                None => table.free.push(index),
+            }
+        }
+        table.free.reverse();
+        table
+    }
+
+    /// The entries of an object.
+    pub(crate) fn of(&self, object: ObjectId) -> impl Iterator<Item = InFlight> + '_ {
+        self.entries
+            .get(&object)
+            .into_iter()
+            .flatten()
+            .map(|&(_, entry)| entry)
+    }
+
+    /// Adds an entry unless it is there.
+    pub(crate) fn add<M: Media>(
+        &mut self,
+        media: &M,
+        object: ObjectId,
+        entry: InFlight,
+    ) -> Result<Option<Unfenced>, Overflow> {
+        if self.of(object).any(|other| other == entry) {
+            return Ok(None);
+        }
+        let index = self.free.pop().ok_or(Overflow)?;
+        self.entries.entry(object).or_default().push((index, entry));
+        Ok(Some(self.store(media, index, &encode(object, &entry))))
+    }
+
+    /// Forgets the entries of an object.
+    pub(crate) fn forget<M: Media>(&mut self, media: &M, object: ObjectId) -> Option<Unfenced> {
+        let gone = self.entries.remove(&object)?;
+        let mut stores = None;
+        for (index, _) in gone {
+            stores = Some(self.store(media, index, &[0; BYTES]));
+            self.free.push(index);
+        }
+        stores
+    }
+
+    fn store<M: Media>(&self, media: &M, index: u32, entry: &[u8; BYTES]) -> Unfenced {
+        let at = self.region.start as usize + index as usize * BYTES;
+        for (i, word) in entry.as_chunks::<8>().0.iter().enumerate() {
+            media.store(at + i * 8, u64::from_le_bytes(*word));
+        }
+        media.flush(at, BYTES)
+    }
+}
+
+fn encode(object: ObjectId, entry: &InFlight) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    put(&mut bytes, 4, object.0.to_le_bytes());
+    put(&mut bytes, 8, entry.page.0.to_le_bytes());
+    put(&mut bytes, 16, entry.op.to_le_bytes());
+    put(&mut bytes, 24, entry.epoch.0.to_le_bytes());
+    put(&mut bytes, 28, entry.count.to_le_bytes());
+    let crc = crc32c(&bytes[4..]);
+    put(&mut bytes, 0, crc.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
+    let count = get_u32(bytes, 28);
+    if count == 0 || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
+        return None;
+    }
+    let entry = InFlight {
+        page: PageNo(get_u64(bytes, 8)),
+        count,
+        epoch: Epoch(get_u32(bytes, 24)),
+        op: get_u64(bytes, 16),
+    };
+    Some((ObjectId(get_u32(bytes, 4)), entry))
+}

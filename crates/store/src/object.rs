@@ -1,0 +1,191 @@
+//! The object table: which objects a pool has.
+//!
+//! An entry has two lines. The first is written by the owner of the pool only,
+//! by way of an object record; the second holds the root slot, which map
+//! records swap like any other slot.
+//!
+//! ```text
+//!  0  crc     4   CRC32C of bytes 4..64
+//!  4  zero    4
+//!  8  state   1   0 free, 1 live, 2 being deleted
+//!  9  height  1   of the page table
+//! 10  round   1   the degraded round stamped on writes, 0..=15
+//! 11  flags   1   bit 0: in-flight operations were too many to list
+//! 12  epoch   4
+//! 16  slice  16   UUID
+//! 32  size    8   bytes, whole pages
+//! 40  zero   24
+//! 64  root    8   slot
+//! 72  zero   56
+//! ```
+
+use crate::bytes::{field, get_u32, get_u64, put};
+use crate::geometry::OBJECT_BYTES;
+use crate::slot::TRACK_MAX;
+use crate::table::reach;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use uuid::Uuid;
+
+/// The entry's word that every operation checks: state, height, round, flags
+/// and epoch.
+pub(crate) const GATE_AT: usize = 8;
+pub(crate) const SLICE_AT: usize = 16;
+pub(crate) const SIZE_AT: usize = 32;
+pub(crate) const ROOT_AT: usize = 64;
+/// Every table is as high as the largest: the upper nodes stay in the cache,
+/// and growing needs no new root.
+pub const HEIGHT: u8 = 4;
+
+/// What may be done with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No object.
+    Free,
+    /// Read and written.
+    Live,
+    /// Refuses everything; its frames are being freed.
+    Deleting,
+}
+
+/// An entry of the object table, without its root slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// What may be done.
+    pub state: State,
+    /// The degraded round stamped on writes.
+    pub round: u8,
+    /// In-flight operations were too many to list.
+    pub compare: bool,
+    /// The fencing number.
+    pub epoch: Epoch,
+    /// The identity.
+    pub slice: SliceId,
+    /// The size, whole pages.
+    pub size_bytes: u64,
+}
+
+/// An entry that cannot be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its checksum does not match or a field is out of range")]
+pub struct DamagedObject;
+
+/// The gate word, as every operation checks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gate(pub u64);
+
+impl Gate {
+    pub(crate) fn is_live(self) -> bool {
+        self.0 as u8 == 1
+    }
+
+    pub(crate) fn round(self) -> u8 {
+        (self.0 >> 16) as u8 & TRACK_MAX
+    }
+
+    pub(crate) fn epoch(self) -> Epoch {
+        Epoch((self.0 >> 32) as u32)
+    }
+}
+
+impl Object {
+    /// No object.
+    pub const FREE: Object = Object {
+        state: State::Free,
+        round: 0,
+        compare: false,
+        epoch: Epoch(0),
+        slice: SliceId(Uuid::nil()),
+        size_bytes: 0,
+    };
+
+    /// The entry as it lies on media, its root slot empty.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OBJECT_BYTES as usize] {
+        assert!(self.round <= TRACK_MAX, "round {}", self.round);
+        let mut entry = [0; OBJECT_BYTES as usize];
+        let state = match self.state {
+            State::Free => 0,
+            State::Live => 1,
+            State::Deleting => 2,
+        };
+        put(
+            &mut entry,
+            GATE_AT,
+            [state, HEIGHT, self.round, u8::from(self.compare)],
+        );
+        put(&mut entry, 12, self.epoch.0.to_le_bytes());
+        put(&mut entry, SLICE_AT, *self.slice.0.as_bytes());
+        put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
+        let crc = crc32c(&entry[4..LINE_BYTES]);
+        put(&mut entry, 0, crc.to_le_bytes());
+        entry
+    }
+
+    /// Reads an entry that came from media; one of zeroes was never used.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn decode(entry: &[u8; OBJECT_BYTES as usize]) -> Result<Object, DamagedObject> {
+        if entry[..LINE_BYTES].iter().all(|&byte| byte == 0) {
+            return Ok(Object::FREE);
+        }
+        let [state, height, round, flags] = field(entry, GATE_AT);
+        let size_bytes = get_u64(entry, SIZE_AT);
+        let state = match state {
+            0 => State::Free,
+            1 => State::Live,
+            2 => State::Deleting,
+            _ => return Err(DamagedObject),
+        };
+        let sound = crc32c(&entry[4..LINE_BYTES]) == get_u32(entry, 0)
+            && height == HEIGHT
+            && round <= TRACK_MAX
+            && flags <= 1
+            && size_bytes.is_multiple_of(PAGE_BYTES as u64)
+            && size_bytes / PAGE_BYTES as u64 <= reach(HEIGHT);
+        if !sound {
+            return Err(DamagedObject);
+        }
+        Ok(Object {
+            state,
+            round,
+            compare: flags == 1,
+            epoch: Epoch(get_u32(entry, 12)),
+            slice: SliceId(Uuid::from_bytes(field(entry, SLICE_AT))),
+            size_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decodes_what_it_encodes_and_finds_every_flipped_bit() {
+        let object = Object {
+            state: State::Live,
+            round: 15,
+            compare: true,
+            epoch: Epoch(7),
+            slice: SliceId(Uuid::from_u128(9)),
+            size_bytes: 1 << 30,
+        };
+        let entry = object.encode();
+        assert_eq!(Object::decode(&entry), Ok(object));
+        let gate = Gate(get_u64(&entry, GATE_AT));
+        assert_eq!(
+            (gate.is_live(), gate.round(), gate.epoch()),
+            (true, 15, Epoch(7))
+        );
+        for bit in 0..LINE_BYTES * 8 {
+            let mut damaged = entry;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Object::decode(&damaged).is_err(), "bit {bit}");
+        }
+        assert_eq!(Object::decode(&[0; 128]), Ok(Object::FREE));
+    }
+}

@@ -1,0 +1,535 @@
+//! The owner's side of a pool: opening, objects, sessions, epochs.
+//!
+//! Invariants:
+//! - one owner at a time (the caller holds a lock on the pool's file);
+//! - objects change by records in the owner's own lane, lane 0;
+//! - an entry of the object table is used again only when a checkpoint has
+//!   passed the record that freed it;
+//! - the owner is not in the way of sessions: they meet it only when they need
+//!   frames or room in their lane.
+
+use crate::bitmap::Frames;
+use crate::control::Control;
+use crate::geometry::{Geometry, OBJECT_BYTES};
+use crate::grants::Lanes;
+use crate::in_flight;
+use crate::leaves::Leaves;
+use crate::object::{HEIGHT, Object, State};
+use crate::recovery::{
+    PoolError, Recovered, read_superblock, recover, store_entry, write_superblock,
+};
+use crate::session::Session;
+use crate::superblock::Superblock;
+use crate::table::reach;
+use crate::view::{Handle, StoreError, View};
+use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, Unfenced};
+use std::collections::HashMap;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// The owner's session.
+pub(crate) const OWN: u32 = 0;
+
+/// A pool, opened by its owner.
+pub struct Pool<M> {
+    pub(crate) view: Arc<View<M>>,
+    pub(crate) block: Superblock,
+    pub(crate) frames: Frames,
+    pub(crate) lanes: Lanes,
+    pub(crate) own: Session<M>,
+    pub(crate) leaves: Leaves,
+    pub(crate) in_flight: in_flight::Table,
+    pub(crate) objects: HashMap<ObjectId, Object>,
+    by_slice: HashMap<SliceId, ObjectId>,
+    /// Entries that may be used again, and those that wait for a checkpoint.
+    free_objects: Vec<ObjectId>,
+    freed_objects: Vec<(Seq, ObjectId)>,
+    /// Objects whose frames are being freed: the seq of their deletion.
+    pub(crate) deleting: Vec<(Seq, ObjectId)>,
+    pub(crate) failed: bool,
+}
+
+/// Why the owner refuses to change an object.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The name is taken.
+    #[error("the pool already has a slice {0}")]
+    Exists(SliceId),
+    /// No such slice.
+    #[error("the pool has no slice {0}")]
+    Unknown(SliceId),
+    /// A size that no object has.
+    #[error("a slice of {0} bytes is not possible; use whole pages, at least one, at most 64T")]
+    BadSize(u64),
+    /// Objects do not shrink.
+    #[error("the slice has {present} bytes and cannot shrink to {wanted}")]
+    Shrinks {
+        /// Its size.
+        present: u64,
+        /// The size asked for.
+        wanted: u64,
+    },
+    /// No entry is free.
+    #[error("the pool's object table is full; delete a slice, or use a larger pool")]
+    TableFull,
+    /// The epoch is behind.
+    #[error("the slice is at epoch {current}; epoch {wanted} is old")]
+    StaleEpoch {
+        /// The slice's.
+        current: Epoch,
+        /// The one asked for.
+        wanted: Epoch,
+    },
+    /// A session did not leave its window in time; it must be ended first.
+    #[error("session {session} of process {pid} is stopped inside an operation; end the process")]
+    Stuck {
+        /// Its number.
+        session: u32,
+        /// Its process.
+        pid: u32,
+    },
+    /// Every lane is in use.
+    #[error("all {0} sessions of the pool are in use; detach something, or use a larger pool")]
+    SessionsFull(u32),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The pool failed.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// How full a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of frames.
+    pub capacity_bytes: u64,
+    /// Bytes neither in use nor granted to a session.
+    pub free_bytes: u64,
+    /// Sessions open, the owner's own not counted.
+    pub sessions: u32,
+}
+
+/// Makes a medium a pool: everything on it is lost.
+///
+/// # Errors
+/// When the medium is too small or too large, or fails.
+pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
+    let pool_bytes = media.len_bytes() as u64;
+    let geometry = Geometry::plan(pool_bytes).map_err(crate::superblock::BadSuperblock::from)?;
+    for region in [geometry.bitmap, geometry.objects, geometry.in_flight] {
+        for at in (region.start..region.end()).step_by(PAGE_BYTES) {
+            zero_if_not(media, at as usize);
+        }
+    }
+    let block = Superblock {
+        pool,
+        generation: 1,
+        incarnation: Incarnation(0),
+        epoch: Epoch(1),
+        checkpoint: Seq(1),
+        used_frames: 0,
+        objects_end: 0,
+        heads: vec![0; geometry.lanes as usize],
+        geometry,
+    };
+    zero_if_not(media, 0);
+    media.sync()?;
+    write_superblock(media, &block)?;
+    Ok(())
+}
+
+fn zero_if_not<M: Media>(media: &M, at: usize) {
+    let mut page = [0; PAGE_BYTES];
+    media.read(at, &mut page);
+    if page.iter().any(|&byte| byte != 0) {
+        let (_, stores) = M::stream_page(&[(media, at)], &[0; PAGE_BYTES]);
+        let _fenced = media.fence(stores);
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// Recovers a pool and opens it. `overlay` is a private mapping of the
+    /// same medium where that is `file-sync`, else the same medium.
+    ///
+    /// # Errors
+    /// When the medium holds no pool, or a damaged one.
+    pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, Recovered), PoolError> {
+        let ordered = Arc::ptr_eq(&media, &overlay);
+        let (block, recovered) = recover(&*media, ordered)?;
+        let geometry = block.geometry;
+        let control = Control::create(geometry.lanes, block.incarnation, block.checkpoint)?;
+        let view = View::new(
+            media,
+            overlay,
+            control,
+            geometry,
+            block.pool,
+            block.incarnation,
+        );
+        let view = Arc::new(view);
+        let lanes = Lanes::new(&view, &block);
+        let mut pool = Pool {
+            frames: Frames::new(&geometry, block.used_frames),
+            own: Session::of_owner(view.clone(), OWN),
+            in_flight: in_flight::Table::load(&*view.data, geometry.in_flight),
+            lanes,
+            leaves: Leaves::new(),
+            objects: HashMap::new(),
+            by_slice: HashMap::new(),
+            free_objects: Vec::new(),
+            freed_objects: Vec::new(),
+            deleting: Vec::new(),
+            failed: false,
+            view,
+            block,
+        };
+        pool.load_objects()?;
+        pool.lanes.open(&pool.view, OWN, 0, 0);
+        Ok((pool, recovered))
+    }
+
+    /// The superblock of a medium, without opening it.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub fn peek(media: &M) -> Result<Superblock, PoolError> {
+        read_superblock(media)
+    }
+
+    fn load_objects(&mut self) -> Result<(), PoolError> {
+        for index in 0..self.block.objects_end {
+            let object = ObjectId(index);
+            let mut bytes = [0; OBJECT_BYTES as usize];
+            self.view.data.read(self.view.entry_at(object), &mut bytes);
+            let entry = Object::decode(&bytes).map_err(|_| PoolError::Object(index))?;
+            match entry.state {
+                State::Free => self.free_objects.push(object),
+                State::Deleting => self.deleting.push((Seq(0), object)),
+                State::Live => {
+                    self.by_slice.insert(entry.slice, object);
+                }
+            }
+            self.objects.insert(object, entry);
+        }
+        Ok(())
+    }
+
+    /// What sessions share.
+    #[must_use]
+    pub fn view(&self) -> &Arc<View<M>> {
+        &self.view
+    }
+
+    /// How full the pool is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            capacity_bytes: self.view.geometry.frames.len,
+            free_bytes: self.frames.free() * PAGE_BYTES as u64,
+            sessions: self.lanes.opened() - 1,
+        }
+    }
+
+    /// Every live object.
+    pub fn list(&self) -> impl Iterator<Item = Object> + '_ {
+        self.by_slice
+            .values()
+            .filter_map(|object| self.objects.get(object).copied())
+    }
+
+    /// The live object of a slice.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
+        let object = *self
+            .by_slice
+            .get(&slice)
+            .ok_or(ObjectError::Unknown(slice))?;
+        Ok((object, self.objects[&object]))
+    }
+
+    /// A session's handle of a slice.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn handle(&self, slice: SliceId) -> Result<Handle, ObjectError> {
+        Ok(self.view.handle(self.find(slice)?.0, slice)?)
+    }
+
+    /// Makes an empty object.
+    ///
+    /// # Errors
+    /// When the slice exists, the size is impossible, or the table is full.
+    pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        if self.by_slice.contains_key(&slice) {
+            return Err(ObjectError::Exists(slice));
+        }
+        check_size(size_bytes)?;
+        let object = self.free_objects.pop().or_else(|| {
+            let next = ObjectId(self.block.objects_end);
+            let fits = next.0 < self.view.geometry.object_count();
+            self.block.objects_end += u32::from(fits);
+            fits.then_some(next)
+        });
+        let object = object.ok_or(ObjectError::TableFull)?;
+        let entry = Object {
+            state: State::Live,
+            slice,
+            size_bytes,
+            ..Object::FREE
+        };
+        self.put(object, entry)?;
+        self.by_slice.insert(slice, object);
+        Ok(())
+    }
+
+    /// Makes an object larger.
+    ///
+    /// # Errors
+    /// When there is none, or it would shrink.
+    pub fn resize(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
+        check_size(size_bytes)?;
+        let (object, entry) = self.find(slice)?;
+        if size_bytes < entry.size_bytes {
+            return Err(ObjectError::Shrinks {
+                present: entry.size_bytes,
+                wanted: size_bytes,
+            });
+        }
+        self.put(
+            object,
+            Object {
+                size_bytes,
+                ..entry
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Deletes an object. Operations inside a window end first; the frames are
+    /// freed by [`Pool::tend`].
+    ///
+    /// # Errors
+    /// When there is none, or a session is stuck.
+    pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        let seq = self.put(
+            object,
+            Object {
+                state: State::Deleting,
+                ..entry
+            },
+        )?;
+        self.by_slice.remove(&slice);
+        self.deleting.push((seq, object));
+        let forgotten = self.in_flight.forget(&*self.view.data, object);
+        self.fence(forgotten);
+        self.await_windows()?;
+        self.view.control.ring();
+        Ok(())
+    }
+
+    /// Frees the entry of an object that maps nothing any more.
+    pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        let seq = self.put(object, Object::FREE)?;
+        self.leaves.clear();
+        self.freed_objects.push((seq, object));
+        Ok(())
+    }
+
+    /// Lets entries be used again that were freed below `checkpoint`.
+    pub(crate) fn recycle_objects(&mut self, checkpoint: Seq) {
+        let free = &mut self.free_objects;
+        self.freed_objects.retain(|&(seq, object)| {
+            let passed = seq < checkpoint;
+            if passed {
+                free.push(object);
+            }
+            !passed
+        });
+    }
+
+    /// Commits an entry and makes it visible.
+    fn put(&mut self, object: ObjectId, entry: Object) -> Result<Seq, ObjectError> {
+        if self.failed {
+            return Err(PoolError::Failed.into());
+        }
+        let bytes = entry.encode();
+        let seq = self.retrying(|own| own.commit_object(object, bytes))?;
+        let at = self.view.entry_at(object);
+        let stores = store_entry(&*self.view.meta, at, &bytes);
+        let _fenced = self.view.meta.fence(stores);
+        self.objects.insert(object, entry);
+        // On `file-sync` pools the record must be durable before the answer.
+        self.view.data.sync().map_err(PoolError::from)?;
+        Ok(seq)
+    }
+
+    /// Runs an operation of the owner's session; makes room for it if it must.
+    pub(crate) fn retrying<T>(
+        &mut self,
+        mut run: impl FnMut(&mut Session<M>) -> Result<T, StoreError>,
+    ) -> Result<T, ObjectError> {
+        match run(&mut self.own) {
+            Err(StoreError::Stalled) => {
+                self.checkpoint()?;
+                Ok(run(&mut self.own)?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    pub(crate) fn fence(&self, stores: Option<Unfenced>) {
+        if let Some(stores) = stores {
+            let _fenced = self.view.data.fence(stores);
+        }
+    }
+
+    /// Raises an object's epoch and sets the round stamped on its writes: a
+    /// barrier. Operations admitted before have ended, and are in the
+    /// in-flight table, when it returns.
+    ///
+    /// # Errors
+    /// When the object is newer or a session is stuck.
+    pub fn raise_epoch(
+        &mut self,
+        slice: SliceId,
+        epoch: Epoch,
+        round: u8,
+    ) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.epoch > epoch {
+            return Err(ObjectError::StaleEpoch {
+                current: entry.epoch,
+                wanted: epoch,
+            });
+        }
+        if (entry.epoch, entry.round) != (epoch, round) {
+            self.put(
+                object,
+                Object {
+                    epoch,
+                    round,
+                    ..entry
+                },
+            )?;
+        }
+        self.await_windows()?;
+        self.collect_in_flight(Some(object))?;
+        if round != 0 {
+            self.stamp(object, round)?;
+        }
+        Ok(())
+    }
+
+    /// Operations on the slice that may be missing on another leg; none when
+    /// they were too many to list.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn in_flight(
+        &self,
+        slice: SliceId,
+    ) -> Result<Option<Vec<pagemesh_base::slice::InFlight>>, ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        Ok((!entry.compare).then(|| self.in_flight.of(object).collect()))
+    }
+
+    /// The legs were made equal: forgets what `in_flight` told.
+    ///
+    /// # Errors
+    /// When there is no such slice.
+    pub fn settle(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (object, entry) = self.find(slice)?;
+        if entry.compare {
+            self.put(
+                object,
+                Object {
+                    compare: false,
+                    ..entry
+                },
+            )?;
+        }
+        let forgotten = self.in_flight.forget(&*self.view.data, object);
+        self.fence(forgotten);
+        Ok(())
+    }
+
+    /// Notes that an object's in-flight operations are too many to list.
+    pub(crate) fn mark_compare(&mut self, object: ObjectId) -> Result<(), ObjectError> {
+        match self.objects.get(&object).copied() {
+            Some(entry) if entry.state == State::Live && !entry.compare => {
+                self.put(
+                    object,
+                    Object {
+                        compare: true,
+                        ..entry
+                    },
+                )?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a session for a process; [`Session::new`] takes it up.
+    ///
+    /// # Errors
+    /// When all are in use.
+    pub fn open_session(&mut self, pid: u32, start_time: u64) -> Result<u32, ObjectError> {
+        if self.failed {
+            return Err(PoolError::Failed.into());
+        }
+        let count = self.view.geometry.lanes;
+        let number = self
+            .lanes
+            .free_number()
+            .ok_or(ObjectError::SessionsFull(count - 1))?;
+        self.lanes.open(&self.view, number, pid, start_time);
+        self.refill(number);
+        Ok(number)
+    }
+
+    /// Ends a session whose process or thread is gone: finishes or voids its
+    /// last operation, notes what may be missing elsewhere, frees its locks
+    /// and frames.
+    ///
+    /// # Errors
+    /// When the pool fails.
+    pub fn close_session(&mut self, number: u32) -> Result<(), ObjectError> {
+        assert_ne!(number, OWN, "the owner's session stays");
+        self.bury(number)
+    }
+
+    /// Makes everything committed so far durable.
+    ///
+    /// # Errors
+    /// When the medium failed.
+    pub fn flush(&self) -> Result<(), PoolError> {
+        Ok(self.view.data.sync()?)
+    }
+
+    /// Closes the pool in good order: checkpointed, nothing to replay.
+    ///
+    /// # Errors
+    /// When the pool fails.
+    pub fn close(mut self) -> Result<(), PoolError> {
+        self.checkpoint()?;
+        self.view.abandon();
+        Ok(())
+    }
+}
+
+fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
+    let pages = size_bytes / PAGE_BYTES as u64;
+    let whole = size_bytes.is_multiple_of(PAGE_BYTES as u64);
+    match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
+        true => Ok(()),
+        false => Err(ObjectError::BadSize(size_bytes)),
+    }
+}

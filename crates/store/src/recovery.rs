@@ -1,0 +1,379 @@
+//! Opening a pool: from superblock and lane tails to a pool that can be used.
+//! Its time follows the records above the checkpoint, not the pool's content.
+//!
+//! Invariants: every valid record above the checkpoint is kept, in seq order;
+//! of a lane only the last record may be incomplete (on `file-sync` pools any
+//! record, since nothing was promised before an fdatasync); nothing is granted
+//! before the recovered state is persistent under a new incarnation.
+
+use crate::bitmap::Frames;
+use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
+use crate::in_flight;
+use crate::lane::{Damage, Lane};
+use crate::object::{HEIGHT, ROOT_AT};
+use crate::record::{Entry, Place, Record};
+use crate::slot::Slot;
+use crate::superblock::{BadSuperblock, Superblock};
+use crate::table::{BadTable, Location, Table};
+use crate::view::frame_at;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
+use pagemesh_base::slice::InFlight;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, Media, Unfenced};
+use std::collections::HashMap;
+
+/// Why a pool cannot be opened or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// No valid superblock.
+    #[error(transparent)]
+    Superblock(#[from] BadSuperblock),
+    /// The file or device is shorter than the pool.
+    #[error(
+        "the pool has {wanted} bytes but its file only {found}; it was truncated, restore it from a copy"
+    )]
+    Truncated {
+        /// Bytes of the pool.
+        wanted: u64,
+        /// Bytes there.
+        found: u64,
+    },
+    /// The journal lost something that was persistent.
+    #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
+    Lane(#[from] Damage),
+    /// A record that was persistent names data that is damaged.
+    #[error("the record with seq {0} is whole but its data is damaged; replace the pool")]
+    Data(Seq),
+    /// A page table cannot be followed.
+    #[error("{0}; replace the pool and let the volume copy it anew")]
+    Table(#[from] BadTable),
+    /// An object entry is damaged.
+    #[error("entry {0} of the object table is damaged; replace the pool")]
+    Object(u32),
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] MapError),
+    /// An earlier failure; nothing is known to be persistent since.
+    #[error("the pool failed before and must be opened again")]
+    Failed,
+    /// A session's journal makes no sense.
+    #[error("lane {0} holds a record that cannot be; its session is ended")]
+    Session(u32),
+}
+
+/// Reads the superblock that counts.
+///
+/// # Errors
+/// When there is none, or the medium is shorter than the pool.
+pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
+    let mut pages = [[0; PAGE_BYTES]; 2];
+    let found = media.len_bytes() as u64;
+    if found < 2 * PAGE_BYTES as u64 {
+        return Err(BadSuperblock::NotAPool.into());
+    }
+    media.read(0, &mut pages[0]);
+    media.read(PAGE_BYTES, &mut pages[1]);
+    let block = Superblock::choose([&pages[0], &pages[1]])?;
+    let wanted = block.geometry.pool_bytes;
+    if found < wanted {
+        return Err(PoolError::Truncated { wanted, found });
+    }
+    Ok(block)
+}
+
+/// Streams a superblock to its place and makes it durable.
+pub(crate) fn write_superblock<M: Media>(media: &M, block: &Superblock) -> Result<(), MapError> {
+    let (_, stores) = M::stream_page(&[(media, block.offset())], &block.encode());
+    let _fenced = media.fence(stores);
+    media.sync()
+}
+
+/// What recovery found, for the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Records replayed.
+    pub records: u64,
+    /// Records dropped because they were not whole: unacknowledged.
+    pub dropped: u64,
+    /// Operations added to the in-flight table.
+    pub in_flight: u64,
+}
+
+/// Replays the journal and starts a new incarnation.
+pub(crate) fn recover<M: Media>(
+    media: &M,
+    ordered: bool,
+) -> Result<(Superblock, Recovered), PoolError> {
+    let mut block = read_superblock(media)?;
+    let mut replay = Replay::new(media, &block);
+    let mut found = Vec::new();
+    let mut table = in_flight::Table::load(media, block.geometry.in_flight);
+    let mut overflowed = Vec::new();
+    let mut stores = Vec::new();
+    let mut summary = Recovered::default();
+    for number in 0..block.geometry.lanes {
+        let mut lane = lane_of(&block, number);
+        let scan = match ordered {
+            true => lane.recover(media)?,
+            false => lane.recover_unordered(media),
+        };
+        let mut entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
+        // A record whose data is not there was never fenced, so it can only be
+        // the last; on a file anything since the checkpoint may be missing.
+        let last = entries.len().saturating_sub(1);
+        let (mut index, mut first_bad) = (0, None);
+        entries.retain(|entry| {
+            let suspect = entry.seq() >= block.checkpoint && (!ordered || index == last);
+            let whole = !suspect || replay.has_data(entry);
+            if !whole && first_bad.is_none() {
+                first_bad = Some(entry.seq());
+            }
+            index += 1;
+            summary.dropped += u64::from(!whole);
+            whole
+        });
+        for entry in open_at_end(&entries) {
+            match table.add(media, entry.0, entry.1) {
+                Ok(added) => {
+                    summary.in_flight += u64::from(added.is_some());
+                    stores.extend(added);
+                }
+                Err(in_flight::Overflow) => overflowed.push(entry.0),
+            }
+        }
+        block.heads[number as usize] = scan.end;
+        found.extend(
+            entries
+                .into_iter()
+                .filter(|entry| entry.seq() >= block.checkpoint),
+        );
+    }
+    found.sort_unstable_by_key(Entry::seq);
+    summary.records = found.len() as u64;
+    for entry in &found {
+        block.checkpoint = Seq(entry.seq().0 + 1);
+        replay.apply(entry, ordered)?;
+    }
+    overflowed.sort_unstable_by_key(|object| object.0);
+    overflowed.dedup();
+    for object in overflowed {
+        replay.mark_compare(object);
+    }
+    block.objects_end = replay.objects_end;
+    let mut frames = Frames::new(&block.geometry, block.used_frames);
+    replay.settle_frames(&mut frames);
+    block.used_frames = frames.used();
+    stores.extend(replay.stores);
+    if let Some(stores) = stores.into_iter().reduce(Unfenced::and) {
+        let stores = frames.flush(media, stores);
+        let _fenced = media.fence(stores);
+    }
+    media.sync()?;
+    block.generation += 1;
+    block.incarnation = Incarnation(block.incarnation.0 + 1);
+    write_superblock(media, &block)?;
+    Ok((block, summary))
+}
+
+pub(crate) fn lane_of(block: &Superblock, number: u32) -> Lane {
+    let place = Place {
+        pool: block.pool,
+        incarnation: block.incarnation,
+        lane: number,
+        position: block.heads[number as usize],
+    };
+    Lane::new(
+        block.geometry.lane_at(number),
+        block.geometry.lane_lines(),
+        place,
+    )
+}
+
+/// Operations that may be incomplete elsewhere: as far back as the last
+/// operation says.
+fn open_at_end(entries: &[Entry]) -> impl Iterator<Item = (ObjectId, InFlight)> {
+    let mut oldest = None;
+    let mut open = Vec::new();
+    for entry in entries.iter().rev() {
+        let Entry::Map(record) = entry else { continue };
+        let Some(found) = in_flight_of(record) else {
+            continue;
+        };
+        let oldest = *oldest.get_or_insert(record.op - u64::from(record.open).min(record.op));
+        if record.op < oldest {
+            break;
+        }
+        open.push((record.object, found));
+    }
+    open.into_iter()
+}
+
+/// The in-flight entry of a client's record; the owner's own and links have
+/// none.
+pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
+    (record.level == 0 && record.op != 0).then_some(InFlight {
+        page: record.page,
+        count: record.changes.len() as u32,
+        epoch: record.epoch,
+        op: record.op,
+    })
+}
+
+/// Applies records in seq order to a pool that nobody uses.
+struct Replay<'m, M> {
+    media: &'m M,
+    geometry: Geometry,
+    objects_end: u32,
+    /// Frames that records mapped or unmapped: in use at the end?
+    in_use: HashMap<u64, bool>,
+    stores: Vec<Unfenced>,
+}
+
+impl<'m, M: Media> Replay<'m, M> {
+    fn new(media: &'m M, block: &Superblock) -> Replay<'m, M> {
+        Replay {
+            media,
+            geometry: block.geometry,
+            objects_end: block.objects_end,
+            in_use: HashMap::new(),
+            stores: Vec::new(),
+        }
+    }
+
+    fn has_data(&self, entry: &Entry) -> bool {
+        let Entry::Map(record) = entry else {
+            return true;
+        };
+        let mut page = [0; PAGE_BYTES];
+        record
+            .changes
+            .iter()
+            .all(|change| match change.new.frame() {
+                Some(frame) if self.geometry.frame_numbers().contains(&frame.0) => {
+                    self.media.read(frame_at(frame), &mut page);
+                    record.level > 0 || crc32c(&page) == change.data_crc
+                }
+                Some(_) => false,
+                None => true,
+            })
+    }
+
+    fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
+        match entry {
+            Entry::Map(record) => self.apply_map(record, ordered),
+            Entry::Object(record) => {
+                if record.object.0 >= self.geometry.object_count() {
+                    return Err(PoolError::Object(record.object.0));
+                }
+                self.objects_end = self.objects_end.max(record.object.0 + 1);
+                let at = entry_at(&self.geometry, record.object);
+                self.stores.push(store_entry(self.media, at, &record.entry));
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
+        if record.object.0 >= self.geometry.object_count() {
+            return Err(PoolError::Object(record.object.0));
+        }
+        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
+        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        let Location::At(at) = table.locate(record.level, record.page)? else {
+            // The object was deleted afterwards, and this node with it; or, on
+            // a file, the record that links the node was lost, and this one
+            // was never promised either.
+            let frames = record
+                .changes
+                .iter()
+                .flat_map(|change| [change.old, change.new]);
+            for frame in frames.filter_map(Slot::frame) {
+                self.in_use.insert(frame.0, false);
+            }
+            return Ok(());
+        };
+        for (i, change) in record.changes.iter().enumerate() {
+            self.apply_change(
+                record.level,
+                at + i * 8,
+                change.old,
+                change.new,
+                change.data_crc,
+                ordered,
+            );
+        }
+        self.stores
+            .push(self.media.flush(at, record.changes.len() * 8));
+        Ok(())
+    }
+
+    fn apply_change(
+        &mut self,
+        level: u8,
+        at: usize,
+        old: Slot,
+        new: Slot,
+        data_crc: u32,
+        ordered: bool,
+    ) {
+        if let Some(frame) = old.frame() {
+            self.in_use.insert(frame.0, false);
+        }
+        // A lost record in between: what the slot really maps is free now.
+        if !ordered
+            && let Ok(found) = Slot::decode(self.media.load(at))
+            && let Some(frame) = found.frame()
+        {
+            self.in_use.insert(frame.0, false);
+        }
+        if let Some(frame) = new.frame() {
+            self.in_use.insert(frame.0, true);
+            if level == 0 {
+                let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
+                self.media.store(entry as usize, u64::from(data_crc));
+                self.stores.push(self.media.flush(entry as usize, 8));
+            }
+        }
+        self.media.store(at, new.encode());
+    }
+
+    fn mark_compare(&mut self, object: ObjectId) {
+        let at = entry_at(&self.geometry, object);
+        let mut entry = [0; OBJECT_BYTES as usize];
+        self.media.read(at, &mut entry);
+        if let Ok(mut found) = crate::object::Object::decode(&entry) {
+            found.compare = true;
+            self.stores
+                .push(store_entry(self.media, at, &found.encode()));
+        }
+    }
+
+    fn settle_frames(&mut self, frames: &mut Frames) {
+        for (&frame, &in_use) in &self.in_use {
+            match in_use {
+                true => frames.set(self.media, frame),
+                false => frames.clear(self.media, frame),
+            }
+        }
+    }
+}
+
+fn entry_at(geometry: &Geometry, object: ObjectId) -> usize {
+    (geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
+}
+
+/// Stores the first line of an entry, the gate last, and flushes it.
+pub(crate) fn store_entry<M: Media>(
+    media: &M,
+    at: usize,
+    entry: &[u8; OBJECT_BYTES as usize],
+) -> Unfenced {
+    let words = &entry.as_chunks::<8>().0[..ROOT_AT / 8];
+    for (i, word) in words.iter().enumerate().skip(2) {
+        media.store(at + i * 8, u64::from_le_bytes(*word));
+    }
+    media.store(at, u64::from_le_bytes(words[0]));
+    media.store(at + 8, u64::from_le_bytes(words[1]));
+    media.flush(at, ROOT_AT)
+}

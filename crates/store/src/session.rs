@@ -1,0 +1,1208 @@
+//! A session: the right of one thread to change a pool's objects.
+//!
+//! One write of a page, over one to three pools at once:
+//! [`write`] → `Session::prepare` (frames granted, room in the lane) →
+//! `Session::enter` (not revoked, object live, epoch new enough) → lock words →
+//! seqs → the bytes streamed into fresh frames of every pool, their checksum
+//! from the same pass, and one record per pool → **one fence: the commit** →
+//! slots swapped → committed index published → unlocked.
+//!
+//! Locks and seqs come before the copy: a locked instruction waits for bytes
+//! streamed before it, and would cost a second drain. A page is copied in half
+//! a microsecond; who dies meanwhile is cleaned up like anywhere in the window.
+//!
+//! Invariants:
+//! - nothing fails between the taking of a seq and the publication of its
+//!   record;
+//! - whatever the owner needs to finish or undo a dead session's operation is
+//!   in the control segment and the lane before the commit;
+//! - a session waits for the owner only outside the window.
+
+use crate::control::{Cells, Range, Run};
+use crate::lane::Lane;
+use crate::leaves::Leaves;
+use crate::object::Gate;
+use crate::record::{Change, Place, Record, lines};
+use crate::slot::Slot;
+use crate::table::Location;
+use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
+use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Media, Unfenced};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pages of the longest record: half a node, so that an entry stays well
+/// below the length of a lane.
+pub const RECORD_PAGES_MAX: u64 = 256;
+/// How long to wait for the owner to make room. It answers in well under a
+/// millisecond unless it is dead or stopped.
+const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Waits for the owner before the session gives up: an answer may find the
+/// frames it freed taken by others.
+const OWNER_WAITS_MAX: u32 = 3;
+
+type Page = [u8; PAGE_BYTES];
+
+/// A session of a pool. It belongs to one thread at a time.
+pub struct Session<M> {
+    view: Arc<View<M>>,
+    number: u32,
+    lane: Lane,
+    active: u64,
+    grants: Grants,
+    /// Operations that may be incomplete on another leg: number, lane position.
+    open: VecDeque<(u64, u64)>,
+    leaves: Leaves,
+    /// Whether the bell was rung for the present state of lane and grants.
+    rung: Option<(u64, u64)>,
+    /// The round that the operation at hand stamps.
+    round: u8,
+    ticket: u32,
+    /// The session of the owner itself: it must not wait for itself.
+    is_owner: bool,
+    frames: Vec<FrameNo>,
+    record: Record,
+    encoded: Vec<[u8; LINE_BYTES]>,
+    range: Range,
+}
+
+/// Where the session stands in its granted frames.
+#[derive(Clone, Copy)]
+struct Grants {
+    run: Run,
+    next: u64,
+    consumed: u64,
+    recalls: u32,
+}
+
+/// One leg of an operation: a session, and the slice of its pool.
+pub struct Member<'s, M> {
+    /// The session.
+    pub session: &'s mut Session<M>,
+    /// The object.
+    pub handle: Handle,
+}
+
+/// Which leg failed, and how. The others did not change either, except for
+/// whole pages before the failing one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("leg {member}: {cause}")]
+pub struct Failure {
+    /// The leg's index.
+    pub member: usize,
+    /// What happened.
+    pub cause: StoreError,
+}
+
+impl<M: Media> Session<M> {
+    /// Takes up the session that the owner opened under this number.
+    #[must_use]
+    pub fn new(view: Arc<View<M>>, number: u32) -> Session<M> {
+        let cells = view.control.cells(number);
+        let place = Place {
+            pool: view.pool,
+            incarnation: view.incarnation,
+            lane: number,
+            position: cells.head().load(Ordering::Acquire),
+        };
+        let length = view.geometry.lane_lines();
+        let mut lane = Lane::new(view.geometry.lane_at(number), length, place);
+        lane.resume(cells.committed().load(Ordering::Acquire));
+        let grants = Grants {
+            run: Run { start: 0, len: 0 },
+            next: cells.ring_start().load(Ordering::Acquire),
+            consumed: cells.consumed().load(Ordering::Acquire),
+            recalls: cells.recalls().load(Ordering::Acquire),
+        };
+        Session {
+            number,
+            lane,
+            active: cells.active().load(Ordering::Acquire),
+            grants,
+            open: VecDeque::new(),
+            leaves: Leaves::new(),
+            rung: None,
+            round: 0,
+            ticket: cells.asked().load(Ordering::Acquire) as u32,
+            is_owner: false,
+            frames: Vec::new(),
+            record: Record::empty(),
+            encoded: Vec::new(),
+            range: Range::of(ObjectId(0), PageNo(0), 1),
+            view,
+        }
+    }
+
+    pub(crate) fn of_owner(view: Arc<View<M>>, number: u32) -> Session<M> {
+        Session {
+            is_owner: true,
+            ..Session::new(view, number)
+        }
+    }
+
+    /// The pool's view.
+    #[must_use]
+    pub fn view(&self) -> &Arc<View<M>> {
+        &self.view
+    }
+
+    /// The session's number, which is its lane's.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Pages of one record: what the lane has room for.
+    fn pages_max(&self) -> u64 {
+        let by_lane = (self.view.geometry.lane_lines() / 4 - 1) * 3;
+        by_lane.min(RECORD_PAGES_MAX)
+    }
+
+    fn cells(&self) -> Cells<'_> {
+        self.view.control.cells(self.number)
+    }
+
+    /// Sees to `frames` granted frames and room for a record of `entry_lines`;
+    /// asks the owner for them if it must.
+    pub(crate) fn prepare(&mut self, frames: u64, entry_lines: usize) -> Result<(), StoreError> {
+        for tries in 0.. {
+            if self.view.is_abandoned() {
+                return Err(StoreError::Gone);
+            }
+            self.refresh();
+            let has_frames = frames == 0 || self.available(frames) >= frames;
+            if has_frames && self.lane.has_room(entry_lines).is_ok() {
+                break;
+            }
+            if self.is_owner || tries == OWNER_WAITS_MAX {
+                return Err(if has_frames {
+                    StoreError::Stalled
+                } else {
+                    StoreError::NoSpace
+                });
+            }
+            self.ask(frames)?;
+        }
+        self.ring_if_low();
+        Ok(())
+    }
+
+    fn refresh(&mut self) {
+        let cells = self.view.control.cells(self.number);
+        let head = cells.head().load(Ordering::Acquire);
+        self.lane.advance(head);
+        let recalls = cells.recalls().load(Ordering::Acquire);
+        if recalls != self.grants.recalls {
+            self.grants.recalls = recalls;
+            self.grants.run.len = 0;
+            self.grants.next = cells.ring_start().load(Ordering::Acquire);
+        }
+    }
+
+    /// Granted frames, counted as far as `enough`.
+    fn available(&self, enough: u64) -> u64 {
+        let mut sum = self.grants.run.len;
+        if sum < enough {
+            let cells = self.cells();
+            let end = cells.ring_end().load(Ordering::Acquire);
+            for index in self.grants.next..end {
+                sum += cells.run(index).len;
+                if sum >= enough {
+                    break;
+                }
+            }
+        }
+        sum
+    }
+
+    #[cold]
+    fn ask(&mut self, frames: u64) -> Result<(), StoreError> {
+        self.ticket = self.ticket.wrapping_add(1);
+        let cells = self.view.control.cells(self.number);
+        cells
+            .asked()
+            .store(u64::from(self.ticket) | frames << 32, Ordering::SeqCst);
+        self.view.control.ring();
+        cells.await_answer(self.ticket, OWNER_WAIT_MAX);
+        if self.view.is_abandoned() {
+            return Err(StoreError::Gone);
+        }
+        match cells.answered().load(Ordering::Acquire) == self.ticket {
+            true => Ok(()),
+            false => Err(StoreError::Stalled),
+        }
+    }
+
+    /// Wakes the owner once when half of the lane or of the grants is used.
+    fn ring_if_low(&mut self) {
+        let cells = self.view.control.cells(self.number);
+        let granted = cells.granted().load(Ordering::Relaxed);
+        let (head, used) = (self.lane.head(), self.lane.end() - self.lane.head());
+        let half_a_lane = self.view.geometry.lane_lines() / 2;
+        let low = used > half_a_lane || granted - self.grants.consumed < half_a_lane / 2;
+        if low && self.rung != Some((head, granted)) && !self.is_owner {
+            self.rung = Some((head, granted));
+            self.view.control.ring();
+        }
+    }
+
+    /// Enters the window.
+    fn enter(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.view.control.cells(self.number);
+        self.active += 1;
+        cells.active().swap(self.active, Ordering::SeqCst);
+        let admitted = self.admit(handle, epoch);
+        if admitted.is_err() {
+            self.leave();
+        }
+        admitted
+    }
+
+    fn admit(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+        let cells = self.cells();
+        if cells.revoked().load(Ordering::Acquire) != 0 {
+            return Err(StoreError::Revoked);
+        }
+        if self.view.is_abandoned() {
+            return Err(StoreError::Gone);
+        }
+        if cells.recalls().load(Ordering::Acquire) != self.grants.recalls {
+            return Err(StoreError::Stalled);
+        }
+        let gate = self.view.gate(handle)?;
+        match gate.epoch() > epoch {
+            true => Err(StoreError::StaleEpoch {
+                current: gate.epoch(),
+            }),
+            false => Ok(gate),
+        }
+    }
+
+    /// Leaves the window.
+    fn leave(&mut self) {
+        self.active += 1;
+        self.view
+            .control
+            .cells(self.number)
+            .active()
+            .store(self.active, Ordering::Release);
+    }
+
+    /// Takes `count` granted frames; `prepare` saw to them.
+    fn take_frames(&mut self, count: u64) {
+        self.frames.clear();
+        while (self.frames.len() as u64) < count {
+            if self.grants.run.len == 0 {
+                let cells = self.view.control.cells(self.number);
+                let end = cells.ring_end().load(Ordering::Acquire);
+                assert!(self.grants.next < end, "prepare saw to the frames");
+                self.grants.run = cells.run(self.grants.next);
+                self.grants.next += 1;
+                let numbers = self.view.geometry.frame_numbers();
+                let Run { start, len } = self.grants.run;
+                assert!(
+                    numbers.start <= start && start + len <= numbers.end,
+                    "granted frames"
+                );
+            }
+            let taken = self.grants.run.len.min(count - self.frames.len() as u64);
+            let start = self.grants.run.start;
+            self.frames.extend((start..start + taken).map(FrameNo));
+            self.grants.run.start += taken;
+            self.grants.run.len -= taken;
+        }
+        self.grants.consumed += count;
+    }
+
+    /// The byte of the page's slot; none when its leaf is not linked. Inside
+    /// the window only.
+    fn slot_at(&mut self, handle: &Handle, page: PageNo) -> Result<Option<usize>, StoreError> {
+        let view = &*self.view;
+        self.leaves.slot_at(handle.object, page, || {
+            Ok(match view.locate(handle.object, 0, page)? {
+                Location::At(at) => Some(at),
+                Location::Unlinked(_) => None,
+            })
+        })
+    }
+
+    /// Takes a frame for each change.
+    fn take_changes(&mut self, count: usize) {
+        self.take_frames(count as u64);
+        for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
+            change.new = change.old.map(frame, self.round);
+        }
+    }
+
+    /// Forgets the places of leaves: an object's number may be used anew.
+    pub fn forget_leaves(&mut self) {
+        self.leaves.clear();
+    }
+
+    /// Links the nodes down to the page's leaf. Outside the window.
+    #[cold]
+    fn link(&mut self, handle: &Handle, page: PageNo, epoch: Epoch) -> Result<(), StoreError> {
+        loop {
+            self.prepare(1, 1)?;
+            self.enter(handle, epoch)?;
+            let linked = self.link_one(handle, page, epoch);
+            self.leave();
+            if linked? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Links the highest node that is missing; true when none is.
+    fn link_one(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        epoch: Epoch,
+    ) -> Result<bool, StoreError> {
+        let Location::Unlinked(level) = self.view.locate(handle.object, 0, page)? else {
+            return Ok(true);
+        };
+        let range = Range::of_node(handle.object, level, page);
+        self.view
+            .control
+            .lock(&range, self.number)
+            .map_err(|_| StoreError::Stalled)?;
+        let linked = self.link_locked(handle, level, page, epoch);
+        self.view.control.unlock(&range);
+        linked.map(|()| false)
+    }
+
+    fn link_locked(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
+        let Location::At(at) = self.view.locate(handle.object, level, page)? else {
+            return Err(damaged_page(page));
+        };
+        let old = Slot::decode(self.view.meta.load(at)).map_err(|_| damaged_page(page))?;
+        if old.frame().is_some() {
+            return Ok(());
+        }
+        self.take_frames(1);
+        let node = self.frames[0];
+        self.zero(node);
+        self.record.changes.clear();
+        self.record.changes.push(Change {
+            old,
+            new: old.map(node, 0),
+            data_crc: 0,
+        });
+        let first = page.0 & !((1 << (9 * u32::from(level))) - 1);
+        let stamp = Stamp {
+            epoch,
+            op: 0,
+            open: 0,
+        };
+        self.begin(1);
+        let stores = self.stream_record(handle, level, PageNo(first), stamp);
+        let _committed = self.view.data.fence(stores);
+        self.swap_slots(at, page)?;
+        self.publish(None);
+        Ok(())
+    }
+
+    /// Zeroes a frame before it becomes a node, persistently.
+    fn zero(&self, node: FrameNo) {
+        let view = &self.view;
+        let (_, stores) = M::stream_page(&[(&*view.data, frame_at(node))], &[0; PAGE_BYTES]);
+        let _fenced = view.data.fence(stores);
+        if view.has_overlay() {
+            for at in (frame_at(node)..).step_by(8).take(NODE_SLOTS as usize) {
+                if view.meta.load(at) != 0 {
+                    view.meta.store(at, 0);
+                }
+            }
+        }
+    }
+
+    /// Takes a seq. Nothing may fail between this and `publish`.
+    fn take_seq(&mut self) {
+        let seq = self.view.control.seq();
+        // The floor first: a checkpoint that finds our seq taken must find it.
+        // The counter's release and its acquire there order the two.
+        let cells = self.view.control.cells(self.number);
+        cells
+            .floor()
+            .store(seq.load(Ordering::Acquire), Ordering::Relaxed);
+        self.record.seq = Seq(seq.fetch_add(1, Ordering::AcqRel));
+    }
+
+    /// Makes sure of the lane and takes a seq.
+    fn begin(&mut self, entry_lines: usize) {
+        let room = self.lane.reserve(&*self.view.data, entry_lines);
+        room.expect("prepare saw to room in the lane");
+        self.take_seq();
+    }
+
+    /// Streams the record of `self.record.changes`; `begin` came before.
+    fn stream_record(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        stamp: Stamp,
+    ) -> Unfenced {
+        self.record.object = handle.object;
+        self.record.epoch = stamp.epoch;
+        self.record.level = level;
+        self.record.page = page;
+        self.record.op = stamp.op;
+        self.record.open = stamp.open;
+        self.encoded.clear();
+        self.record.encode(self.lane.place(), &mut self.encoded);
+        self.lane.append(&*self.view.data, &self.encoded)
+    }
+
+    /// Swaps the slots of the committed record, the first at `at`.
+    fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        for (i, change) in self.record.changes.iter().enumerate() {
+            let swapped = self
+                .view
+                .meta
+                .swap(at + i * 8, change.old.encode(), change.new.encode());
+            // We hold the lock: only damage can have changed the slot.
+            if swapped.is_err() {
+                result = Err(damaged_page(PageNo(page.0 + i as u64)));
+            }
+        }
+        result
+    }
+
+    /// Publishes the committed record.
+    fn publish(&mut self, op: Option<Stamp>) {
+        let cells = self.view.control.cells(self.number);
+        let start = self.lane.end() - self.encoded.len() as u64;
+        if let Some(stamp) = op {
+            let oldest = stamp.op - u64::from(stamp.open).min(stamp.op);
+            while self.open.front().is_some_and(|&(op, _)| op < oldest) {
+                self.open.pop_front();
+            }
+            self.open.push_back((stamp.op, start));
+            let complete = self.open.front().map_or(start, |&(_, position)| position);
+            cells.complete().store(complete, Ordering::Relaxed);
+        } else if self.open.is_empty() {
+            cells.complete().store(self.lane.end(), Ordering::Relaxed);
+        }
+        cells
+            .consumed()
+            .store(self.grants.consumed, Ordering::Relaxed);
+        cells.committed().store(self.lane.end(), Ordering::Release);
+        cells.floor().store(u64::MAX, Ordering::Release);
+    }
+
+    /// Commits an object record. For the owner.
+    pub(crate) fn commit_object(
+        &mut self,
+        object: ObjectId,
+        entry: [u8; 128],
+    ) -> Result<Seq, StoreError> {
+        self.prepare(0, 3)?;
+        self.begin(3);
+        let (view, seq) = (&*self.view, self.record.seq);
+        let record = crate::record::ObjectRecord { seq, object, entry };
+        self.encoded.clear();
+        crate::record::Entry::Object(record).encode(self.lane.place(), &mut self.encoded);
+        let stores = self.lane.append(&*view.data, &self.encoded);
+        let _committed = view.data.fence(stores);
+        self.publish(None);
+        Ok(seq)
+    }
+
+    /// Swaps slots without moving data: unmaps pages, stamps a round, unlinks
+    /// nodes. `changes` are consecutive from `page`, whose slot lies at `at`.
+    /// For the owner, which sees to locks.
+    pub(crate) fn commit_changes(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        at: usize,
+        changes: &[Change],
+    ) -> Result<(), StoreError> {
+        self.prepare(0, lines(changes.len()))?;
+        self.record.changes.clear();
+        self.record.changes.extend_from_slice(changes);
+        let stamp = Stamp {
+            epoch: Epoch(0),
+            op: 0,
+            open: 0,
+        };
+        self.begin(lines(changes.len()));
+        let stores = self.stream_record(handle, level, page, stamp);
+        let _committed = self.view.data.fence(stores);
+        let swapped = self.swap_slots(at, page);
+        self.publish(None);
+        swapped
+    }
+}
+
+/// Writes bytes to the same place of each member's object, every page as a
+/// whole or not at all. The members' media are of one kind.
+///
+/// # Errors
+/// The first member that failed.
+pub fn write<M: Media>(
+    members: &mut [Member<'_, M>],
+    offset: u64,
+    data: &[u8],
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    for (index, member) in members.iter().enumerate() {
+        let checked = member
+            .session
+            .view
+            .check_range(&member.handle, offset, data.len() as u64);
+        checked.map_err(|cause| Failure {
+            member: index,
+            cause,
+        })?;
+    }
+    let mut at = offset;
+    let mut rest = data;
+    while !rest.is_empty() {
+        let page = PageNo(at / PAGE_BYTES as u64);
+        let within = (at % PAGE_BYTES as u64) as usize;
+        let taken = if within != 0 || rest.len() < PAGE_BYTES {
+            let part = &rest[..rest.len().min(PAGE_BYTES - within)];
+            write_part(members, page, within, part, stamp)?;
+            part.len()
+        } else {
+            let pages = whole_pages(members, page, rest);
+            write_pages(members, page, pages, stamp)?;
+            pages.as_flattened().len()
+        };
+        at += taken as u64;
+        rest = &rest[taken..];
+    }
+    Ok(())
+}
+
+/// The whole pages at the start of `data` that one record can name: they lie
+/// in one leaf.
+fn whole_pages<'d, M: Media>(
+    members: &[Member<'_, M>],
+    page: PageNo,
+    data: &'d [u8],
+) -> &'d [Page] {
+    let pages = data.as_chunks::<PAGE_BYTES>().0;
+    let in_leaf = NODE_SLOTS - page.0 % NODE_SLOTS;
+    let by_lane = members
+        .iter()
+        .map(|member| member.session.pages_max())
+        .min();
+    let count = (pages.len() as u64).min(in_leaf).min(by_lane.unwrap_or(1));
+    &pages[..count as usize]
+}
+
+/// Runs `step` for each member; on failure undoes with `undo` what was done.
+fn each<M, T>(
+    members: &mut [Member<'_, M>],
+    mut step: impl FnMut(&mut Member<'_, M>) -> Result<T, StoreError>,
+    mut undo: impl FnMut(&mut Member<'_, M>),
+) -> Result<(), Failure> {
+    for index in 0..members.len() {
+        if let Err(cause) = step(&mut members[index]) {
+            members[..index].iter_mut().for_each(&mut undo);
+            return Err(Failure {
+                member: index,
+                cause,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Prepares every member, links the page's leaf and enters the windows.
+/// Returns where the page's slots lie.
+fn enter_all<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    count: usize,
+    stamp: Stamp,
+) -> Result<[(usize, u8); 3], Failure> {
+    assert!(
+        (1..=3).contains(&members.len()),
+        "{} members",
+        members.len()
+    );
+    'again: loop {
+        each(
+            members,
+            |m| m.session.prepare(count as u64, lines(count)),
+            |_| (),
+        )?;
+        let mut places = [(0, 0); 3];
+        for index in 0..members.len() {
+            let member = &mut members[index];
+            let entered = member
+                .session
+                .enter(&member.handle, stamp.epoch)
+                .and_then(|gate| {
+                    let at = member.session.slot_at(&member.handle, page);
+                    if at.is_err() {
+                        member.session.leave();
+                    }
+                    Ok((at?, gate.round()))
+                });
+            match entered {
+                Ok((Some(at), round)) => {
+                    member.session.view.meta.prefetch(at);
+                    places[index] = (at, round);
+                }
+                Ok((None, _)) => {
+                    members[..=index].iter_mut().for_each(|m| m.session.leave());
+                    let member = &mut members[index];
+                    let linked = member.session.link(&member.handle, page, stamp.epoch);
+                    linked.map_err(|cause| Failure {
+                        member: index,
+                        cause,
+                    })?;
+                    continue 'again;
+                }
+                Err(cause) => {
+                    members[..index].iter_mut().for_each(|m| m.session.leave());
+                    // Grants were taken back in between: look again.
+                    if cause == StoreError::Stalled {
+                        continue 'again;
+                    }
+                    return Err(Failure {
+                        member: index,
+                        cause,
+                    });
+                }
+            }
+        }
+        return Ok(places);
+    }
+}
+
+/// Takes the range's locks in every pool, pools in the order of their UUIDs.
+fn lock_all<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    count: u64,
+) -> Result<(), Failure> {
+    for member in members.iter_mut() {
+        member.session.range = Range::of(member.handle.object, page, count);
+    }
+    let mut order = [0, 1, 2];
+    let order = &mut order[..members.len()];
+    if order.len() > 1 {
+        order.sort_unstable_by_key(|&index| members[index].session.view.pool);
+    }
+    for (done, &index) in order.iter().enumerate() {
+        let session = &members[index].session;
+        if session
+            .view
+            .control
+            .lock(&session.range, session.number)
+            .is_err()
+        {
+            for &index in &order[..done] {
+                let session = &members[index].session;
+                session.view.control.unlock(&session.range);
+            }
+            return Err(Failure {
+                member: index,
+                cause: StoreError::Stalled,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
+    let session = &mut *member.session;
+    session.view.control.unlock(&session.range);
+    session.leave();
+}
+
+/// Fences the members' pools once.
+fn fence_all<M: Media>(members: &[Member<'_, M>], stores: Unfenced) {
+    let media = |index: usize| &*members[index.min(members.len() - 1)].session.view.data;
+    let all = [media(0), media(1), media(2)];
+    let _committed = M::fence_each(&all[..members.len()], stores);
+}
+
+fn write_pages<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    pages: &[Page],
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    let places = enter_all(members, page, pages.len(), stamp)?;
+    if let Err(failure) = lock_all(members, page, pages.len() as u64) {
+        members.iter_mut().for_each(|m| m.session.leave());
+        return Err(failure);
+    }
+    for index in 0..members.len() {
+        if let Err(cause) = fill_changes(&mut members[index], page, pages.len(), places[index]) {
+            members.iter_mut().for_each(unlock_and_leave);
+            return Err(Failure {
+                member: index,
+                cause,
+            });
+        }
+    }
+    // Locked instructions wait for streamed bytes, so all of them come first:
+    // locks, seqs. From here on nothing fails.
+    for member in members.iter_mut() {
+        member.session.take_changes(pages.len());
+        member.session.begin(lines(pages.len()));
+    }
+    let mut stores = None;
+    for (i, bytes) in pages.iter().enumerate() {
+        let target = |index: usize| {
+            let session = &members[index.min(members.len() - 1)].session;
+            (&*session.view.data, frame_at(session.frames[i]))
+        };
+        let targets = [target(0), target(1), target(2)];
+        let (crc, streamed) = M::stream_page(&targets[..members.len()], bytes);
+        stores = Some(streamed);
+        for member in members.iter_mut() {
+            member.session.record.changes[i].data_crc = crc;
+        }
+    }
+    commit(members, page, places, stamp, stores)
+}
+
+fn collect3<T: Copy>(mut items: impl Iterator<Item = T>) -> [T; 3] {
+    let first = items.next().expect("a member");
+    let second = items.next().unwrap_or(first);
+    let third = items.next().unwrap_or(first);
+    [first, second, third]
+}
+
+/// Loads the slots that a write of whole pages replaces. Under locks.
+fn fill_changes<M: Media>(
+    member: &mut Member<'_, M>,
+    page: PageNo,
+    count: usize,
+    (at, round): (usize, u8),
+) -> Result<(), StoreError> {
+    let session = &mut *member.session;
+    session.round = round;
+    session.record.changes.clear();
+    for i in 0..count {
+        let old = session.view.slot(at + i * 8, PageNo(page.0 + i as u64))?;
+        session.record.changes.push(Change {
+            old,
+            new: old,
+            data_crc: 0,
+        });
+    }
+    Ok(())
+}
+
+/// Streams the records, fences, swaps and publishes. Under locks and with seqs
+/// taken; releases the locks and leaves the windows.
+fn commit<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    places: [(usize, u8); 3],
+    stamp: Stamp,
+    mut stores: Option<Unfenced>,
+) -> Result<(), Failure> {
+    for member in members.iter_mut() {
+        let handle = member.handle;
+        let streamed = member.session.stream_record(&handle, 0, page, stamp);
+        stores = Some(match stores {
+            Some(earlier) => earlier.and(streamed),
+            None => streamed,
+        });
+    }
+    fence_all(members, stores.expect("a record"));
+    let mut result = Ok(());
+    for (index, member) in members.iter_mut().enumerate() {
+        let session = &mut *member.session;
+        for change in &session.record.changes {
+            if let Some(frame) = change.new.frame() {
+                let at = session.view.frame_entry_at(frame);
+                session.view.meta.store(at, u64::from(change.data_crc));
+            }
+        }
+        if let Err(cause) = session.swap_slots(places[index].0, page) {
+            result = Err(Failure {
+                member: index,
+                cause,
+            });
+        }
+        session.publish(Some(stamp));
+        unlock_and_leave(member);
+    }
+    result
+}
+
+/// Writes a part of a page: the rest is merged from each member's own copy.
+fn write_part<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    within: usize,
+    part: &[u8],
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    let places = enter_all(members, page, 1, stamp)?;
+    if let Err(failure) = lock_all(members, page, 1) {
+        members.iter_mut().for_each(|m| m.session.leave());
+        return Err(failure);
+    }
+    let before = collect3(members.iter().map(|m| m.session.grants));
+    let mut stores = None;
+    // What can fail comes before the seqs: each member's own bytes.
+    for index in 0..members.len() {
+        match merge(&mut members[index], page, within, part, places[index]) {
+            Ok(streamed) => stores = Some(streamed),
+            Err(cause) => {
+                for (member, grants) in members.iter_mut().zip(before) {
+                    member.session.grants = grants;
+                }
+                members.iter_mut().for_each(unlock_and_leave);
+                return Err(Failure {
+                    member: index,
+                    cause,
+                });
+            }
+        }
+    }
+    for member in members.iter_mut() {
+        member.session.begin(1);
+    }
+    commit(members, page, places, stamp, stores)
+}
+
+fn merge<M: Media>(
+    member: &mut Member<'_, M>,
+    page: PageNo,
+    within: usize,
+    part: &[u8],
+    (at, round): (usize, u8),
+) -> Result<Unfenced, StoreError> {
+    let session = &mut *member.session;
+    let mut bytes = [0; PAGE_BYTES];
+    session.view.read_slot(at, page, &mut bytes)?;
+    bytes[within..within + part.len()].copy_from_slice(part);
+    session.take_frames(1);
+    let frame = session.frames[0];
+    let (data_crc, streamed) = M::stream_page(&[(&*session.view.data, frame_at(frame))], &bytes);
+    let old = session.view.slot(at, page)?;
+    // A syncing leg merged these bytes into stale ones: the page must still
+    // be copied, so its stamp stays.
+    let track = if round == 0 { old.track() } else { round };
+    session.record.changes.clear();
+    session.record.changes.push(Change {
+        old,
+        new: old.map(frame, track),
+        data_crc,
+    });
+    Ok(streamed)
+}
+
+/// Frees the whole pages of a range of each member's object and zeroes the
+/// rest of it.
+///
+/// # Errors
+/// The first member that failed.
+pub fn clear<M: Media>(
+    members: &mut [Member<'_, M>],
+    offset: u64,
+    len: u64,
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    const PAGE: u64 = PAGE_BYTES as u64;
+    for (index, member) in members.iter_mut().enumerate() {
+        let fail = |cause| Failure {
+            member: index,
+            cause,
+        };
+        member
+            .session
+            .view
+            .check_range(&member.handle, offset, len)
+            .map_err(fail)?;
+        let end = offset + len;
+        let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
+        let mut member = [Member {
+            session: &mut *member.session,
+            handle: member.handle,
+        }];
+        if first > last {
+            zero_part(&mut member, offset, len, stamp).map_err(|f| fail(f.cause))?;
+            continue;
+        }
+        zero_part(&mut member, offset, first - offset, stamp).map_err(|f| fail(f.cause))?;
+        zero_part(&mut member, last, end - last, stamp).map_err(|f| fail(f.cause))?;
+        let [member] = &mut member;
+        let mut page = first / PAGE;
+        while page < last / PAGE {
+            page = clear_some(member, PageNo(page), last / PAGE, stamp).map_err(fail)?;
+        }
+    }
+    Ok(())
+}
+
+fn zero_part<M: Media>(
+    member: &mut [Member<'_, M>; 1],
+    offset: u64,
+    len: u64,
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    if len == 0 {
+        return Ok(());
+    }
+    let page = PageNo(offset / PAGE_BYTES as u64);
+    let [one] = member;
+    let holds_data = one.session.is_mapped(&one.handle, page, stamp.epoch);
+    match holds_data.map_err(|cause| Failure { member: 0, cause })? {
+        false => Ok(()),
+        true => {
+            let zeroes = [0; PAGE_BYTES];
+            let within = (offset % PAGE_BYTES as u64) as usize;
+            write_part(member, page, within, &zeroes[..len as usize], stamp)
+        }
+    }
+}
+
+/// Unmaps the next run of mapped pages and returns where to go on.
+fn clear_some<M: Media>(
+    member: &mut Member<'_, M>,
+    page: PageNo,
+    end: u64,
+    stamp: Stamp,
+) -> Result<u64, StoreError> {
+    let in_leaf = (page.0 / NODE_SLOTS + 1) * NODE_SLOTS;
+    let end = end.min(in_leaf).min(page.0 + member.session.pages_max());
+    let count = end - page.0;
+    let handle = member.handle;
+    let session = &mut *member.session;
+    session.prepare(0, lines(count as usize))?;
+    let gate = match session.enter(&handle, stamp.epoch) {
+        Err(StoreError::Stalled) => return Ok(page.0),
+        entered => entered?,
+    };
+    let at = match session.slot_at(&handle, page) {
+        Ok(Some(at)) => at,
+        other => {
+            session.leave();
+            // Nothing was ever written under this leaf.
+            return other.map(|_| in_leaf);
+        }
+    };
+    if let Err(failure) = lock_all(std::slice::from_mut(member), page, count) {
+        member.session.leave();
+        return Err(failure.cause);
+    }
+    let session = &mut *member.session;
+    match session.fill_unmap(at, page, count, gate.round()) {
+        Ok((skipped, 0)) => {
+            unlock_and_leave(member);
+            Ok(page.0 + skipped)
+        }
+        Ok((skipped, found)) => {
+            session.begin(lines(found as usize));
+            let places = [(at + skipped as usize * 8, 0); 3];
+            let first = PageNo(page.0 + skipped);
+            let committed = commit(std::slice::from_mut(member), first, places, stamp, None);
+            committed.map_err(|failure| failure.cause)?;
+            Ok(first.0 + found)
+        }
+        Err(cause) => {
+            unlock_and_leave(member);
+            Err(cause)
+        }
+    }
+}
+
+impl<M: Media> Session<M> {
+    /// Changes that unmap the first run of mapped pages of a range: how many
+    /// pages lie before it, and its length.
+    fn fill_unmap(
+        &mut self,
+        at: usize,
+        page: PageNo,
+        count: u64,
+        round: u8,
+    ) -> Result<(u64, u64), StoreError> {
+        self.record.changes.clear();
+        let mut skipped = 0;
+        for i in 0..count {
+            let old = self.view.slot(at + i as usize * 8, PageNo(page.0 + i))?;
+            if old.frame().is_some() {
+                let change = Change {
+                    old,
+                    new: old.unmap(round),
+                    data_crc: 0,
+                };
+                self.record.changes.push(change);
+            } else if self.record.changes.is_empty() {
+                skipped += 1;
+            } else {
+                break;
+            }
+        }
+        Ok((skipped, self.record.changes.len() as u64))
+    }
+
+    fn is_mapped(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        epoch: Epoch,
+    ) -> Result<bool, StoreError> {
+        self.within(handle, epoch, |session| {
+            match session.slot_at(handle, page)? {
+                Some(at) => Ok(session.view.slot(at, page)?.frame().is_some()),
+                None => Ok(false),
+            }
+        })
+    }
+
+    /// Runs a reader inside the window.
+    fn within<T>(
+        &mut self,
+        handle: &Handle,
+        epoch: Epoch,
+        read: impl FnOnce(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.refresh();
+        loop {
+            match self.enter(handle, epoch) {
+                Err(StoreError::Stalled) => self.refresh(),
+                Err(cause) => return Err(cause),
+                Ok(_) => break,
+            }
+        }
+        let result = read(self);
+        self.leave();
+        result
+    }
+
+    /// Reads bytes, each page checked against its checksum.
+    ///
+    /// # Errors
+    /// When a page is damaged, the range is beyond the end, or the client is
+    /// fenced.
+    pub fn read(
+        &mut self,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
+        self.view.check_range(handle, offset, into.len() as u64)?;
+        self.within(handle, epoch, |session| {
+            session.read_pages(handle, offset, into)
+        })
+    }
+
+    fn read_pages(
+        &mut self,
+        handle: &Handle,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), StoreError> {
+        let mut at = offset;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let page = PageNo(at / PAGE_BYTES as u64);
+            let within = (at % PAGE_BYTES as u64) as usize;
+            let count = rest.len().min(PAGE_BYTES - within);
+            let (part, after) = rest.split_at_mut(count);
+            match self.slot_at(handle, page)? {
+                None => part.fill(0),
+                Some(slot_at) => match <&mut Page>::try_from(&mut *part) {
+                    Ok(whole) => drop(self.view.read_slot(slot_at, page, whole)?),
+                    Err(_) => {
+                        let mut whole = [0; PAGE_BYTES];
+                        self.view.read_slot(slot_at, page, &mut whole)?;
+                        part.copy_from_slice(&whole[within..within + count]);
+                    }
+                },
+            }
+            at += count as u64;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// The CRC32C of each page of a run, after reading and checking it.
+    ///
+    /// # Errors
+    /// As [`Session::read`].
+    pub fn checksums(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        count: u32,
+        epoch: Epoch,
+    ) -> Result<Vec<u32>, StoreError> {
+        const PAGE: u64 = PAGE_BYTES as u64;
+        let offset = page.0.saturating_mul(PAGE);
+        self.view
+            .check_range(handle, offset, u64::from(count) * PAGE)?;
+        let of_zeroes = pagemesh_base::checksum::crc32c(&[0; PAGE_BYTES]);
+        let mut buffer = [0; PAGE_BYTES];
+        self.within(handle, epoch, |session| {
+            let pages = (page.0..page.0 + u64::from(count)).map(PageNo);
+            let mut sums = Vec::with_capacity(count as usize);
+            for page in pages {
+                let sum = match session.slot_at(handle, page)? {
+                    None => None,
+                    Some(at) => session.view.read_slot(at, page, &mut buffer)?,
+                };
+                sums.push(sum.unwrap_or(of_zeroes));
+            }
+            Ok(sums)
+        })
+    }
+
+    /// Calls `visit` with runs of pages of a range and their slots; a leaf
+    /// that is not linked comes as one run of empty slots. Stops when it
+    /// returns false, and returns the page after the last one visited.
+    ///
+    /// # Errors
+    /// As [`Session::read`].
+    pub fn visit_slots(
+        &mut self,
+        handle: &Handle,
+        pages: std::ops::Range<u64>,
+        epoch: Epoch,
+        mut visit: impl FnMut(PageNo, u64, Slot) -> bool,
+    ) -> Result<u64, StoreError> {
+        self.within(handle, epoch, |session| {
+            let mut page = pages.start;
+            while page < pages.end {
+                let in_leaf = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(pages.end);
+                match session.slot_at(handle, PageNo(page))? {
+                    None => {
+                        if !visit(PageNo(page), in_leaf - page, Slot::EMPTY) {
+                            return Ok(page);
+                        }
+                        page = in_leaf;
+                    }
+                    Some(at) => {
+                        let slot = session.view.slot(at, PageNo(page))?;
+                        if !visit(PageNo(page), 1, slot) {
+                            return Ok(page);
+                        }
+                        page += 1;
+                    }
+                }
+            }
+            Ok(page)
+        })
+    }
+}

@@ -1,0 +1,307 @@
+//! A pool as its sessions see it: the mapped media, the control segment, and
+//! how to find and check a page.
+//!
+//! Invariants: every page is checked against its checksum before anyone sees
+//! it; a copy counts only if its slot was the same before and after. A view
+//! never changes anything.
+
+use crate::control::Control;
+use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
+use crate::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
+use crate::slot::Slot;
+use crate::table::{BadTable, Location, Table};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
+
+/// Slots in a node.
+pub(crate) const NODE_SLOTS: u64 = 512;
+/// How often a reader meets a page that changed under it before it gives up:
+/// each time another write has completed.
+const READ_TRIES_MAX: u32 = 1000;
+
+/// Why the store refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The object has a newer epoch.
+    #[error("the object is at epoch {current}; this client is fenced")]
+    StaleEpoch {
+        /// The object's epoch.
+        current: Epoch,
+    },
+    /// No frame is free.
+    #[error("the pool is full; delete or discard something")]
+    NoSpace,
+    /// A page or the table above it does not match its checksum.
+    #[error("the page at byte {offset} is damaged")]
+    Damaged {
+        /// Its first byte in the object.
+        offset: u64,
+    },
+    /// Deleted, or never there.
+    #[error("there is no such object in the pool")]
+    NoSuchObject,
+    /// Beyond the object's end.
+    #[error("bytes {offset}..{end} are beyond the object's end at {size_bytes}")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// After the last.
+        end: u64,
+        /// The object's size.
+        size_bytes: u64,
+    },
+    /// The owner of the pool ended this session.
+    #[error("the session was ended by the pool's owner")]
+    Revoked,
+    /// The owner of the pool is gone.
+    #[error("the pool's owner is gone")]
+    Gone,
+    /// The owner did not answer, or a lock was not released, in time.
+    #[error("the pool's owner did not answer in time")]
+    Stalled,
+}
+
+/// What every session of one opening of a pool shares.
+pub struct View<M> {
+    /// Lanes and fresh frames, and everything the owner alone touches.
+    pub(crate) data: Arc<M>,
+    /// Slots, nodes, frame table and object table; on `file-sync` pools a
+    /// private overlay, else the same as `data`.
+    pub(crate) meta: Arc<M>,
+    pub(crate) control: Control,
+    pub(crate) geometry: Geometry,
+    pub(crate) pool: Uuid,
+    pub(crate) incarnation: Incarnation,
+    gone: AtomicBool,
+}
+
+/// An object that a session works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handle {
+    pub(crate) object: ObjectId,
+    pub(crate) entry_at: usize,
+    slice: [u64; 2],
+}
+
+impl Handle {
+    /// The object's place in the table.
+    #[must_use]
+    pub fn object(&self) -> ObjectId {
+        self.object
+    }
+}
+
+impl<M: Media> View<M> {
+    /// The view of an opened pool.
+    #[must_use]
+    pub fn new(
+        data: Arc<M>,
+        meta: Arc<M>,
+        control: Control,
+        geometry: Geometry,
+        pool: Uuid,
+        incarnation: Incarnation,
+    ) -> View<M> {
+        assert!(
+            data.len_bytes() as u64 >= geometry.pool_bytes,
+            "the whole pool is mapped"
+        );
+        let gone = AtomicBool::new(false);
+        View {
+            data,
+            meta,
+            control,
+            geometry,
+            pool,
+            incarnation,
+            gone,
+        }
+    }
+
+    /// The pool's identity.
+    #[must_use]
+    pub fn pool(&self) -> Uuid {
+        self.pool
+    }
+
+    /// The opening of the pool.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// The pool's plan.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The control segment.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The mapped pool.
+    #[must_use]
+    pub fn media(&self) -> &Arc<M> {
+        &self.data
+    }
+
+    /// Refuses every further operation: the owner is gone.
+    pub fn abandon(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Whether slots live in a private overlay.
+    pub(crate) fn has_overlay(&self) -> bool {
+        !Arc::ptr_eq(&self.data, &self.meta)
+    }
+
+    /// The object of this slice, as the owner told its number.
+    ///
+    /// # Errors
+    /// When the number is out of range.
+    pub fn handle(&self, object: ObjectId, slice: SliceId) -> Result<Handle, StoreError> {
+        if object.0 >= self.geometry.object_count() {
+            return Err(StoreError::NoSuchObject);
+        }
+        let (low, high) = slice.0.as_bytes().split_at(8);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 of 16 bytes"));
+        Ok(Handle {
+            object,
+            entry_at: self.entry_at(object),
+            slice: [word(low), word(high)],
+        })
+    }
+
+    pub(crate) fn entry_at(&self, object: ObjectId) -> usize {
+        (self.geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
+    }
+
+    /// The object's gate, if it is live and still the same.
+    pub(crate) fn gate(&self, handle: &Handle) -> Result<Gate, StoreError> {
+        let gate = Gate(self.meta.load(handle.entry_at + GATE_AT));
+        let low = self.meta.load(handle.entry_at + SLICE_AT);
+        let high = self.meta.load(handle.entry_at + SLICE_AT + 8);
+        match gate.is_live() && [low, high] == handle.slice {
+            true => Ok(gate),
+            false => Err(StoreError::NoSuchObject),
+        }
+    }
+
+    /// The object's size.
+    #[must_use]
+    pub fn size_bytes(&self, handle: &Handle) -> u64 {
+        self.meta.load(handle.entry_at + SIZE_AT)
+    }
+
+    pub(crate) fn check_range(
+        &self,
+        handle: &Handle,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), StoreError> {
+        let size_bytes = self.size_bytes(handle);
+        match offset.checked_add(len) {
+            Some(end) if end <= size_bytes => Ok(()),
+            end => Err(StoreError::OutOfRange {
+                offset,
+                end: end.unwrap_or(u64::MAX),
+                size_bytes,
+            }),
+        }
+    }
+
+    /// The object's page table on `media`.
+    pub(crate) fn table<'m>(&self, media: &'m M, object: ObjectId) -> Table<'m, M> {
+        let root_at = self.entry_at(object) + ROOT_AT;
+        Table::new(media, root_at, HEIGHT, self.geometry.frame_numbers())
+    }
+
+    /// Where the slot of `level` above `page` lies.
+    pub(crate) fn locate(
+        &self,
+        object: ObjectId,
+        level: u8,
+        page: PageNo,
+    ) -> Result<Location, StoreError> {
+        self.table(&self.meta, object)
+            .locate(level, page)
+            .map_err(damaged)
+    }
+
+    /// A data slot, checked.
+    pub(crate) fn slot(&self, at: usize, page: PageNo) -> Result<Slot, StoreError> {
+        let slot = Slot::decode(self.meta.load(at)).map_err(|_| damaged_page(page))?;
+        match slot.frame() {
+            Some(frame) if !self.geometry.frame_numbers().contains(&frame.0) => {
+                Err(damaged_page(page))
+            }
+            _ => Ok(slot),
+        }
+    }
+
+    /// Where the frame table's word of a frame lies.
+    pub(crate) fn frame_entry_at(&self, frame: FrameNo) -> usize {
+        (self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES) as usize
+    }
+
+    /// Copies the page behind the slot at `at` out. Returns its checksum, or
+    /// none when it is a hole.
+    pub(crate) fn read_slot(
+        &self,
+        at: usize,
+        page: PageNo,
+        into: &mut [u8; PAGE_BYTES],
+    ) -> Result<Option<u32>, StoreError> {
+        for _ in 0..READ_TRIES_MAX {
+            let slot = self.slot(at, page)?;
+            let Some(frame) = slot.frame() else {
+                into.fill(0);
+                return Ok(None);
+            };
+            let expected = self.meta.load(self.frame_entry_at(frame)) as u32;
+            self.data.read(frame_at(frame), into);
+            let found = crc32c(into);
+            // The load of the slot must not move up before the copy.
+            std::sync::atomic::fence(Ordering::Acquire);
+            if self.meta.load(at) == slot.encode() {
+                return match found == expected {
+                    true => Ok(Some(found)),
+                    false => Err(damaged_page(page)),
+                };
+            }
+        }
+        Err(StoreError::Stalled)
+    }
+}
+
+/// The byte where a frame starts.
+pub(crate) fn frame_at(frame: FrameNo) -> usize {
+    frame.0 as usize * PAGE_BYTES
+}
+
+pub(crate) fn damaged_page(page: PageNo) -> StoreError {
+    StoreError::Damaged {
+        offset: page.0 * PAGE_BYTES as u64,
+    }
+}
+
+pub(crate) fn damaged(cause: BadTable) -> StoreError {
+    damaged_page(match cause {
+        BadTable::Damaged { page, .. }
+        | BadTable::NoSuchFrame { page, .. }
+        | BadTable::OutOfReach { page, .. } => page,
+    })
+}

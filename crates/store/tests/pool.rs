@@ -1,0 +1,324 @@
+//! A pool against a model: sessions write, read and clear, the owner tends,
+//! the pool is closed or crashes and is opened again.
+
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Mapped, Media, Recorder};
+use pagemesh_store::pool::{ObjectError, Pool, format};
+use pagemesh_store::session::{Member, Session, clear, write};
+use pagemesh_store::view::{Handle, StoreError};
+use proptest::prelude::*;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const POOL_BYTES: usize = 4 << 20;
+const SLICE: SliceId = SliceId(Uuid::from_u128(77));
+const SIZE: u64 = 1 << 20;
+
+fn stamp(op: u64) -> Stamp {
+    Stamp {
+        epoch: Epoch(1),
+        op,
+        open: 0,
+    }
+}
+
+fn recorder() -> Arc<Recorder> {
+    let media = Arc::new(Recorder::new(POOL_BYTES));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    media
+}
+
+fn open<M: Media>(media: &Arc<M>) -> Pool<M> {
+    Pool::open(media.clone(), media.clone())
+        .expect("a sound pool")
+        .0
+}
+
+fn session<M: Media>(pool: &mut Pool<M>) -> Session<M> {
+    let number = pool.open_session(1, 1).expect("a session");
+    Session::new(pool.view().clone(), number)
+}
+
+fn put<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    offset: u64,
+    data: &[u8],
+    op: u64,
+) -> Result<(), StoreError> {
+    write(&mut [Member { session, handle }], offset, data, stamp(op)).map_err(|f| f.cause)
+}
+
+fn cut<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    offset: u64,
+    len: u64,
+    op: u64,
+) -> Result<(), StoreError> {
+    clear(&mut [Member { session, handle }], offset, len, stamp(op)).map_err(|f| f.cause)
+}
+
+fn contents<M: Media>(session: &mut Session<M>, handle: Handle) -> Vec<u8> {
+    let mut found = vec![0xee; SIZE as usize];
+    session
+        .read(&handle, 0, &mut found, Epoch(1))
+        .expect("a sound object");
+    found
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write {
+        session: bool,
+        offset: u64,
+        len: usize,
+        byte: u8,
+    },
+    Clear {
+        session: bool,
+        offset: u64,
+        len: u64,
+    },
+    Tend,
+    Reopen {
+        cleanly: bool,
+    },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let range = (0..SIZE, 1u64..100_000).prop_map(|(offset, len)| (offset, len.min(SIZE - offset)));
+    let aligned = (0..SIZE / 4096, 1u64..40)
+        .prop_map(|(page, count)| (page * 4096, (count * 4096).min(SIZE - page * 4096)));
+    let range = prop_oneof![range, aligned];
+    let step = prop_oneof![
+        8 => (any::<bool>(), range.clone(), any::<u8>()).prop_map(|(session, (offset, len), byte)| {
+            Step::Write { session, offset, len: len as usize, byte }
+        }),
+        3 => (any::<bool>(), range).prop_map(|(session, (offset, len))| Step::Clear { session, offset, len }),
+        2 => Just(Step::Tend),
+        1 => any::<bool>().prop_map(|cleanly| Step::Reopen { cleanly }),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn behaves_like_bytes(steps in steps()) {
+        let media = recorder();
+        let mut pool = open(&media);
+        pool.create(SLICE, SIZE).expect("an object");
+        let mut model = vec![0u8; SIZE as usize];
+        let mut sessions = [session(&mut pool), session(&mut pool)];
+        let mut handle = pool.handle(SLICE).expect("the object");
+        for (op, step) in (1..).zip(steps) {
+            pool.tend().expect("a sound pool");
+            match step {
+                Step::Write { session, offset, len, byte } => {
+                    let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
+                    put(&mut sessions[usize::from(session)], handle, offset, &data, op).expect("a write");
+                    model[offset as usize..][..len].copy_from_slice(&data);
+                }
+                Step::Clear { session, offset, len } => {
+                    cut(&mut sessions[usize::from(session)], handle, offset, len, op).expect("a clear");
+                    model[offset as usize..][..len as usize].fill(0);
+                }
+                Step::Tend => drop(pool.tend().expect("a sound pool")),
+                Step::Reopen { cleanly } => {
+                    let old = pool;
+                    if cleanly { old.close().expect("a sound pool") } else { drop(old) }
+                    pool = open(&media);
+                    handle = pool.handle(SLICE).expect("the object");
+                    sessions = [session(&mut pool), session(&mut pool)];
+                }
+            }
+            prop_assert!(contents(&mut sessions[0], handle) == model, "op {}", op);
+        }
+        // What was freed is free again: everything deleted, nothing is used.
+        for number in [1, 2] {
+            pool.close_session(number).expect("a sound pool");
+        }
+        pool.delete(SLICE).expect("the object");
+        while pool.tend().expect("a sound pool") {}
+        pool.checkpoint().expect("a sound pool");
+        while pool.tend().expect("a sound pool") {}
+        pool.checkpoint().expect("a sound pool");
+        let usage = pool.usage();
+        prop_assert_eq!(usage.free_bytes, usage.capacity_bytes);
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_writes_and_still_deletes() {
+    let media = recorder();
+    let mut pool = open(&media);
+    pool.create(SLICE, 64 << 20).expect("thin");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    let pool = std::sync::Mutex::new(pool);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let view = pool.lock().expect("no panic").view().clone();
+            while !stop.load(std::sync::atomic::Ordering::Acquire) {
+                let seen = view.control().rung();
+                pool.lock().expect("no panic").tend().expect("a sound pool");
+                view.control().await_bell(seen, None);
+            }
+        });
+        let mut written = 0;
+        let error = loop {
+            match put(
+                &mut one,
+                handle,
+                written * 4096,
+                &[7; PAGE_BYTES],
+                written + 1,
+            ) {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, StoreError::NoSpace);
+        assert!(
+            written * 4096 > (POOL_BYTES as u64) * 7 / 10,
+            "{written} pages"
+        );
+        cut(&mut one, handle, 0, 10 * 4096, written + 2).expect("a full pool discards");
+        put(&mut one, handle, 0, &[8; PAGE_BYTES], written + 3).expect("there is room again");
+        stop.store(true, std::sync::atomic::Ordering::Release);
+        pool.lock().expect("no panic").view().control().ring();
+    });
+    let mut pool = pool.into_inner().expect("no panic");
+    pool.delete(SLICE).expect("a full pool deletes");
+    for _ in 0..100 {
+        pool.tend().expect("a sound pool");
+    }
+    assert!(pool.usage().free_bytes > (POOL_BYTES as u64) * 7 / 10);
+}
+
+#[test]
+fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
+    let media = recorder();
+    let mut pool = open(&media);
+    pool.create(SLICE, SIZE).expect("an object");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    put(&mut one, handle, 0, &[1; PAGE_BYTES], 5).expect("a write");
+    let late = Stamp {
+        epoch: Epoch(1),
+        op: 6,
+        open: 1,
+    };
+    write(
+        &mut [Member {
+            session: &mut one,
+            handle,
+        }],
+        8192,
+        &[1; 2 * PAGE_BYTES],
+        late,
+    )
+    .expect("a write");
+    pool.raise_epoch(SLICE, Epoch(2), 3).expect("a barrier");
+    let error = put(&mut one, handle, 0, &[2; PAGE_BYTES], 7).expect_err("fenced");
+    assert_eq!(error, StoreError::StaleEpoch { current: Epoch(2) });
+    let mut found = pool.in_flight(SLICE).expect("the object").expect("few");
+    found.sort_by_key(|entry| entry.op);
+    let told: Vec<_> = found.iter().map(|e| (e.page, e.count, e.op)).collect();
+    assert_eq!(told, [(PageNo(0), 1, 5), (PageNo(2), 2, 6)]);
+    // The round is stamped on what was in flight.
+    let mut dirty = Vec::new();
+    one.visit_slots(&handle, 0..SIZE / 4096, Epoch(2), |page, _, slot| {
+        if slot.track() == 3 {
+            dirty.push(page.0);
+        }
+        true
+    })
+    .expect("a sound table");
+    assert_eq!(dirty, [0, 2, 3]);
+    assert!(matches!(
+        pool.raise_epoch(SLICE, Epoch(1), 0),
+        Err(ObjectError::StaleEpoch { .. })
+    ));
+    // It survives a crash, and ends when it is settled.
+    drop(pool);
+    let mut pool = open(&media);
+    assert_eq!(
+        pool.in_flight(SLICE)
+            .expect("the object")
+            .expect("few")
+            .len(),
+        2
+    );
+    pool.settle(SLICE).expect("the object");
+    drop(pool);
+    let pool = open(&media);
+    assert_eq!(pool.in_flight(SLICE).expect("the object"), Some(vec![]));
+}
+
+#[test]
+fn damage_is_found_and_never_read() {
+    let media = recorder();
+    let mut pool = open(&media);
+    pool.create(SLICE, SIZE).expect("an object");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    put(&mut one, handle, 4096, &[0x5a; PAGE_BYTES], 1).expect("a write");
+    let frames = pool.view().geometry().frame_numbers();
+    let hit = frames
+        .map(|frame| frame as usize * PAGE_BYTES)
+        .find(|&at| media.load(at) == 0x5a5a_5a5a_5a5a_5a5a)
+        .expect("the frame");
+    media.store(hit + 800, 1);
+    let error = one
+        .read(&handle, 0, &mut [0; 8192], Epoch(1))
+        .expect_err("damage");
+    assert_eq!(error, StoreError::Damaged { offset: 4096 });
+    put(&mut one, handle, 4096, &[1; PAGE_BYTES], 2).expect("a whole page heals");
+    one.read(&handle, 0, &mut [0; 8192], Epoch(1))
+        .expect("healed");
+}
+
+#[test]
+fn a_mapped_file_survives_reopening_and_a_file_sync_pool_its_overlay() {
+    for directory in ["/dev/shm", "/var/tmp"] {
+        let file = tempfile::tempfile_in(directory).expect("a file");
+        file.set_len(POOL_BYTES as u64).expect("a size");
+        let media = Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"));
+        format(&*media, Uuid::from_u128(3)).expect("a pool");
+        let data: Vec<u8> = (0..SIZE).map(|i| (i / 999) as u8).collect();
+        for round in 0..3u64 {
+            let overlay = match directory {
+                "/dev/shm" => media.clone(),
+                _ => Arc::new(media.overlay().expect("an overlay")),
+            };
+            let (mut pool, _) = Pool::open(media.clone(), overlay).expect("a sound pool");
+            if round == 0 {
+                pool.create(SLICE, SIZE).expect("an object");
+            }
+            let handle = pool.handle(SLICE).expect("the object");
+            let mut one = session(&mut pool);
+            if round > 0 {
+                assert!(
+                    contents(&mut one, handle) == data,
+                    "{directory}, round {round}"
+                );
+            }
+            for (i, chunk) in data.chunks(70_000).enumerate() {
+                let op = round * 100 + i as u64 + 1;
+                put(&mut one, handle, i as u64 * 70_000, chunk, op).expect("a write");
+                pool.tend().expect("a sound pool");
+            }
+            pool.flush().expect("a sound medium");
+            assert!(
+                contents(&mut one, handle) == data,
+                "{directory}, round {round}"
+            );
+        }
+    }
+}
