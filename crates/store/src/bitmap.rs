@@ -47,7 +47,7 @@ impl Frames {
             end: numbers.end,
             groups: (0..numbers.end.div_ceil(GROUP)).map(|_| None).collect(),
             cursor: numbers.start,
-            free: numbers.end - numbers.start - used,
+            free: (numbers.end - numbers.start).saturating_sub(used),
             used,
             dirty: Vec::new(),
             is_dirty: vec![0; (geometry.bitmap.len as usize / LINE_BYTES).div_ceil(64)],
@@ -124,38 +124,41 @@ impl Frames {
         }
     }
 
-    /// Sets the frame's bit on media. Idempotent.
+    /// A record put the frame to use: sets its bit on media. What is in use is
+    /// counted by records, each applied once, and not by bits: after a crash
+    /// some of these are ahead of the superblock.
     pub(crate) fn set<M: Media>(&mut self, media: &M, frame: u64) {
-        self.used += u64::from(self.write(media, frame, true));
+        self.used += 1;
+        self.write(media, frame, true);
     }
 
-    /// Clears the frame's bit on media. Idempotent.
+    /// A record freed the frame: clears its bit on media.
     pub(crate) fn clear<M: Media>(&mut self, media: &M, frame: u64) {
-        self.used -= u64::from(self.write(media, frame, false));
+        // On a file a lost record can make the count wrong by one.
+        self.used = self.used.saturating_sub(1);
+        self.write(media, frame, false);
     }
 
-    fn write<M: Media>(&mut self, media: &M, frame: u64, set: bool) -> bool {
+    /// Writes the frame's bit on media. Idempotent.
+    pub(crate) fn write<M: Media>(&mut self, media: &M, frame: u64, set: bool) {
         assert!(
             (self.first..self.end).contains(&frame),
             "frame {frame} is in the pool"
         );
         let at = self.bitmap_at + (frame / 64 * 8) as usize;
         let old = media.load(at);
-        let new = if set {
-            old | 1 << (frame % 64)
-        } else {
-            old & !(1 << (frame % 64))
-        };
-        if old != new {
-            media.store(at, new);
-            let line = (at - self.bitmap_at) / LINE_BYTES;
-            let (word, bit) = (line / 64, 1 << (line % 64));
-            if self.is_dirty[word] & bit == 0 {
-                self.is_dirty[word] |= bit;
-                self.dirty.push(line as u32);
-            }
+        let bit = 1 << (frame % 64);
+        let new = if set { old | bit } else { old & !bit };
+        if old == new {
+            return;
         }
-        old != new
+        media.store(at, new);
+        let line = (at - self.bitmap_at) / LINE_BYTES;
+        let (word, bit) = (line / 64, 1 << (line % 64));
+        if self.is_dirty[word] & bit == 0 {
+            self.is_dirty[word] |= bit;
+            self.dirty.push(line as u32);
+        }
     }
 
     /// Flushes every changed line.

@@ -225,8 +225,8 @@ struct Replay<'m, M> {
     media: &'m M,
     geometry: Geometry,
     objects_end: u32,
-    /// Frames that records mapped or unmapped: in use at the end?
-    in_use: HashMap<u64, bool>,
+    /// Frames that records name: in use at the checkpoint, and at the end?
+    in_use: HashMap<u64, (bool, bool)>,
     stores: Vec<Unfenced>,
 }
 
@@ -284,12 +284,9 @@ impl<'m, M: Media> Replay<'m, M> {
             // The object was deleted afterwards, and this node with it; or, on
             // a file, the record that links the node was lost, and this one
             // was never promised either.
-            let frames = record
-                .changes
-                .iter()
-                .flat_map(|change| [change.old, change.new]);
-            for frame in frames.filter_map(Slot::frame) {
-                self.in_use.insert(frame.0, false);
+            for change in &record.changes {
+                self.note(change.old, ordered, false);
+                self.note(change.new, false, false);
             }
             return Ok(());
         };
@@ -317,18 +314,16 @@ impl<'m, M: Media> Replay<'m, M> {
         data_crc: u32,
         ordered: bool,
     ) {
-        if let Some(frame) = old.frame() {
-            self.in_use.insert(frame.0, false);
+        // On a file, a record in between may be lost: then what the slot really
+        // maps is free now, and what this record replaced never was in use.
+        let found = Slot::decode(self.media.load(at));
+        let follows = ordered || found == Ok(old);
+        self.note(old, follows, false);
+        if let (false, Ok(found)) = (follows, found) {
+            self.note(found, true, false);
         }
-        // A lost record in between: what the slot really maps is free now.
-        if !ordered
-            && let Ok(found) = Slot::decode(self.media.load(at))
-            && let Some(frame) = found.frame()
-        {
-            self.in_use.insert(frame.0, false);
-        }
+        self.note(new, false, true);
         if let Some(frame) = new.frame() {
-            self.in_use.insert(frame.0, true);
             if level == 0 {
                 let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
                 self.media.store(entry as usize, u64::from(data_crc));
@@ -336,6 +331,13 @@ impl<'m, M: Media> Replay<'m, M> {
             }
         }
         self.media.store(at, new.encode());
+    }
+
+    /// A record names the slot's frame; `was` counts only for the first.
+    fn note(&mut self, slot: Slot, was: bool, is: bool) {
+        if let Some(frame) = slot.frame() {
+            self.in_use.entry(frame.0).or_insert((was, is)).1 = is;
+        }
     }
 
     fn mark_compare(&mut self, object: ObjectId) {
@@ -350,10 +352,11 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     fn settle_frames(&mut self, frames: &mut Frames) {
-        for (&frame, &in_use) in &self.in_use {
-            match in_use {
-                true => frames.set(self.media, frame),
-                false => frames.clear(self.media, frame),
+        for (&frame, &(was, is)) in &self.in_use {
+            match (was, is) {
+                (false, true) => frames.set(self.media, frame),
+                (true, false) => frames.clear(self.media, frame),
+                _ => frames.write(self.media, frame, is),
             }
         }
     }
