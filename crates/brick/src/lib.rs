@@ -1,1 +1,10 @@
-//! The daemon around a pool.
+//! The brick: the daemon that owns a pool.
+//!
+//! [`file`] finds and locks the pool, [`brick`] keeps house, [`worker`] is one
+//! connection's session. Nothing here knows of volumes.
+
+#![forbid(unsafe_code)]
+
+pub mod brick;
+pub mod file;
+pub mod worker;

@@ -323,12 +323,10 @@ impl<'m, M: Media> Replay<'m, M> {
             self.note(found, true, false);
         }
         self.note(new, false, true);
-        if let Some(frame) = new.frame() {
-            if level == 0 {
-                let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
-                self.media.store(entry as usize, u64::from(data_crc));
-                self.stores.push(self.media.flush(entry as usize, 8));
-            }
+        if let (0, Some(frame)) = (level, new.frame()) {
+            let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
+            self.media.store(entry as usize, u64::from(data_crc));
+            self.stores.push(self.media.flush(entry as usize, 8));
         }
         self.media.store(at, new.encode());
     }

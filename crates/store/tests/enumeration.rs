@@ -104,6 +104,8 @@ enum Op {
     Cut,
     CutPart,
     Create,
+    /// Links the first nodes of an object, in frames that held other bytes.
+    Other,
     Resize,
     Delete,
     Raise,
@@ -112,7 +114,7 @@ enum Op {
     Reopen,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 14] = [
     Op::Page,
     Op::Fresh,
     Op::Pages,
@@ -120,6 +122,7 @@ const OPS: [Op; 13] = [
     Op::Cut,
     Op::CutPart,
     Op::Create,
+    Op::Other,
     Op::Resize,
     Op::Delete,
     Op::Raise,
@@ -164,7 +167,8 @@ fn base_model() -> Model {
 
 impl World {
     fn format() -> World {
-        let media = Recorder::new(POOL_BYTES);
+        // Frames hold what was there before: nothing may rely on zeroes.
+        let media = Recorder::from_image(vec![0x5555_aaaa_1234_8765; POOL_BYTES / 8]);
         format(&media, Uuid::from_u128(9)).expect("a pool");
         World::open(media, Model::new())
     }
@@ -213,7 +217,9 @@ impl World {
 
     /// Does an operation; the model follows.
     fn run(&mut self, op: Op, byte: u8) {
-        if !self.model.contains_key(&MAIN) && !matches!(op, Op::Create | Op::Tend | Op::Reopen) {
+        if !self.model.contains_key(&MAIN)
+            && !matches!(op, Op::Create | Op::Other | Op::Tend | Op::Reopen)
+        {
             return;
         }
         match op {
@@ -233,6 +239,16 @@ impl World {
                 if self.pool.create(OTHER, 8192).is_ok() {
                     self.model.insert(OTHER, vec![0; 8192]);
                 }
+            }
+            Op::Other => {
+                let Some(bytes) = self.model.get_mut(&OTHER) else {
+                    return;
+                };
+                bytes[4096..].fill(byte);
+                let data = bytes[4096..].to_vec();
+                let (handle, stamp) = (self.handle(OTHER), self.stamp());
+                let session = &mut self.sessions[0];
+                write(&mut [Member { session, handle }], 4096, &data, stamp).expect("a write");
             }
             Op::Resize => {
                 let bytes = self.model.get_mut(&MAIN).expect("the object");

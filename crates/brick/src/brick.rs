@@ -1,0 +1,229 @@
+//! A pool and those who use it within this process: the housekeeper, and a
+//! worker for each connection.
+//!
+//! Invariants: the data path of a worker takes no lock of this process; only
+//! opening, closing and control calls lock the pool. The housekeeper sleeps
+//! until a session rings, so an idle brick costs nothing.
+
+use crate::file::{self, FileError};
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
+use pagemesh_pmem::{Durability, Mapped};
+use pagemesh_store::pool::{ObjectError, Pool};
+use pagemesh_store::recovery::Recovered;
+use pagemesh_store::session::Session;
+use pagemesh_store::view::View;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A running pool.
+pub struct Brick {
+    pool: Mutex<Pool<Mapped>>,
+    view: Arc<View<Mapped>>,
+    durability: Durability,
+    stopping: AtomicBool,
+    failed: AtomicBool,
+}
+
+/// The thread that checkpoints and grants; ends the brick when dropped.
+pub struct Housekeeper {
+    brick: Arc<Brick>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Brick {
+    /// Opens the pool of a file: recovers it and starts its housekeeper.
+    ///
+    /// # Errors
+    /// When it is no pool, damaged, or in use.
+    pub fn open(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
+        let media = Arc::new(file::open(path)?);
+        let durability = media.durability();
+        let overlay = match file::needs_sync(durability) {
+            false => media.clone(),
+            true => Arc::new(media.overlay().map_err(|cause| FileError::Map {
+                path: path.into(),
+                cause,
+            })?),
+        };
+        let bad = |cause| FileError::Pool {
+            path: path.into(),
+            cause,
+        };
+        let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
+        let view = pool.view().clone();
+        let brick = Arc::new(Brick {
+            pool: Mutex::new(pool),
+            view,
+            durability,
+            stopping: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new().name("housekeeper".into());
+        let keeper = brick.clone();
+        let thread =
+            thread
+                .spawn(move || keeper.keep_house())
+                .map_err(|cause| FileError::System {
+                    action: "start the housekeeper of",
+                    path: path.into(),
+                    cause,
+                })?;
+        let housekeeper = Housekeeper {
+            brick: brick.clone(),
+            thread: Some(thread),
+        };
+        Ok((brick, housekeeper, recovered))
+    }
+
+    fn keep_house(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            let seen = self.view.control().rung();
+            match self.pool().tend() {
+                Ok(true) => continue,
+                Ok(false) => self.view.control().await_bell(seen, None),
+                Err(cause) => {
+                    tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
+                    self.failed.store(true, Ordering::Release);
+                    return;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<Mapped>> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What sessions share.
+    #[must_use]
+    pub fn view(&self) -> &Arc<View<Mapped>> {
+        &self.view
+    }
+
+    /// The pool's identity.
+    #[must_use]
+    pub fn id(&self) -> BrickId {
+        BrickId(self.view.pool())
+    }
+
+    /// What the pool's medium promises.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Whether the pool failed and the brick should end.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Opens a session for a thread of this process or for another process.
+    ///
+    /// # Errors
+    /// When all are in use.
+    pub fn open_session(&self, pid: u32, start_time: u64) -> Result<u32, SliceError> {
+        self.pool().open_session(pid, start_time).map_err(refused)
+    }
+
+    /// Ends a session whose user is gone.
+    pub fn close_session(&self, number: u32) {
+        if let Err(cause) = self.pool().close_session(number) {
+            tracing::error!(%cause, number, "cannot end a session");
+        }
+    }
+
+    pub(crate) fn session(&self, number: u32) -> Session<Mapped> {
+        Session::new(self.view.clone(), number)
+    }
+}
+
+impl Housekeeper {
+    /// Ends the brick: refuses every session, and leaves a checkpoint.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        self.brick.stopping.store(true, Ordering::Release);
+        self.brick.view.control().ring();
+        if thread.join().is_err() {
+            tracing::error!("the housekeeper panicked");
+        }
+        self.brick.view.abandon();
+        if let Err(cause) = self.brick.pool().checkpoint() {
+            tracing::warn!(%cause, "no last checkpoint; the next start replays the journal");
+        }
+    }
+}
+
+impl Drop for Housekeeper {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The error of a pool as a client sees it.
+pub(crate) fn refused(cause: ObjectError) -> SliceError {
+    match cause {
+        ObjectError::Exists(slice) => SliceError::SliceExists(slice),
+        ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
+        ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
+        ObjectError::Store(cause) => crate::worker::refused(cause),
+        ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
+            SliceError::OutOfRange(cause.to_string())
+        }
+        other => SliceError::Refused(other.to_string()),
+    }
+}
+
+impl BrickControl for Brick {
+    fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        let size_bytes = size_bytes
+            .checked_next_multiple_of(4096)
+            .unwrap_or(u64::MAX);
+        self.pool().create(slice, size_bytes).map_err(refused)
+    }
+
+    fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        let size_bytes = size_bytes
+            .checked_next_multiple_of(4096)
+            .unwrap_or(u64::MAX);
+        self.pool().resize(slice, size_bytes).map_err(refused)
+    }
+
+    fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
+        let deleted = self.pool().delete(slice).map_err(refused);
+        self.view.control().ring();
+        deleted
+    }
+
+    fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
+        let pool = self.pool();
+        let info = |object: pagemesh_store::object::Object| SliceInfo {
+            slice: object.slice,
+            size_bytes: object.size_bytes,
+            epoch: object.epoch.0,
+            round: object.round,
+        };
+        Ok(pool.list().map(info).collect())
+    }
+
+    fn status(&self) -> Result<BrickStatus, SliceError> {
+        let usage = self.pool().usage();
+        Ok(BrickStatus {
+            brick: self.id(),
+            durability: self.durability.to_string(),
+            capacity_bytes: usage.capacity_bytes,
+            used_bytes: usage.capacity_bytes - usage.free_bytes,
+            sessions: usage.sessions,
+            incarnation: self.view.incarnation().0,
+        })
+    }
+}

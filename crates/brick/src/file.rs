@@ -1,0 +1,194 @@
+//! The file or device that holds a pool.
+//!
+//! Invariants: whoever has the pool mapped shares an open file description
+//! that is locked; so nobody recovers a pool that a client still maps. Plain
+//! files are fully allocated before they become a pool.
+
+use pagemesh_pmem::{Durability, MapError, Mapped};
+use pagemesh_store::pool;
+use pagemesh_store::recovery::PoolError;
+use rustix::fs::{FallocateFlags, FlockOperation};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Why a pool's file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system refused.
+    #[error("cannot {action} {path}: {cause}")]
+    System {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        cause: io::Error,
+    },
+    /// Something is there already.
+    #[error("{0} exists; remove it first if nothing on it is needed")]
+    Exists(PathBuf),
+    /// Another brick, or a client of one that died, holds it.
+    #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
+    InUse(PathBuf),
+    /// Not mappable.
+    #[error("cannot map {path}: {cause}")]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: MapError,
+    },
+    /// Not a pool, or a damaged one.
+    #[error("{path}: {cause}")]
+    Pool {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: PoolError,
+    },
+}
+
+fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> FileError + 'p {
+    move |cause| FileError::System {
+        action,
+        path: path.into(),
+        cause,
+    }
+}
+
+/// Makes a file of `size_bytes` a new pool, or a device all of which is used
+/// when `size_bytes` is its size.
+///
+/// # Errors
+/// When it exists, the size is impossible, or the system refuses; a file that
+/// could not be finished is removed.
+pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
+    let is_device = path
+        .metadata()
+        .is_ok_and(|m| m.file_type().is_char_device() || m.file_type().is_block_device());
+    let bad = |cause: pagemesh_store::geometry::BadSize| FileError::Pool {
+        path: path.into(),
+        cause: pagemesh_store::superblock::BadSuperblock::from(cause).into(),
+    };
+    pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
+    if is_device {
+        let file = open_locked(path)?;
+        return make_pool(path, file, size_bytes);
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    let file = file.map_err(|cause| match cause.kind() {
+        io::ErrorKind::AlreadyExists => FileError::Exists(path.into()),
+        _ => system("create", path)(cause),
+    })?;
+    let made = allocate(path, &file, size_bytes).and_then(|()| make_pool(path, file, size_bytes));
+    if made.is_err() {
+        // The error to report is the first one.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+/// Allocates all of a file: running out of space later would be a SIGBUS.
+fn allocate(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes)
+        .map_err(|cause| system("allocate", path)(cause.into()))
+}
+
+fn make_pool(path: &Path, file: File, size_bytes: u64) -> Result<Uuid, FileError> {
+    let id = Uuid::new_v4();
+    let media = map(path, file, size_bytes)?;
+    let bad = |cause| FileError::Pool {
+        path: path.into(),
+        cause,
+    };
+    pool::format(&media, id).map_err(bad)?;
+    Ok(id)
+}
+
+fn map(path: &Path, file: File, size_bytes: u64) -> Result<Mapped, FileError> {
+    let len = usize::try_from(size_bytes).unwrap_or(usize::MAX);
+    Mapped::new(file, len).map_err(|cause| FileError::Map {
+        path: path.into(),
+        cause,
+    })
+}
+
+fn open_locked(path: &Path) -> Result<File, FileError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(system("open", path))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(FileError::InUse(path.into())),
+        Err(cause) => Err(system("lock", path)(cause.into())),
+    }
+}
+
+/// Locks and maps an existing pool, without recovering it.
+///
+/// # Errors
+/// When it is no pool, in use, shorter than its superblock says, or the system
+/// refuses.
+pub fn open(path: &Path) -> Result<Mapped, FileError> {
+    let file = open_locked(path)?;
+    let bad = |cause| FileError::Pool {
+        path: path.into(),
+        cause,
+    };
+    let size_bytes = superblock(path, &file)?.geometry.pool_bytes;
+    let found = file.metadata().map_err(system("look at", path))?;
+    if found.is_file() && found.len() < size_bytes {
+        return Err(bad(PoolError::Truncated {
+            wanted: size_bytes,
+            found: found.len(),
+        }));
+    }
+    map(path, file, size_bytes)
+}
+
+/// What the superblock of a file says, whether or not a brick runs on it.
+///
+/// # Errors
+/// When it is no pool.
+pub fn show(path: &Path) -> Result<pagemesh_store::superblock::Superblock, FileError> {
+    let file = File::open(path).map_err(system("open", path))?;
+    superblock(path, &file)
+}
+
+fn superblock(
+    path: &Path,
+    file: &File,
+) -> Result<pagemesh_store::superblock::Superblock, FileError> {
+    use std::os::unix::fs::FileExt;
+    let mut pages = [[0; 4096]; 2];
+    for (page, at) in pages.iter_mut().zip([0, 4096]) {
+        match file.read_exact_at(page, at) {
+            Ok(()) => {}
+            // Too short for a pool: decoding says so.
+            Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err(cause) => return Err(system("read", path)(cause)),
+        }
+    }
+    pagemesh_store::superblock::Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| {
+        FileError::Pool {
+            path: path.into(),
+            cause: cause.into(),
+        }
+    })
+}
+
+/// Whether a fence is enough for what the medium promises.
+#[must_use]
+pub fn needs_sync(durability: Durability) -> bool {
+    durability == Durability::FileSync
+}
