@@ -1,0 +1,217 @@
+//! The registry of what a server exports, shared by any number of servers.
+//!
+//! An export's name is unique, not empty and free of control characters. A
+//! removed export takes no new connection, and those it has are told to
+//! finish what is in flight and end. The registry never opens a space.
+
+use crate::limits::{DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX};
+use crate::signal::{Level, Signal};
+use pagemesh_base::space::Space;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How a space is exported.
+#[derive(Clone, Debug, Default)]
+pub struct ExportOptions {
+    /// Whether clients may only read.
+    pub read_only: bool,
+    /// What listings say about it; may be empty.
+    pub description: String,
+}
+
+/// Why an export cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExportError {
+    /// The name is taken.
+    #[error("an export named '{0}' exists already; remove it first or choose another name")]
+    Exists(String),
+    /// The name cannot be used.
+    #[error("the export name '{name}' {cause}; choose 1 to {NAME_BYTES_MAX} printable bytes")]
+    BadName {
+        /// The name, escaped.
+        name: String,
+        /// What is wrong with it.
+        cause: &'static str,
+    },
+    /// The description is too long.
+    #[error(
+        "the description of export '{0}' is too long; use at most {DESCRIPTION_BYTES_MAX} bytes"
+    )]
+    LongDescription(String),
+    /// The registry is full.
+    #[error("there are {EXPORTS_MAX} exports already; remove one or start another server")]
+    TooMany,
+}
+
+/// The registry; clones share it.
+#[derive(Clone, Default)]
+pub struct Exports {
+    table: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
+}
+
+impl Exports {
+    /// An empty registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Exports a space under a name; clients can connect at once.
+    ///
+    /// # Errors
+    /// When the name is taken or unusable, or the registry is full.
+    pub fn add(
+        &self,
+        name: &str,
+        space: Arc<dyn Space>,
+        options: ExportOptions,
+    ) -> Result<(), ExportError> {
+        check_name(name)?;
+        if options.description.len() > DESCRIPTION_BYTES_MAX {
+            return Err(ExportError::LongDescription(name.into()));
+        }
+        let mut table = hold(&self.table);
+        if table.contains_key(name) {
+            return Err(ExportError::Exists(name.into()));
+        }
+        if table.len() >= EXPORTS_MAX {
+            return Err(ExportError::TooMany);
+        }
+        let export = Export {
+            name: name.into(),
+            space,
+            options,
+            members: Mutex::new(Members::default()),
+        };
+        table.insert(name.into(), Arc::new(export));
+        Ok(())
+    }
+
+    /// Ends an export and tells its connections to finish. False if there is
+    /// none of that name.
+    pub fn remove(&self, name: &str) -> bool {
+        let Some(export) = hold(&self.table).remove(name) else {
+            return false;
+        };
+        let mut members = hold(&export.members);
+        members.removed = true;
+        for signal in members.signals.values() {
+            signal.raise(Level::Drain);
+        }
+        true
+    }
+
+    /// The names, sorted.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        hold(&self.table).keys().cloned().collect()
+    }
+
+    /// How many connections an export has; none if there is no such export.
+    #[must_use]
+    pub fn connections(&self, name: &str) -> Option<usize> {
+        let export = hold(&self.table).get(name).cloned()?;
+        let members = hold(&export.members);
+        Some(members.signals.len())
+    }
+
+    /// The export that a client means: the one of that name, or for an empty
+    /// name the only one.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
+        let table = hold(&self.table);
+        if name.is_empty() && table.len() == 1 {
+            return table.values().next().cloned();
+        }
+        table.get(std::str::from_utf8(name).ok()?).cloned()
+    }
+
+    /// All of them, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<Export>> {
+        hold(&self.table).values().cloned().collect()
+    }
+}
+
+impl fmt::Debug for Exports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+fn check_name(name: &str) -> Result<(), ExportError> {
+    let cause = if name.is_empty() {
+        "is empty"
+    } else if name.len() > NAME_BYTES_MAX {
+        "is too long"
+    } else if name.chars().any(char::is_control) {
+        "contains a control character"
+    } else {
+        return Ok(());
+    };
+    Err(ExportError::BadName {
+        name: name
+            .chars()
+            .take(NAME_BYTES_MAX)
+            .flat_map(char::escape_default)
+            .collect(),
+        cause,
+    })
+}
+
+/// One export.
+pub(crate) struct Export {
+    pub(crate) name: String,
+    pub(crate) space: Arc<dyn Space>,
+    pub(crate) options: ExportOptions,
+    members: Mutex<Members>,
+}
+
+#[derive(Default)]
+struct Members {
+    signals: HashMap<u64, Arc<Signal>>,
+    removed: bool,
+}
+
+impl Export {
+    /// Counts a connection until the membership is dropped.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        connection: u64,
+        signal: &Arc<Signal>,
+        connections_max: usize,
+    ) -> Result<Membership, String> {
+        let mut members = hold(&self.members);
+        if members.removed {
+            return Err(format!("export '{}' was removed", self.name));
+        }
+        if members.signals.len() >= connections_max {
+            return Err(format!(
+                "export '{}' has {connections_max} connections already; close one first",
+                self.name
+            ));
+        }
+        members.signals.insert(connection, Arc::clone(signal));
+        Ok(Membership {
+            export: Arc::clone(self),
+            connection,
+        })
+    }
+}
+
+/// A connection's place in its export.
+pub(crate) struct Membership {
+    export: Arc<Export>,
+    connection: u64,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        hold(&self.export.members).signals.remove(&self.connection);
+    }
+}
+
+/// Locks, whether or not a thread panicked while it held the lock: every
+/// change made under these locks is a single insertion or removal.
+pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,156 @@
+//! The requests of one connection that the space has not completed.
+//!
+//! A request keeps its place, and so its token, through all its steps; a
+//! token is given out again only after its request has ended. What the space
+//! answers is checked against what was asked: an answer of the wrong kind or
+//! length fails the request, it never reaches the client.
+
+use crate::plan::{Failure, Then, next_zeroes};
+use crate::wire::Errno;
+use pagemesh_base::space::{Completion, Extent, Reply, Request, SpaceError, Token};
+
+/// What a request ends with.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    Data { offset: u64, data: Vec<u8> },
+    Extents(Vec<Extent>),
+    Failed(Failure),
+}
+
+/// What a completion leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// The request goes on with another of the space's.
+    Submit(Request),
+    /// It has ended.
+    End { cookie: u64, outcome: Outcome },
+}
+
+#[derive(Debug)]
+struct Pending {
+    cookie: u64,
+    offset: u64,
+    len: u32,
+    held_bytes: u64,
+    then: Then,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    slots: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    held_bytes: u64,
+}
+
+impl InFlight {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Bytes that the requests hold: payloads, and answers to come.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Remembers a request and names it.
+    pub(crate) fn begin(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: u32,
+        held_bytes: u64,
+        then: Then,
+    ) -> Token {
+        let pending = Pending {
+            cookie,
+            offset,
+            len,
+            held_bytes,
+            then,
+        };
+        self.held_bytes += held_bytes;
+        let place = self.free.pop().unwrap_or(self.slots.len());
+        if place == self.slots.len() {
+            self.slots.push(Some(pending));
+        } else {
+            self.slots[place] = Some(pending);
+        }
+        Token(place as u64)
+    }
+
+    /// What follows a completion; none if nothing is in flight by its token.
+    pub(crate) fn complete(&mut self, completion: Completion) -> Option<Progress> {
+        let place = usize::try_from(completion.token.0).ok()?;
+        let pending = self.slots.get_mut(place)?.as_mut()?;
+        let outcome = match (completion.result, pending.then) {
+            (Err(error), _) => Outcome::Failed(failure(&error)),
+            (Ok(Reply::Done), Then::Flush) => {
+                pending.then = Then::Done;
+                return Some(Progress::Submit(Request::Flush));
+            }
+            (Ok(Reply::Done), Then::Zeroes { next, end, durable }) => {
+                let (request, then) = next_zeroes(next, end, durable);
+                pending.then = then;
+                return Some(Progress::Submit(request));
+            }
+            (Ok(reply), then) => conclude(pending, reply, then),
+        };
+        let (cookie, held_bytes) = (pending.cookie, pending.held_bytes);
+        self.slots[place] = None;
+        self.free.push(place);
+        self.held_bytes -= held_bytes;
+        Some(Progress::End { cookie, outcome })
+    }
+}
+
+fn conclude(pending: &Pending, reply: Reply, then: Then) -> Outcome {
+    match (then, reply) {
+        (Then::Done, Reply::Done) => Outcome::Done,
+        (Then::Data, Reply::Data(data)) if data.len() == pending.len as usize => Outcome::Data {
+            offset: pending.offset,
+            data,
+        },
+        (Then::Extents { one }, Reply::Extents(extents)) => {
+            let mut extents = join(&extents, u64::from(pending.len));
+            if one {
+                extents.truncate(1);
+            }
+            if extents.is_empty() {
+                return Outcome::Failed(Failure::new(Errno::Io, "the space told no extents"));
+            }
+            Outcome::Extents(extents)
+        }
+        _ => Outcome::Failed(Failure::new(
+            Errno::Io,
+            "the space answered something else than was asked",
+        )),
+    }
+}
+
+/// Merges neighbours of one kind, and cuts at the end of the range.
+fn join(extents: &[Extent], len: u64) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::with_capacity(extents.len());
+    let mut left = len;
+    for extent in extents {
+        let len = extent.len.min(left);
+        left -= len;
+        match joined.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.mapped == extent.mapped => last.len += len,
+            _ => joined.push(Extent { len, ..*extent }),
+        }
+    }
+    joined
+}
+
+fn failure(error: &SpaceError) -> Failure {
+    let errno = match error {
+        SpaceError::OutOfRange { .. } => Errno::Invalid,
+        SpaceError::NoSpace(_) => Errno::NoSpace,
+        SpaceError::Fenced => Errno::Shutdown,
+        SpaceError::Damaged { .. } | SpaceError::Unavailable(_) => Errno::Io,
+    };
+    Failure::new(errno, error.to_string())
+}

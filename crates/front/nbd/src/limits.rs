@@ -1,0 +1,100 @@
+//! What bounds a server: every queue, length, count and wait.
+
+use std::time::Duration;
+
+/// Bytes of the longest read or write, told to clients as the block size
+/// limit. It is the space's own limit, so nothing needs splitting.
+pub const PAYLOAD_BYTES_MAX: u32 = pagemesh_base::space::REQUEST_BYTES_MAX;
+/// Bytes of the longest write that is read to its end only to be refused. A
+/// longer one closes the connection: it is more likely garbage than a client
+/// that ignored the limit it was told.
+pub(crate) const SKIPPED_BYTES_MAX: u32 = 2 * PAYLOAD_BYTES_MAX;
+/// The block size that clients should prefer: the page of the store.
+pub(crate) const PREFERRED_BYTES: u32 = 4096;
+/// Bytes of the data of one option: enough for the longest name and a hundred
+/// metadata queries, little enough to hold for a stranger.
+pub(crate) const OPTION_BYTES_MAX: usize = 64 << 10;
+/// Options of one handshake; clients need fewer than ten, those that list
+/// many exports on one connection a few dozen.
+pub(crate) const OPTIONS_MAX: u32 = 256;
+/// Bytes of an export's name.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Bytes of an export's description.
+pub const DESCRIPTION_BYTES_MAX: usize = 1024;
+/// Exports of one registry; bounds the answer to a listing at about 5 MiB.
+pub const EXPORTS_MAX: usize = 4096;
+/// Requests of one connection that are in flight or whose replies are not
+/// sent: what a channel takes.
+pub(crate) const REQUESTS_MAX: usize = pagemesh_base::space::REQUESTS_MAX;
+/// Bytes that the requests in flight and the unsent replies of one connection
+/// hold, beyond the first request: two of the longest.
+pub(crate) const HELD_BYTES_MAX: u64 = 2 * PAYLOAD_BYTES_MAX as u64;
+/// Bytes of the shared receive buffer: more than 16 requests of 4 KiB in one
+/// system call, and it stays in the second level cache.
+pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
+/// Bytes up to which a payload is waited for in the shared buffer and copied
+/// out of it. A longer one is received into a buffer of its own; below, the
+/// second system call costs more than the copy.
+pub(crate) const COPIED_BYTES_MAX: usize = 16 << 10;
+/// Bytes asked for at once while long writes arrive, so that little of the
+/// next long payload lands in the shared buffer, from where it is copied.
+pub(crate) const NARROW_BYTES: usize = 4 << 10;
+/// Other requests in a row after which long writes are taken to be over.
+pub(crate) const NARROW_REQUESTS: u32 = 8;
+/// Buffers handed to one send.
+pub(crate) const SEND_PARTS_MAX: usize = 64;
+/// Requests submitted before their replies are sent: the client works on
+/// these while the rest of its batch is served.
+pub(crate) const BATCH_REQUESTS: usize = 8;
+/// Bytes written per step of a write-zeroes that must not make holes.
+pub(crate) const ZEROES_BYTES: usize = 1 << 20;
+/// Microseconds of trying to receive before sleeping. A client at depth one
+/// comes back in 5 to 15; a sleep and a wake-up cost about as much.
+pub(crate) const SPIN_US: u64 = 40;
+/// Microseconds between two tries of a spin beyond which the processor was
+/// taken away in between, so somebody else needs it.
+pub(crate) const SPIN_GAP_US: u64 = 25;
+/// Spins in a row that found nothing, after which none is tried for a while.
+pub(crate) const SPIN_MISSES_MAX: u32 = 3;
+/// Waits without a spin after the first such series; each doubles the next.
+pub(crate) const SPIN_PAUSE_MIN: u32 = 32;
+/// The most waits without a spin.
+pub(crate) const SPIN_PAUSE_MAX: u32 = 8192;
+/// Spins in a row that paid, after which a pause is short again.
+pub(crate) const SPIN_HITS_TRUSTED: u32 = 64;
+/// Connections that the kernel queues before `accept`.
+pub(crate) const BACKLOG: i32 = 128;
+/// How long accepting rests when descriptors or memory ran out.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections tried to a unix socket before its owner is taken to be dead.
+pub(crate) const PROBES: u32 = 3;
+/// Between two of them: an owner may be between `bind` and `listen`.
+pub(crate) const PROBE_PAUSE: Duration = Duration::from_millis(20);
+
+/// What a server can be told to bound differently.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections in total; more are closed at once. Each is a thread.
+    pub connections_max: usize,
+    /// Connections to one export; more are refused with a message.
+    pub export_connections_max: usize,
+    /// From the connection to the choice of an export.
+    pub handshake: Duration,
+    /// Without a byte in the middle of a request. Long, because a suspended
+    /// client is not a broken one.
+    pub stalled_message: Duration,
+    /// For requests in flight, and their replies, when a connection ends.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 512,
+            export_connections_max: 128,
+            handshake: Duration::from_secs(15),
+            stalled_message: Duration::from_secs(300),
+            drain: Duration::from_secs(10),
+        }
+    }
+}

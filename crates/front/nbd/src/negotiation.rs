@@ -1,0 +1,423 @@
+//! The handshake as a state machine: bytes in, bytes and steps out.
+//!
+//! It looks at one option at a time, so that an answer is sent before the next
+//! question is read. It never does I/O, never opens a space, and never keeps
+//! more of a client's bytes than one option. What a client asked for and may
+//! not have is answered; what is not the protocol is a [`Violation`] and ends
+//! the connection.
+
+use crate::exports::{Export, Exports};
+use crate::limits::PREFERRED_BYTES;
+use crate::limits::{NAME_BYTES_MAX, OPTION_BYTES_MAX, OPTIONS_MAX, PAYLOAD_BYTES_MAX};
+use crate::wire::{self, answer, export_flag, handshake, info, option};
+use crate::wire::{take_u16, take_u32, take_u64};
+use std::sync::Arc;
+
+/// Bytes of an option before its data.
+const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of input that the machine may be given at once.
+pub(crate) const INPUT_BYTES_MAX: usize = OPTION_HEADER_BYTES + OPTION_BYTES_MAX;
+/// Zeroes after the answer to `EXPORT_NAME`, unless both ends do without.
+const PADDING_BYTES: usize = 124;
+
+/// Why a connection cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Violation {
+    #[error("the client's flags {0:#x} are unknown")]
+    ClientFlags(u32),
+    #[error("an option starts with {0:#x}, which is no option")]
+    OptionMagic(u64),
+    #[error("option {0} has {1} bytes of data; at most {OPTION_BYTES_MAX} are taken")]
+    OptionLength(u32, u32),
+    #[error("more than {OPTIONS_MAX} options without choosing an export")]
+    TooManyOptions,
+    #[error("there is no export for the name asked for, and the option has no error answer")]
+    NoSuchExport,
+    #[error("a request starts with bytes that are no request")]
+    RequestMagic,
+    #[error("a write of {0} bytes; at most {PAYLOAD_BYTES_MAX} are taken")]
+    WriteLength(u32),
+}
+
+/// What to do next.
+pub(crate) enum Step {
+    /// Read more, after sending what there is to send.
+    More,
+    /// An option was answered; ask again after sending.
+    Again,
+    /// Open the export and say what came of it to [`Negotiation::opened`].
+    Open(Arc<Export>),
+    /// The client is done; close after sending.
+    Close,
+}
+
+/// What both ends agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Session {
+    /// The size told to the client; it holds for the whole connection.
+    pub(crate) size_bytes: u64,
+    pub(crate) read_only: bool,
+    pub(crate) structured: bool,
+    /// Whether `base:allocation` was chosen.
+    pub(crate) allocation: bool,
+}
+
+/// The option that is waiting for an export to be opened.
+enum Opening {
+    Go { wanted: Vec<u16> },
+    ExportName,
+}
+
+/// See the module.
+pub(crate) struct Negotiation {
+    exports: Exports,
+    greeted: bool,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export for which `base:allocation` was chosen.
+    context_of: Option<String>,
+    opening: Option<(Opening, Arc<Export>)>,
+    options: u32,
+}
+
+impl Negotiation {
+    pub(crate) fn new(exports: Exports) -> Self {
+        Self {
+            exports,
+            greeted: false,
+            no_zeroes: false,
+            structured: false,
+            context_of: None,
+            opening: None,
+            options: 0,
+        }
+    }
+
+    /// What the server says first.
+    pub(crate) fn greet(&self, out: &mut Vec<u8>) {
+        out.extend(wire::GREETING_MAGIC.to_be_bytes());
+        out.extend(wire::OPTION_MAGIC.to_be_bytes());
+        out.extend((handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+    }
+
+    /// Consumes at most one message from the front of `input`.
+    pub(crate) fn step(
+        &mut self,
+        input: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Violation> {
+        if !self.greeted {
+            let Some((flags, _)) = take_u32(input) else {
+                return Ok(Step::More);
+            };
+            self.accept_flags(flags)?;
+            input.drain(..4);
+            return Ok(Step::Again);
+        }
+        let Some((kind, len)) = option_header(input)? else {
+            return Ok(Step::More);
+        };
+        let end = OPTION_HEADER_BYTES + len;
+        if input.len() < end {
+            return Ok(Step::More);
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return Err(Violation::TooManyOptions);
+        }
+        let step = self.answer(kind, &input[OPTION_HEADER_BYTES..end], out);
+        input.drain(..end);
+        step
+    }
+
+    fn accept_flags(&mut self, flags: u32) -> Result<(), Violation> {
+        let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
+        if flags & !known != 0 {
+            return Err(Violation::ClientFlags(flags));
+        }
+        self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
+        self.greeted = true;
+        Ok(())
+    }
+
+    fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Violation> {
+        match kind {
+            option::EXPORT_NAME => {
+                let export = self.exports.find(data).ok_or(Violation::NoSuchExport)?;
+                self.opening = Some((Opening::ExportName, Arc::clone(&export)));
+                return Ok(Step::Open(export));
+            }
+            option::ABORT => {
+                put_answer(out, kind, answer::ACK, &[]);
+                return Ok(Step::Close);
+            }
+            option::LIST => self.list(data, out),
+            option::INFO | option::GO => return Ok(self.inform(kind, data, out)),
+            option::STRUCTURED_REPLY => {
+                if data.is_empty() {
+                    self.structured = true;
+                    put_answer(out, kind, answer::ACK, &[]);
+                } else {
+                    refuse(out, kind, answer::ERR_INVALID, "this option takes no data");
+                }
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.choose_context(kind, data, out);
+            }
+            _ => refuse(out, kind, answer::ERR_UNSUPPORTED, "unknown option"),
+        }
+        Ok(Step::Again)
+    }
+
+    fn list(&self, data: &[u8], out: &mut Vec<u8>) {
+        if !data.is_empty() {
+            refuse(
+                out,
+                option::LIST,
+                answer::ERR_INVALID,
+                "this option takes no data",
+            );
+            return;
+        }
+        for export in self.exports.all() {
+            let name = export.name.as_bytes();
+            let mut entry = Vec::with_capacity(4 + name.len());
+            put_text(&mut entry, name);
+            entry.extend(export.options.description.as_bytes());
+            put_answer(out, option::LIST, answer::SERVER, &entry);
+        }
+        put_answer(out, option::LIST, answer::ACK, &[]);
+    }
+
+    fn inform(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
+        let Some((name, wanted)) = parse_info(data) else {
+            refuse(out, kind, answer::ERR_INVALID, "malformed option");
+            return Step::Again;
+        };
+        let Some(export) = self.exports.find(name) else {
+            refuse(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
+            return Step::Again;
+        };
+        if kind == option::GO {
+            self.opening = Some((Opening::Go { wanted }, Arc::clone(&export)));
+            return Step::Open(export);
+        }
+        let session = self.session(&export, export.space.size_bytes());
+        put_info(out, kind, &export, &session, &wanted);
+        Step::Again
+    }
+
+    fn choose_context(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) {
+        let setting = kind == option::SET_META_CONTEXT;
+        if setting {
+            self.context_of = None;
+        }
+        let Some((name, queries)) = parse_context(data) else {
+            refuse(out, kind, answer::ERR_INVALID, "malformed option");
+            return;
+        };
+        if setting && !self.structured {
+            let why = "negotiate structured replies first";
+            refuse(out, kind, answer::ERR_INVALID, why);
+            return;
+        }
+        let Some(export) = self.exports.find(name) else {
+            refuse(out, kind, answer::ERR_UNKNOWN, &unknown_export(name));
+            return;
+        };
+        let all = !setting && queries.is_empty();
+        let matches = |query: &&[u8]| {
+            *query == wire::BASE_ALLOCATION.as_bytes() || (!setting && *query == b"base:")
+        };
+        if all || queries.iter().any(matches) {
+            let id = if setting { wire::BASE_ALLOCATION_ID } else { 0 };
+            let mut context = id.to_be_bytes().to_vec();
+            context.extend(wire::BASE_ALLOCATION.as_bytes());
+            put_answer(out, kind, answer::META_CONTEXT, &context);
+            if setting {
+                self.context_of = Some(export.name.clone());
+            }
+        }
+        put_answer(out, kind, answer::ACK, &[]);
+    }
+
+    fn session(&self, export: &Export, size_bytes: u64) -> Session {
+        Session {
+            size_bytes,
+            read_only: export.options.read_only,
+            structured: self.structured,
+            allocation: self.context_of.as_ref() == Some(&export.name),
+        }
+    }
+
+    /// The end of a [`Step::Open`]: the session, or none if it is refused, in
+    /// which case the client may go on choosing.
+    pub(crate) fn opened(
+        &mut self,
+        result: Result<u64, Refusal>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Session>, Violation> {
+        let Some((opening, export)) = self.opening.take() else {
+            return Ok(None);
+        };
+        match (opening, result) {
+            (Opening::Go { wanted }, Ok(size_bytes)) => {
+                let session = self.session(&export, size_bytes);
+                put_info(out, option::GO, &export, &session, &wanted);
+                Ok(Some(session))
+            }
+            (Opening::Go { .. }, Err(refusal)) => {
+                let (kind, why) = match refusal {
+                    Refusal::Policy(why) => (answer::ERR_POLICY, why),
+                    Refusal::Unavailable(why) => (answer::ERR_UNKNOWN, why),
+                };
+                refuse(out, option::GO, kind, &why);
+                Ok(None)
+            }
+            (Opening::ExportName, Ok(size_bytes)) => {
+                let session = self.session(&export, size_bytes);
+                out.extend(size_bytes.to_be_bytes());
+                out.extend(export_flags(&session).to_be_bytes());
+                if !self.no_zeroes {
+                    out.extend([0; PADDING_BYTES]);
+                }
+                Ok(Some(session))
+            }
+            (Opening::ExportName, Err(_)) => Err(Violation::NoSuchExport),
+        }
+    }
+}
+
+/// Why an export that exists cannot be had.
+#[derive(Clone, Debug)]
+pub(crate) enum Refusal {
+    /// A limit.
+    Policy(String),
+    /// The space cannot be opened.
+    Unavailable(String),
+}
+
+fn option_header(input: &[u8]) -> Result<Option<(u32, usize)>, Violation> {
+    let Some((magic, rest)) = take_u64(input) else {
+        return Ok(None);
+    };
+    if magic != wire::OPTION_MAGIC {
+        return Err(Violation::OptionMagic(magic));
+    }
+    let Some((kind, rest)) = take_u32(rest) else {
+        return Ok(None);
+    };
+    let Some((len, _)) = take_u32(rest) else {
+        return Ok(None);
+    };
+    if len as usize > OPTION_BYTES_MAX {
+        return Err(Violation::OptionLength(kind, len));
+    }
+    Ok(Some((kind, len as usize)))
+}
+
+fn take_text(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = take_u32(data)?;
+    rest.split_at_checked(len as usize)
+}
+
+fn parse_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
+    let (name, rest) = take_text(data)?;
+    let (count, mut rest) = take_u16(rest)?;
+    if rest.len() != usize::from(count) * 2 {
+        return None;
+    }
+    let mut wanted = Vec::new();
+    while let Some((kind, after)) = take_u16(rest) {
+        // An answer is given once, however often it is asked for.
+        if !wanted.contains(&kind) && kind <= info::BLOCK_SIZE {
+            wanted.push(kind);
+        }
+        rest = after;
+    }
+    Some((name, wanted))
+}
+
+fn parse_context(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let (name, rest) = take_text(data)?;
+    let (count, mut rest) = take_u32(rest)?;
+    let mut queries = Vec::new();
+    for _ in 0..count {
+        // Each takes at least four bytes, so the loop ends with the data.
+        let (query, after) = take_text(rest)?;
+        queries.push(query);
+        rest = after;
+    }
+    rest.is_empty().then_some((name, queries))
+}
+
+fn export_flags(session: &Session) -> u16 {
+    let mut flags = export_flag::HAS_FLAGS
+        | export_flag::SEND_FLUSH
+        | export_flag::SEND_FUA
+        | export_flag::CAN_MULTI_CONN;
+    if session.read_only {
+        flags |= export_flag::READ_ONLY;
+    } else {
+        flags |=
+            export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES | export_flag::SEND_FAST_ZERO;
+    }
+    if session.structured {
+        flags |= export_flag::SEND_DF;
+    }
+    flags
+}
+
+fn put_info(out: &mut Vec<u8>, kind: u32, export: &Export, session: &Session, wanted: &[u16]) {
+    let mut about = info::EXPORT.to_be_bytes().to_vec();
+    about.extend(session.size_bytes.to_be_bytes());
+    about.extend(export_flags(session).to_be_bytes());
+    put_answer(out, kind, answer::INFO, &about);
+
+    let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
+    sizes.extend(1u32.to_be_bytes());
+    sizes.extend(PREFERRED_BYTES.to_be_bytes());
+    sizes.extend(PAYLOAD_BYTES_MAX.to_be_bytes());
+    put_answer(out, kind, answer::INFO, &sizes);
+
+    for (what, text) in [
+        (info::NAME, &export.name),
+        (info::DESCRIPTION, &export.options.description),
+    ] {
+        if wanted.contains(&what) {
+            let mut told = what.to_be_bytes().to_vec();
+            told.extend(text.as_bytes());
+            put_answer(out, kind, answer::INFO, &told);
+        }
+    }
+    put_answer(out, kind, answer::ACK, &[]);
+}
+
+fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+    out.extend((text.len() as u32).to_be_bytes());
+    out.extend(text);
+}
+
+fn put_answer(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+    out.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    put_text(out, data);
+}
+
+fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, why: &str) {
+    put_answer(out, option, kind, why.as_bytes());
+}
+
+/// Tells a client that its option is too long; the connection ends after it.
+pub(crate) fn refuse_length(out: &mut Vec<u8>, option: u32) {
+    refuse(out, option, answer::ERR_TOO_BIG, "the option is too long");
+}
+
+fn unknown_export(name: &[u8]) -> String {
+    if name.is_empty() {
+        return "there is no default export; name one".into();
+    }
+    let shown = &name[..name.len().min(NAME_BYTES_MAX)];
+    format!("there is no export '{}'", shown.escape_ascii())
+}

@@ -1,0 +1,211 @@
+//! Replies on their way to the client, sent with as few calls as possible.
+//!
+//! Headers lie one after the other in one buffer; the bytes of a read stay
+//! where the space put them and go out from there. Replies leave in the order
+//! in which they were put.
+
+use crate::in_flight::Outcome;
+use crate::limits::SEND_PARTS_MAX;
+use crate::plan::Failure;
+use crate::wire::{self, allocation, chunk};
+use pagemesh_base::space::Extent;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Bytes of the longest explanation sent with an error; the protocol allows
+/// 4096.
+const WHY_BYTES_MAX: usize = 1024;
+
+enum Part {
+    /// So many bytes of the buffer of headers.
+    Head(usize),
+    Data(Vec<u8>),
+}
+
+impl Part {
+    fn len(&self) -> usize {
+        match self {
+            Self::Head(len) => *len,
+            Self::Data(data) => data.len(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    heads: Vec<u8>,
+    /// Bytes of `heads` that are sent.
+    heads_sent: usize,
+    parts: VecDeque<Part>,
+    /// Bytes of the first part that are sent.
+    first_sent: usize,
+    replies: usize,
+    held_bytes: u64,
+}
+
+impl Outbox {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Replies put since it was last empty.
+    pub(crate) fn replies(&self) -> usize {
+        self.replies
+    }
+
+    /// Bytes they hold.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Forgets everything: the client is gone.
+    pub(crate) fn clear(&mut self) {
+        self.heads.clear();
+        self.heads_sent = 0;
+        self.parts.clear();
+        self.first_sent = 0;
+        self.replies = 0;
+        self.held_bytes = 0;
+    }
+
+    /// Appends a reply.
+    pub(crate) fn put(&mut self, structured: bool, cookie: u64, outcome: Outcome) {
+        self.replies += 1;
+        let before = self.heads.len();
+        let mut data = None;
+        match outcome {
+            Outcome::Done => self.put_simple(cookie, 0),
+            Outcome::Failed(failure) if structured => self.put_error(cookie, &failure),
+            Outcome::Failed(failure) => self.put_simple(cookie, failure.errno as u32),
+            Outcome::Data { offset, data: read } => {
+                if structured {
+                    self.put_chunk(chunk::OFFSET_DATA, cookie, 8 + read.len());
+                    self.heads.extend(offset.to_be_bytes());
+                } else {
+                    self.put_simple(cookie, 0);
+                }
+                data = Some(read);
+            }
+            Outcome::Extents(extents) => self.put_extents(cookie, &extents),
+        }
+        let added = self.heads.len() - before;
+        match self.parts.back_mut() {
+            Some(Part::Head(len)) => *len += added,
+            _ => self.parts.push_back(Part::Head(added)),
+        }
+        if let Some(data) = data {
+            self.held_bytes += data.len() as u64;
+            self.parts.push_back(Part::Data(data));
+        }
+    }
+
+    fn put_simple(&mut self, cookie: u64, errno: u32) {
+        self.heads.extend(wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.heads.extend(errno.to_be_bytes());
+        self.heads.extend(cookie.to_be_bytes());
+    }
+
+    /// The head of a chunk that is a whole reply; its length is bounded by
+    /// that of a request.
+    fn put_chunk(&mut self, kind: u16, cookie: u64, len: usize) {
+        self.heads.extend(wire::CHUNK_MAGIC.to_be_bytes());
+        self.heads.extend(chunk::FLAG_DONE.to_be_bytes());
+        self.heads.extend(kind.to_be_bytes());
+        self.heads.extend(cookie.to_be_bytes());
+        self.heads.extend((len as u32).to_be_bytes());
+    }
+
+    fn put_error(&mut self, cookie: u64, failure: &Failure) {
+        let mut end = failure.why.len().min(WHY_BYTES_MAX);
+        while !failure.why.is_char_boundary(end) {
+            end -= 1;
+        }
+        let why = &failure.why.as_bytes()[..end];
+        self.put_chunk(chunk::ERROR, cookie, 6 + why.len());
+        self.heads.extend((failure.errno as u32).to_be_bytes());
+        self.heads.extend((why.len() as u16).to_be_bytes());
+        self.heads.extend(why);
+    }
+
+    fn put_extents(&mut self, cookie: u64, extents: &[Extent]) {
+        self.put_chunk(chunk::BLOCK_STATUS, cookie, 4 + 8 * extents.len());
+        self.heads.extend(wire::BASE_ALLOCATION_ID.to_be_bytes());
+        for extent in extents {
+            let flags = if extent.mapped {
+                0
+            } else {
+                allocation::HOLE | allocation::ZERO
+            };
+            // They were cut at the end of a range of 32 bits.
+            self.heads.extend((extent.len as u32).to_be_bytes());
+            self.heads.extend(flags.to_be_bytes());
+        }
+    }
+
+    /// Sends until all is sent or the socket is full.
+    pub(crate) fn send(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        while !self.parts.is_empty() {
+            match self.send_some(socket) {
+                Ok(sent) => self.advance(sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_some(&self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let mut head = &self.heads[self.heads_sent..];
+        if let [Part::Head(len)] = self.parts.as_slices().0
+            && self.parts.len() == 1
+        {
+            return send(socket, &head[..*len - self.first_sent], flags);
+        }
+        let mut slices = [IoSlice::new(&[]); SEND_PARTS_MAX];
+        let mut skip = self.first_sent;
+        let mut count = 0;
+        for (slice, part) in slices.iter_mut().zip(&self.parts) {
+            let bytes = match part {
+                Part::Head(len) => {
+                    let (bytes, rest) = head.split_at(*len - skip);
+                    head = rest;
+                    bytes
+                }
+                Part::Data(data) => &data[skip..],
+            };
+            *slice = IoSlice::new(bytes);
+            skip = 0;
+            count += 1;
+        }
+        sendmsg(
+            socket,
+            &slices[..count],
+            &mut SendAncillaryBuffer::default(),
+            flags,
+        )
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        while let Some(part) = self.parts.front() {
+            let left = part.len() - self.first_sent;
+            let taken = sent.min(left);
+            if matches!(part, Part::Head(_)) {
+                self.heads_sent += taken;
+            }
+            if taken < left {
+                self.first_sent += taken;
+                return;
+            }
+            sent -= taken;
+            self.first_sent = 0;
+            self.parts.pop_front();
+        }
+        self.clear();
+    }
+}

@@ -1,0 +1,331 @@
+//! The server: accepts clients and keeps a thread for each.
+//!
+//! Threads are joined, never detached: those that ended are joined when the
+//! next client comes, the rest when the server stops. Only a thread that is
+//! stuck in the space beyond all limits is left behind, and counted.
+
+use crate::connection::Ended;
+use crate::exports::{Exports, hold};
+use crate::handshake::Handshake;
+use crate::limits::{ACCEPT_PAUSE, Limits};
+use crate::listener::{Listen, Listener, ServerError};
+use crate::signal::{Level, Signal};
+use crate::wait::{Interest, wait};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What is given to connections beyond the drain limit to notice that it is
+/// over.
+const ABANDON: Duration = Duration::from_secs(2);
+
+/// What a server has seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections that exist now, handshakes included.
+    pub connections: usize,
+    /// Connections accepted since the start.
+    pub accepted: u64,
+    /// Connections closed at once because there were too many.
+    pub refused: u64,
+    /// Connections that chose an export.
+    pub opened: u64,
+    /// Connections ended because the client broke the protocol or stalled.
+    pub violated: u64,
+}
+
+/// How a server stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Connections whose requests had not all ended at the drain limit.
+    pub cut_off: usize,
+    /// Threads that are stuck in their space and were left behind.
+    pub abandoned: usize,
+}
+
+/// A server on one listening socket; clones are the same server.
+#[derive(Clone)]
+pub struct Server {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    exports: Exports,
+    limits: Limits,
+    place: Listen,
+    signal: Signal,
+    listener: Mutex<Option<Arc<Listener>>>,
+    table: Mutex<Table>,
+    ended: Condvar,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    opened: AtomicU64,
+    violated: AtomicU64,
+}
+
+#[derive(Default)]
+struct Table {
+    connections: HashMap<u64, Entry>,
+    finished: Vec<JoinHandle<()>>,
+    /// Calls of `serve` under way.
+    serving: usize,
+}
+
+struct Entry {
+    signal: Arc<Signal>,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// Listens; clients wait until [`Server::serve`] is called.
+    ///
+    /// # Errors
+    /// When the place is in use or cannot be listened on.
+    pub fn bind(listen: Listen, exports: Exports) -> Result<Self, ServerError> {
+        Self::bind_with(listen, exports, Limits::default())
+    }
+
+    /// As [`Server::bind`], with other limits.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_with(
+        listen: Listen,
+        exports: Exports,
+        limits: Limits,
+    ) -> Result<Self, ServerError> {
+        let listener = Listener::bind(&listen)?;
+        let place = listener.place().clone();
+        let signal = Signal::new().map_err(|cause| ServerError::System {
+            doing: "make a wake-up for",
+            place: place.clone(),
+            cause,
+        })?;
+        let inner = Inner {
+            exports,
+            limits,
+            place,
+            signal,
+            listener: Mutex::new(Some(Arc::new(listener))),
+            table: Mutex::default(),
+            ended: Condvar::new(),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+            violated: AtomicU64::new(0),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Where it listens; for TCP with the port in use.
+    #[must_use]
+    pub fn listens_on(&self) -> &Listen {
+        &self.inner.place
+    }
+
+    /// Accepts clients until [`Server::stop`] is called from elsewhere.
+    ///
+    /// # Errors
+    /// When the listening socket fails.
+    pub fn serve(&self) -> Result<(), ServerError> {
+        let inner = &self.inner;
+        hold(&inner.table).serving += 1;
+        let result = inner.accept_all();
+        hold(&inner.table).serving -= 1;
+        inner.ended.notify_all();
+        result.map_err(|errno| ServerError::System {
+            doing: "accept connections on",
+            place: inner.place.clone(),
+            cause: errno.into(),
+        })
+    }
+
+    /// Stops accepting, lets connections finish what is in flight, ends them,
+    /// joins their threads and removes the socket file. Takes little longer
+    /// than the drain limit, whatever clients and spaces do.
+    pub fn stop(&self) -> Stopped {
+        let inner = &self.inner;
+        inner.signal.raise(Level::Drain);
+        hold(&inner.listener).take();
+        let cut_off = inner.end_all(Level::Drain, inner.limits.drain);
+        let abandoned = inner.end_all(Level::Abandon, ABANDON);
+        let finished = std::mem::take(&mut hold(&inner.table).finished);
+        join(finished);
+        Stopped { cut_off, abandoned }
+    }
+
+    /// What it has seen so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let inner = &self.inner;
+        Counters {
+            connections: hold(&inner.table).connections.len(),
+            accepted: inner.accepted.load(Ordering::Relaxed),
+            refused: inner.refused.load(Ordering::Relaxed),
+            opened: inner.opened.load(Ordering::Relaxed),
+            violated: inner.violated.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Inner {
+    fn accept_all(self: &Arc<Self>) -> Result<(), Errno> {
+        let Some(listener) = hold(&self.listener).clone() else {
+            return Ok(());
+        };
+        while self.signal.level() == Level::Run {
+            self.accept(&listener)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a client or the signal, and takes one client.
+    fn accept(self: &Arc<Self>, listener: &Listener) -> Result<(), Errno> {
+        let interest = Interest {
+            readable: true,
+            writable: false,
+        };
+        wait(&self.signal, listener.as_fd(), interest, &[], None)?;
+        let finished = std::mem::take(&mut hold(&self.table).finished);
+        join(finished);
+        match listener.accept() {
+            Ok(_) if self.signal.level() != Level::Run => Ok(()),
+            Ok(socket) => {
+                self.accepted.fetch_add(1, Ordering::Relaxed);
+                self.admit(socket);
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(()),
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                tracing::warn!(place = %self.place, %errno, "cannot accept a connection now");
+                std::thread::sleep(ACCEPT_PAUSE);
+                Ok(())
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Starts a thread for a client, or closes its socket.
+    fn admit(self: &Arc<Self>, socket: OwnedFd) {
+        let id = self.accepted.load(Ordering::Relaxed);
+        let mut table = hold(&self.table);
+        if table.connections.len() >= self.limits.connections_max {
+            drop(table);
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                place = %self.place,
+                limit = self.limits.connections_max,
+                "connection refused: too many already"
+            );
+            return;
+        }
+        // The table is held until the entry is in it, so that the thread
+        // finds itself there when it ends.
+        match self.spawn(id, socket) {
+            Ok(entry) => {
+                table.connections.insert(id, entry);
+            }
+            Err(error) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(place = %self.place, %error, "no thread for a connection");
+            }
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, id: u64, socket: OwnedFd) -> std::io::Result<Entry> {
+        let signal = Arc::new(Signal::new()?);
+        let inner = Arc::clone(self);
+        let own = Arc::clone(&signal);
+        let thread = std::thread::Builder::new()
+            .name(format!("nbd-{id}"))
+            .spawn(move || {
+                let _leave = Leave { inner: &inner, id };
+                let ended = inner.talk(id, socket, own);
+                inner.note(id, &ended);
+            })?;
+        Ok(Entry { signal, thread })
+    }
+
+    fn talk(&self, id: u64, socket: OwnedFd, signal: Arc<Signal>) -> Ended {
+        let exports = self.exports.clone();
+        let handshake = Handshake::new(id, socket, signal, exports, self.limits);
+        let served = match handshake.run() {
+            Ok(served) => served,
+            Err(ended) => return ended,
+        };
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(
+            connection = id,
+            export = served.export.name,
+            "client connected"
+        );
+        let ended = served.connection.serve();
+        drop(served.membership);
+        ended
+    }
+
+    fn note(&self, id: u64, ended: &Ended) {
+        match ended {
+            Ended::Disconnected | Ended::Closed | Ended::Stopped => {
+                tracing::info!(connection = id, %ended, "connection ended");
+                return;
+            }
+            Ended::Violated(_) | Ended::HandshakeTimeout | Ended::Stalled => {
+                self.violated.fetch_add(1, Ordering::Relaxed);
+            }
+            Ended::DrainTimeout | Ended::BrokenChannel | Ended::Socket(_) => {}
+        }
+        tracing::warn!(connection = id, %ended, "connection ended");
+    }
+
+    /// Tells all connections to end and waits for it, and for the listening
+    /// socket to be closed. How many connections have not ended.
+    fn end_all(&self, level: Level, limit: Duration) -> usize {
+        let until = Instant::now() + limit;
+        let mut table = hold(&self.table);
+        for entry in table.connections.values() {
+            entry.signal.raise(level);
+        }
+        while !table.connections.is_empty() || table.serving > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            table = match self.ended.wait_timeout(table, left) {
+                Ok((table, _)) => table,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        table.connections.len()
+    }
+}
+
+/// Takes a thread out of the table when it ends, even by a panic.
+struct Leave<'a> {
+    inner: &'a Inner,
+    id: u64,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        let mut table = hold(&self.inner.table);
+        if let Some(entry) = table.connections.remove(&self.id) {
+            table.finished.push(entry.thread);
+        }
+        self.inner.ended.notify_all();
+    }
+}
+
+/// Joins threads that are at their very end. A panic was reported where it
+/// happened.
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        let _ = thread.join();
+    }
+}

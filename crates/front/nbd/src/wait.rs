@@ -1,0 +1,87 @@
+//! Sleeping until a descriptor is ready or a time has come. The only module
+//! with `unsafe`: a channel names its descriptors by number.
+
+use crate::signal::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, RawFd};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+/// What a connection waits for on its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interest {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+}
+
+/// What ended a wait; nothing, if only time passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// The socket has bytes, its end, or an error.
+    pub(crate) readable: bool,
+    /// A channel named a descriptor that is not open.
+    pub(crate) broken_channel: bool,
+}
+
+/// Waits for the signal, the socket and a channel's descriptors, until `until`
+/// at the latest. A socket of no interest is left out, so that its end does
+/// not end the wait.
+pub(crate) fn wait(
+    signal: &Signal,
+    socket: BorrowedFd<'_>,
+    interest: Interest,
+    channel: &[RawFd],
+    until: Option<Instant>,
+) -> Result<Ready, Errno> {
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::IN, interest.readable);
+    flags.set(PollFlags::OUT, interest.writable);
+    let mut polled = Vec::with_capacity(2 + channel.len());
+    polled.push(PollFd::from_borrowed_fd(signal.as_fd(), PollFlags::IN));
+    for &descriptor in channel.iter().filter(|descriptor| **descriptor >= 0) {
+        polled.push(PollFd::from_borrowed_fd(borrow(descriptor), PollFlags::IN));
+    }
+    if !flags.is_empty() {
+        polled.push(PollFd::from_borrowed_fd(socket, flags));
+    }
+    match poll(&mut polled, timeout(until).as_ref()) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Ok(Ready::default()),
+        Err(errno) => return Err(errno),
+    }
+    let fired = |index: usize| {
+        polled
+            .get(index)
+            .map_or(PollFlags::empty(), PollFd::revents)
+    };
+    if !fired(0).is_empty() {
+        signal.clear();
+    }
+    let last = if flags.is_empty() {
+        PollFlags::empty()
+    } else {
+        fired(polled.len() - 1)
+    };
+    Ok(Ready {
+        readable: interest.readable && last.intersects(!PollFlags::OUT),
+        broken_channel: polled
+            .iter()
+            .any(|polled| polled.revents().contains(PollFlags::NVAL)),
+    })
+}
+
+#[allow(unsafe_code)]
+fn borrow<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: the number is not -1, and the borrow lives for one `poll` in
+    // `wait`, which neither reads from the descriptor nor keeps it. The
+    // channel that named it is owned by the calling thread and is not touched
+    // meanwhile; should it have named a closed one, `poll` reports it.
+    unsafe { BorrowedFd::borrow_raw(descriptor) }
+}
+
+fn timeout(until: Option<Instant>) -> Option<Timespec> {
+    let left = until?.saturating_duration_since(Instant::now());
+    // More than a day makes no difference, and always fits.
+    let left = left.min(Duration::from_secs(86_400));
+    Timespec::try_from(left).ok()
+}
