@@ -1,1 +1,38 @@
-//! Volumes: layouts, attach, mirrors, resynchronisation.
+//! Volumes: what a client runs to turn slices on many bricks into one space.
+//!
+//! ```text
+//! Volume ── Channel (one per front thread) ── Engine (pure) ── legs
+//!    └──── Keeper  (one thread: epochs, losses, returns)  ──── legs, Authority
+//! ```
+//!
+//! Invariants:
+//! - a write completes only when every in-sync and syncing leg of the present
+//!   epoch has it; overlapping writes are never in flight together;
+//! - a stale or syncing leg never serves a read;
+//! - a leg is left out only after the authority said so;
+//! - no lock is held over I/O other than the range lock of a write, and no
+//!   channel ever blocks or calls the authority;
+//! - every queue and retry has a limit, named in [`limits`].
+
+#![forbid(unsafe_code)]
+
+mod authority;
+mod channel;
+mod connector;
+mod engine;
+mod hub;
+mod keeper;
+pub mod limits;
+mod locks;
+mod status;
+mod view;
+mod volume;
+mod wake;
+mod window;
+
+pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+pub use connector::Connector;
+pub use status::{
+    CheckReport, ColumnStatus, Counters, Difference, LegStatus, Resync, VolumeState, VolumeStatus,
+};
+pub use volume::{AttachError, CheckError, RefreshError, Volume};

@@ -1,0 +1,443 @@
+//! One thread's channel into a volume: the engine, its connections, and the
+//! notes of the others.
+//!
+//! Invariants: never blocks; what a leg answered is used only after a look at
+//! the generation that came later than the answer, so that a leg which was
+//! left out meanwhile cannot serve an old page.
+
+use crate::connector::Connector;
+use crate::engine::{Engine, Outbox};
+use crate::hub::{Hub, Join, Link, Member, Note, guard};
+use crate::keeper::{Event, Mailbox};
+use crate::limits::{CHANNELS_MAX, OPEN_TRIES_MAX};
+use crate::locks::{Holder, LockRange};
+use crate::status::Count;
+use crate::view::{Mask, View};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest};
+use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+struct Connection {
+    serial: u64,
+    leg: Box<dyn Leg>,
+    outstanding: u32,
+}
+
+/// The world of an engine.
+struct Ports {
+    hub: Arc<Hub>,
+    mailbox: Arc<Mailbox>,
+    number: u32,
+    /// By column and leg.
+    connections: Vec<Option<Connection>>,
+    completions: Vec<Completion>,
+    turns: Vec<Holder>,
+    granted: Vec<u32>,
+    /// Requests on all connections without an answer.
+    outstanding: usize,
+}
+
+impl Outbox for Ports {
+    fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {
+        let base = column * COPIES_MAX;
+        let mut left = legs.len();
+        let mut request = Some(request);
+        for leg in legs.legs() {
+            left -= 1;
+            let own = if left == 0 {
+                request.take()
+            } else {
+                request.clone()
+            };
+            let (Some(own), Some(connection)) = (own, self.connections[base + leg].as_mut()) else {
+                debug_assert!(false, "sent to a leg that is not connected");
+                continue;
+            };
+            connection.outstanding += 1;
+            self.outstanding += 1;
+            connection.leg.submit(tag, own);
+        }
+    }
+
+    fn acquire(&mut self, range: LockRange, key: u32) -> bool {
+        self.hub.locks.acquire(range, self.holder(key))
+    }
+
+    fn release(&mut self, range: LockRange, key: u32) {
+        let holder = self.holder(key);
+        self.hub.locks.release(range, holder, &mut self.turns);
+        self.hub
+            .pass_turns(&mut self.turns, self.number, &mut self.granted);
+    }
+
+    fn next_op(&mut self) -> u64 {
+        self.hub.next_op()
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        self.completions.push(completion);
+    }
+
+    fn lose(&mut self, column: usize, leg: usize, why: String) {
+        let place = column * COPIES_MAX + leg;
+        let Some(connection) = self.connections[place].take() else {
+            return;
+        };
+        self.outstanding -= connection.outstanding as usize;
+        self.mailbox.post(Event::Lost {
+            column,
+            leg,
+            serial: connection.serial,
+            why,
+        });
+    }
+
+    fn held_epoch(&self) -> Epoch {
+        self.hub.held_epoch()
+    }
+
+    fn fence(&mut self) {
+        self.connections.iter_mut().for_each(|c| *c = None);
+        self.outstanding = 0;
+        self.mailbox.post(Event::Fenced);
+    }
+
+    fn count(&mut self, what: Count, by: u64) {
+        self.hub.tally.add(what, by);
+    }
+}
+
+impl Ports {
+    fn holder(&self, key: u32) -> Holder {
+        Holder {
+            member: self.number,
+            key,
+        }
+    }
+
+    fn is_live(&self, view: &View, column: usize, leg: usize) -> bool {
+        let wanted = view.columns[column].legs[leg].serial;
+        self.connections
+            .get(column * COPIES_MAX + leg)
+            .and_then(Option::as_ref)
+            .is_some_and(|connection| connection.serial == wanted)
+    }
+}
+
+/// A channel without the duty to end well: the keeper takes it over when its
+/// thread drops it with changes in flight.
+pub(crate) struct Core {
+    engine: Engine,
+    ports: Ports,
+    member: Arc<Member>,
+    generation: u64,
+    /// Connections that wait for the view they belong to.
+    arrived: Vec<Link>,
+    /// By place, with the serial of the connection that gave them.
+    answers: Vec<(usize, u64, SliceCompletion)>,
+    reaped: Vec<SliceCompletion>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        hub: Arc<Hub>,
+        mailbox: Arc<Mailbox>,
+        member: Arc<Member>,
+        number: u32,
+        (generation, view): (u64, Arc<View>),
+        links: Vec<Link>,
+    ) -> Core {
+        let ports = Ports {
+            hub,
+            mailbox,
+            number,
+            connections: vec![],
+            completions: vec![],
+            turns: vec![],
+            granted: vec![],
+            outstanding: 0,
+        };
+        let mut core = Core {
+            engine: Engine::new(),
+            ports,
+            member,
+            generation,
+            arrived: links,
+            answers: vec![],
+            reaped: vec![],
+        };
+        core.adopt(&view);
+        core
+    }
+
+    pub(crate) fn submit(&mut self, token: Token, request: Request) {
+        self.engine.submit(token, request, &mut self.ports);
+    }
+
+    pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
+        loop {
+            self.take_notes();
+            self.collect_answers();
+            let generation = self.ports.hub.generation();
+            if generation != self.generation {
+                let (generation, view) = self.ports.hub.view();
+                self.generation = generation;
+                self.adopt(&view);
+            }
+            if self.answers.is_empty() && self.ports.granted.is_empty() {
+                break;
+            }
+            self.deliver();
+        }
+        into.append(&mut self.ports.completions);
+    }
+
+    pub(crate) fn is_changing(&self) -> bool {
+        self.engine.is_changing()
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.ports.number
+    }
+
+    pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) {
+        into.push(self.member.wake.fd());
+        for connection in self.busy() {
+            connection.leg.wait_on(into);
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        if !self.ports.granted.is_empty() || !self.ports.completions.is_empty() {
+            return Some(Instant::now());
+        }
+        self.busy().filter_map(|c| c.leg.deadline()).min()
+    }
+
+    /// Only those with something to come: an idle connection that ended would
+    /// be readable for ever, and is found out by the next request.
+    fn busy(&self) -> impl Iterator<Item = &Connection> {
+        let connections = self.ports.connections.iter().flatten();
+        connections.filter(|connection| connection.outstanding > 0)
+    }
+
+    fn take_notes(&mut self) {
+        if !self.member.wake.take() {
+            return;
+        }
+        for note in self.member.take_notes() {
+            match note {
+                Note::Granted(key) => self.ports.granted.push(key),
+                Note::Link(link) => self.arrived.push(link),
+            }
+        }
+    }
+
+    fn collect_answers(&mut self) {
+        if self.ports.outstanding == 0 {
+            return;
+        }
+        for (place, connection) in self.ports.connections.iter_mut().enumerate() {
+            let Some(connection) = connection else {
+                continue;
+            };
+            if connection.outstanding > 0 {
+                connection.leg.reap(&mut self.reaped);
+                connection.outstanding -= self.reaped.len() as u32;
+                self.ports.outstanding -= self.reaped.len();
+                let serial = connection.serial;
+                let answers = self.reaped.drain(..).map(|answer| (place, serial, answer));
+                self.answers.extend(answers);
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        let mut answers = std::mem::take(&mut self.answers);
+        for (place, serial, answer) in answers.drain(..) {
+            // What a connection said that has been replaced since is void.
+            let current = self.ports.connections[place].as_ref();
+            if current.is_none_or(|connection| connection.serial != serial) {
+                continue;
+            }
+            let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
+            let ports = &mut self.ports;
+            self.engine
+                .answered(column, leg, answer.tag, answer.result, ports);
+        }
+        self.answers = answers;
+        while let Some(key) = self.ports.granted.pop() {
+            self.engine.granted(key, &mut self.ports);
+        }
+    }
+
+    fn adopt(&mut self, view: &Arc<View>) {
+        let places = view.columns.len() * COPIES_MAX;
+        if self.ports.connections.len() < places {
+            self.ports.connections.resize_with(places, || None);
+        }
+        for (column, picture) in view.columns.iter().enumerate() {
+            for (leg, wanted) in picture.legs.iter().enumerate() {
+                self.connect(column, leg, wanted.serial);
+            }
+        }
+        let generation_links = |link: &Link| {
+            let legs = &view.columns.get(link.column).map(|column| &column.legs);
+            legs.and_then(|legs| legs.get(link.leg))
+                .is_none_or(|leg| leg.serial < link.serial)
+        };
+        self.arrived.retain(generation_links);
+        let Core { engine, ports, .. } = self;
+        let live: Vec<bool> = (0..places)
+            .map(|place| {
+                let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
+                leg < view.columns[column].legs.len() && ports.is_live(view, column, leg)
+            })
+            .collect();
+        engine.adopt(view, |column, leg| live[column * COPIES_MAX + leg], ports);
+    }
+
+    /// Ends a connection that the view does not have, and takes the one that
+    /// it has, if that arrived.
+    fn connect(&mut self, column: usize, leg: usize, serial: u64) {
+        let place = &mut self.ports.connections[column * COPIES_MAX + leg];
+        if place.as_ref().is_some_and(|have| have.serial == serial) {
+            return;
+        }
+        if let Some(old) = place.take() {
+            self.ports.outstanding -= old.outstanding as usize;
+        }
+        let fits = |link: &Link| (link.column, link.leg, link.serial) == (column, leg, serial);
+        if let Some(at) = self.arrived.iter().position(fits) {
+            *place = Some(Connection {
+                serial,
+                leg: self.arrived.swap_remove(at).connection,
+                outstanding: 0,
+            });
+        }
+    }
+}
+
+/// A channel as a front has it.
+pub(crate) struct VolumeChannel {
+    core: Option<Core>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl VolumeChannel {
+    pub(crate) fn new(core: Core, mailbox: Arc<Mailbox>) -> VolumeChannel {
+        VolumeChannel {
+            core: Some(core),
+            mailbox,
+        }
+    }
+}
+
+impl Channel for VolumeChannel {
+    fn submit(&mut self, token: Token, request: Request) {
+        if let Some(core) = &mut self.core {
+            core.submit(token, request);
+        }
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        if let Some(core) = &mut self.core {
+            core.reap(into);
+        }
+    }
+
+    fn wait_on(&self, into: &mut Vec<RawFd>) {
+        if let Some(core) = &self.core {
+            core.wait_on(into);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.core.as_ref().and_then(Core::deadline)
+    }
+}
+
+/// Connects a new channel to every leg of the present view. Blocks.
+pub(crate) fn open(
+    hub: &Arc<Hub>,
+    mailbox: &Arc<Mailbox>,
+    connector: &dyn Connector,
+) -> Result<VolumeChannel, SpaceError> {
+    let member = Member::new()
+        .map_err(|error| SpaceError::Unavailable(format!("no channel could be opened: {error}")))?;
+    let member = Arc::new(member);
+    let mut links = vec![];
+    for _ in 0..OPEN_TRIES_MAX {
+        let (generation, view) = hub.view();
+        if view.fenced {
+            return Err(SpaceError::Fenced);
+        }
+        connect(hub, mailbox, connector, &view, &member, &mut links);
+        let number = match hub.join(&member, generation) {
+            Join::Member(number) => number,
+            Join::Changed => continue,
+            Join::Full => {
+                return Err(SpaceError::Unavailable(format!(
+                    "the volume has {CHANNELS_MAX} channels already; close some"
+                )));
+            }
+        };
+        let (hub, seen) = (Arc::clone(hub), (generation, view));
+        let core = Core::new(hub, Arc::clone(mailbox), member, number, seen, links);
+        return Ok(VolumeChannel::new(core, Arc::clone(mailbox)));
+    }
+    Err(SpaceError::Unavailable(
+        "the volume's layout keeps changing; open the channel again".into(),
+    ))
+}
+
+/// Makes the connections that a view needs and the member does not have.
+fn connect(
+    hub: &Hub,
+    mailbox: &Mailbox,
+    connector: &dyn Connector,
+    view: &View,
+    member: &Member,
+    links: &mut Vec<Link>,
+) {
+    for (column, picture) in view.columns.iter().enumerate() {
+        for (leg, wanted) in picture.legs.iter().enumerate() {
+            let serial = wanted.serial;
+            let have = guard(&member.links).insert((column, leg), serial);
+            if serial == 0 || have == Some(serial) {
+                continue;
+            }
+            let address = guard(&hub.bricks).get(&wanted.brick).cloned();
+            let address = address.unwrap_or_default();
+            match connector.connect(wanted.brick, &address, wanted.slice, view.epoch) {
+                Ok(connection) => links.push(Link {
+                    column,
+                    leg,
+                    serial,
+                    connection,
+                }),
+                // The keeper sees to it; requests wait until it has.
+                Err(error) => mailbox.post(Event::Lost {
+                    column,
+                    leg,
+                    serial,
+                    why: error.to_string(),
+                }),
+            }
+        }
+    }
+}
+
+impl Drop for VolumeChannel {
+    /// Changes under way must reach all legs: the keeper drives them to their
+    /// end, and gives the range locks back.
+    fn drop(&mut self) {
+        if let Some(core) = self.core.take() {
+            self.mailbox.post(Event::Abandoned(Box::new(core)));
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The seam to the transports.
+
+use crate::authority::BrickAddress;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{Leg, SliceError};
+
+/// Makes connections to slices.
+pub trait Connector: Send + Sync {
+    /// Connects to one slice. Blocks for a bounded time; called by threads
+    /// that open channels and by helpers of the keeper, never by requests.
+    ///
+    /// # Errors
+    /// When the brick is not reachable or has no such slice.
+    fn connect(
+        &self,
+        brick: BrickId,
+        address: &BrickAddress,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError>;
+}

@@ -1,0 +1,326 @@
+//! Changes: writes, clears, flushes and repairs. They go to every leg that is
+//! written, and are sent again when the write set changes.
+
+use super::piece::{Act, Phase, tag_of};
+use super::request::Job;
+use super::{Engine, Outbox, Piece};
+use crate::limits::UNFLUSHED_MAX;
+use crate::status::Count;
+use crate::view::{Mask, Place};
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::space::SpaceError;
+
+impl Engine {
+    /// It holds its range lock.
+    pub(super) fn start_change(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        piece.phase = Phase::Held;
+        let column = piece.column;
+        if self.columns[column].is_open() {
+            self.send_change(slot, out);
+        } else if self.columns[column].is_failed() {
+            self.fail_unavailable(slot, out);
+        } else {
+            self.drop_if_repair(slot, out);
+        }
+    }
+
+    /// Sends it to all legs it is for; anew if it was sent before.
+    pub(super) fn send_change(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        match piece.act {
+            Act::Flush => return self.send_flush(slot, out),
+            Act::Repair { bad, .. } => return self.send_repair(slot, bad, out),
+            _ => {}
+        }
+        let column = &mut self.columns[piece.column];
+        let legs = column.written;
+        let stamp = stamp(piece, column, self.view.epoch, out);
+        let (offset, len) = (piece.offset, piece.len);
+        let request = match &piece.act {
+            Act::Write(data) => SliceRequest::Write {
+                offset,
+                data: data.clone(),
+                stamp,
+            },
+            _ => SliceRequest::Clear { offset, len, stamp },
+        };
+        send(piece, slot, column, legs, request, out);
+    }
+
+    fn send_flush(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
+        let legs = column.flushed();
+        let asked = self.jobs.get(piece.job as usize);
+        let asked = asked.is_some_and(|job| job.token.is_some());
+        if asked && std::mem::take(&mut column.lost_unflushed) {
+            let why = "every copy was gone for a while; writes before this flush \
+                       may be lost, write them again";
+            let error = SpaceError::Unavailable(why.into());
+            return self.finish(slot, Err(error), out);
+        }
+        if legs.is_empty() {
+            return self.finish(slot, Ok(SliceReply::Done), out);
+        }
+        piece.flush = column.window.start_flush();
+        send(piece, slot, column, legs, SliceRequest::Flush, out);
+    }
+
+    pub(super) fn change_answered(
+        &mut self,
+        slot: u32,
+        leg: usize,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl Outbox,
+    ) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = piece.column;
+        if let Act::Repair { .. } = piece.act {
+            self.repair_answered(slot, result, out);
+        } else {
+            match result {
+                Ok(_) => piece.done.add(leg),
+                Err(SliceError::StaleEpoch { current }) if current > piece.epoch => {
+                    // This client's own barrier: it is sent again with the
+                    // epoch that comes with the next view.
+                }
+                Err(error) => {
+                    piece.failed.add(leg);
+                    piece.error.get_or_insert(error);
+                }
+            }
+            if piece.pending.is_empty() {
+                self.settle_change(slot, out);
+            }
+        }
+        self.resume_if_drained(column, out);
+    }
+
+    /// All legs have answered, or are gone.
+    pub(super) fn settle_change(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &self.columns[piece.column];
+        // While the set of legs changes, it is sent again in any case.
+        if piece.version != column.version || !column.is_complete() {
+            return;
+        }
+        let flushing = piece.phase == Phase::Flushing || matches!(piece.act, Act::Flush);
+        let wanted = if flushing {
+            column.flushed()
+        } else {
+            column.written
+        };
+        if piece.done.covers(wanted) {
+            self.change_done(slot, flushing, out);
+        } else if !piece.failed.is_empty() && wanted.covers(piece.failed) {
+            let mut heard = piece.done;
+            piece.failed.legs().for_each(|leg| heard.add(leg));
+            if heard.covers(wanted) {
+                self.change_failed(slot, out);
+            }
+        }
+    }
+
+    fn change_done(&mut self, slot: u32, flushing: bool, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
+        let flushed = column.flushed();
+        if flushing {
+            column.window.flushed(piece.flush);
+            return self.finish(slot, Ok(SliceReply::Done), out);
+        }
+        let buffered = !flushed.is_empty();
+        column.window.acknowledge(piece.op, buffered);
+        if buffered && piece.durable {
+            piece.phase = Phase::Flushing;
+            piece.flush = column.window.start_flush();
+            piece.forget_answers();
+            return transmit(piece, slot, column, flushed, SliceRequest::Flush, out);
+        }
+        let number = piece.column;
+        self.finish(slot, Ok(SliceReply::Done), out);
+        if buffered {
+            self.flush_if_many(number, out);
+        }
+    }
+
+    /// Every leg has answered, some with an error. If all in-sync legs say so
+    /// nothing was changed there, and the client is told. Else those that
+    /// refused are behind, and must leave.
+    fn change_failed(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &self.pieces[slot as usize];
+        let (number, done, failed) = (piece.column, piece.done, piece.failed);
+        let in_sync = self.columns[number].in_sync;
+        let flushing = piece.phase == Phase::Flushing;
+        let error = piece.error.clone();
+        let why = error.as_ref().map_or(String::new(), ToString::to_string);
+        if flushing || !failed.covers(in_sync) {
+            for leg in failed.legs() {
+                self.lose_leg(number, leg, why.clone(), out);
+            }
+            return;
+        }
+        // A syncing leg took what the others refused: its own records tell
+        // the page when it comes back, if the connection ends right now.
+        for leg in done.legs() {
+            self.lose_leg(
+                number,
+                leg,
+                format!("the others refused a write: {why}"),
+                out,
+            );
+        }
+        let Some(piece) = self.pieces.get(slot as usize) else {
+            return;
+        };
+        if piece.op != 0 {
+            self.columns[number].window.leave(piece.op);
+        }
+        let error = self.space_error(slot, error);
+        self.finish(slot, Err(error), out);
+    }
+
+    fn flush_if_many(&mut self, number: usize, out: &mut impl Outbox) {
+        let column = &mut self.columns[number];
+        if column.window.unflushed() < UNFLUSHED_MAX || column.background_flush {
+            return;
+        }
+        column.background_flush = true;
+        let job = self.jobs.insert(Job::background_flush()) as u32;
+        let place = Place {
+            column: number,
+            offset: 0,
+            len: 0,
+            at: 0,
+        };
+        self.insert_piece(Piece::new(job, place, Act::Flush, false), out);
+        out.count(Count::BackgroundFlushes, 1);
+    }
+
+    pub(super) fn insert_piece(&mut self, mut piece: Piece, out: &mut impl Outbox) {
+        self.order += 1;
+        piece.order = self.order;
+        let slot = self.pieces.insert(piece) as u32;
+        self.start(slot, out);
+    }
+
+    fn send_repair(&mut self, slot: u32, bad: usize, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
+        let (offset, len) = (piece.offset, piece.len as u32);
+        let data = match &piece.act {
+            Act::Repair { data, .. } => data.clone(),
+            _ => None,
+        };
+        if let Some(data) = data {
+            let stamp = stamp(piece, column, self.view.epoch, out);
+            let request = SliceRequest::Write {
+                offset,
+                data,
+                stamp,
+            };
+            return send(piece, slot, column, Mask::of(bad), request, out);
+        }
+        let good = column.readable().without(Mask::of(bad)).legs().next();
+        match good {
+            Some(leg) if column.readable().has(bad) => {
+                let request = SliceRequest::Read { offset, len };
+                send(piece, slot, column, Mask::of(leg), request, out);
+            }
+            _ => self.end_repair(slot, false, out),
+        }
+    }
+
+    fn repair_answered(
+        &mut self,
+        slot: u32,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl Outbox,
+    ) {
+        let piece = &mut self.pieces[slot as usize];
+        let current = self.columns[piece.column].version == piece.version
+            && self.columns[piece.column].is_open();
+        let Act::Repair { data, .. } = &mut piece.act else {
+            return;
+        };
+        match result {
+            Ok(SliceReply::Data(bytes)) if current && bytes.len() as u64 == piece.len => {
+                *data = Some(bytes.into());
+                self.send_change(slot, out);
+            }
+            Ok(SliceReply::Done) if data.is_some() => self.end_repair(slot, true, out),
+            _ => self.end_repair(slot, false, out),
+        }
+    }
+
+    /// A repair is not worth driving through a change of legs.
+    pub(super) fn drop_if_repair(&mut self, slot: u32, out: &mut impl Outbox) -> bool {
+        let piece = &self.pieces[slot as usize];
+        let repair = matches!(piece.act, Act::Repair { .. });
+        if repair && piece.pending.is_empty() {
+            self.end_repair(slot, false, out);
+        }
+        repair
+    }
+
+    fn end_repair(&mut self, slot: u32, done: bool, out: &mut impl Outbox) {
+        let piece = &self.pieces[slot as usize];
+        if piece.op != 0 {
+            self.columns[piece.column].window.leave(piece.op);
+        }
+        let what = if done {
+            Count::PagesRepaired
+        } else {
+            Count::RepairsFailed
+        };
+        out.count(what, 1);
+        self.finish(slot, Ok(SliceReply::Done), out);
+    }
+}
+
+/// A change gets its number when it is first sent, holding its lock.
+fn stamp(
+    piece: &mut Piece,
+    column: &mut super::Column,
+    epoch: pagemesh_base::ids::Epoch,
+    out: &mut impl Outbox,
+) -> Stamp {
+    if piece.op == 0 {
+        piece.op = out.next_op();
+        column.window.enter(piece.op);
+    }
+    piece.epoch = epoch;
+    Stamp {
+        epoch,
+        op: piece.op,
+        open: column.window.open(piece.op),
+    }
+}
+
+fn send(
+    piece: &mut Piece,
+    slot: u32,
+    column: &mut super::Column,
+    legs: Mask,
+    request: SliceRequest,
+    out: &mut impl Outbox,
+) {
+    piece.phase = Phase::Sent;
+    piece.forget_answers();
+    transmit(piece, slot, column, legs, request, out);
+}
+
+fn transmit(
+    piece: &mut Piece,
+    slot: u32,
+    column: &mut super::Column,
+    legs: Mask,
+    request: SliceRequest,
+    out: &mut impl Outbox,
+) {
+    piece.version = column.version;
+    piece.pending = legs;
+    column.pending += legs.len();
+    out.send(piece.column, legs, tag_of(slot, piece), request);
+}

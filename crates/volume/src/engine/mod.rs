@@ -1,0 +1,296 @@
+//! One channel's requests in flight: splits them into pieces, sends pieces to
+//! legs, and puts the answers together.
+//!
+//! Invariants: events in, calls to the [`Outbox`] out; no I/O, clock, thread
+//! or randomness. A change completes only when all legs that the present view
+//! writes to have it. A read is only ever sent to an in-sync leg. After the
+//! write set of a column changed, every change that is not complete is sent
+//! again, in order of its operation, once the old messages are answered.
+//! What was submitted is answered exactly once.
+
+mod changes;
+mod columns;
+mod piece;
+mod reads;
+mod request;
+
+use crate::limits::{PIECES_MAX, REQUEST_PIECES_MAX};
+use crate::locks::LockRange;
+use crate::status::Count;
+use crate::view::{Mask, View};
+use columns::Column;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_base::space::{Completion, Request, SpaceError, Token};
+use piece::{Act, Phase, Piece, tag_of};
+use request::{Job, Next};
+use slab::Slab;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Unfinished requests in line that are looked at for what may go on: those
+/// behind only wait longer.
+const LINE_LOOK_MAX: usize = 16;
+
+/// What the engine asks of the world around it.
+pub(crate) trait Outbox {
+    /// One message to each of these legs.
+    fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest);
+    /// True if held at once; else [`Engine::granted`] follows.
+    fn acquire(&mut self, range: LockRange, key: u32) -> bool;
+    fn release(&mut self, range: LockRange, key: u32);
+    /// The volume's next operation number.
+    fn next_op(&mut self) -> u64;
+    fn complete(&mut self, completion: Completion);
+    /// The connection is of no more use; the keeper must see to the leg.
+    fn lose(&mut self, column: usize, leg: usize, why: String);
+    /// The highest epoch that this client holds.
+    fn held_epoch(&self) -> Epoch;
+    /// A newer client has attached.
+    fn fence(&mut self);
+    fn count(&mut self, what: Count, by: u64);
+}
+
+pub(crate) struct Engine {
+    view: Arc<View>,
+    columns: Vec<Column>,
+    jobs: Slab<Job>,
+    pieces: Slab<Piece>,
+    /// Requests with pieces not yet made, in order of submission.
+    line: VecDeque<u32>,
+    /// Counts pieces: orders them, and tells a slot's users apart.
+    order: u64,
+    repairs: usize,
+    fenced: bool,
+}
+
+impl Engine {
+    /// An engine that has yet to adopt a view.
+    pub(crate) fn new() -> Engine {
+        Engine {
+            view: Arc::new(View::empty()),
+            columns: Vec::new(),
+            jobs: Slab::new(),
+            pieces: Slab::new(),
+            line: VecDeque::new(),
+            order: 0,
+            repairs: 0,
+            fenced: false,
+        }
+    }
+
+    /// Whether a change is under way that must not be abandoned.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.columns.iter().any(|column| !column.changes.is_empty())
+    }
+
+    pub(crate) fn submit(&mut self, token: Token, request: Request, out: &mut impl Outbox) {
+        if self.fenced {
+            return answer(out, token, Err(SpaceError::Fenced));
+        }
+        let job = match Job::new(token, request, self.view.size_bytes) {
+            Ok(job) => job,
+            Err(result) => return answer(out, token, result),
+        };
+        let number = self.jobs.insert(job) as u32;
+        if !self.line.is_empty() || !self.issue(number, out) {
+            self.line.push_back(number);
+            self.advance_line(out);
+        }
+    }
+
+    /// An answer of a leg.
+    pub(crate) fn answered(
+        &mut self,
+        column: usize,
+        leg: usize,
+        tag: u64,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl Outbox,
+    ) {
+        let slot = tag as u32;
+        let Some(piece) = self.pieces.get_mut(slot as usize) else {
+            return;
+        };
+        if tag_of(slot, piece) != tag || !piece.pending.has(leg) {
+            return;
+        }
+        piece.pending.remove(leg);
+        if let Err(error @ SliceError::Lost(_)) = &result {
+            // Counted as pending no more, whatever it was.
+            let why = error.to_string();
+            piece.pending.add(leg);
+            return self.lose_leg(column, leg, why, out);
+        }
+        if let Err(SliceError::StaleEpoch { current }) = &result
+            && *current > out.held_epoch()
+        {
+            return self.fence(out);
+        }
+        if piece.is_change() {
+            self.columns[column].pending -= 1;
+            self.change_answered(slot, leg, result, out);
+        } else {
+            self.columns[column].load[leg] -= 1;
+            self.read_answered(slot, leg, result, out);
+        }
+    }
+
+    /// A range lock that had to wait is held now.
+    pub(crate) fn granted(&mut self, key: u32, out: &mut impl Outbox) {
+        if self
+            .pieces
+            .get(key as usize)
+            .is_some_and(|p| p.phase == Phase::Locking)
+        {
+            self.start_change(key, out);
+        }
+    }
+
+    /// Another client attached: everything fails.
+    pub(crate) fn fence(&mut self, out: &mut impl Outbox) {
+        if self.fenced {
+            return;
+        }
+        self.fenced = true;
+        for (slot, piece) in &self.pieces {
+            if let Some(range) = piece.range() {
+                out.release(range, slot as u32);
+            }
+        }
+        self.pieces.clear();
+        self.line.clear();
+        for column in &mut self.columns {
+            column.forget();
+        }
+        for job in self.jobs.drain() {
+            if let Some(token) = job.token {
+                answer(out, token, Err(SpaceError::Fenced));
+            }
+        }
+        out.fence();
+    }
+
+    /// Makes pieces of a request; false if some are left for later.
+    fn issue(&mut self, number: u32, out: &mut impl Outbox) -> bool {
+        // Pieces may complete while later ones are made.
+        self.jobs[number as usize].issuing = true;
+        let all = self.issue_pieces(number, out);
+        if let Some(job) = self.jobs.get_mut(number as usize) {
+            job.issuing = false;
+            if all && job.flying == 0 {
+                self.finish_job(number, out);
+            }
+        }
+        all
+    }
+
+    fn issue_pieces(&mut self, number: u32, out: &mut impl Outbox) -> bool {
+        loop {
+            let full = self.pieces.len() >= PIECES_MAX;
+            // A newer client may have been noticed meanwhile.
+            let Some(job) = self.jobs.get_mut(number as usize) else {
+                return true;
+            };
+            if full || job.flying >= REQUEST_PIECES_MAX {
+                return job.is_issued();
+            }
+            let Next::Piece(place, act, last) = job.next(&self.view) else {
+                return true;
+            };
+            job.flying += 1;
+            let mut piece = Piece::new(number, place, act, job.durable);
+            self.order += 1;
+            piece.order = self.order;
+            let slot = self.pieces.insert(piece) as u32;
+            self.start(slot, out);
+            if last {
+                return true;
+            }
+        }
+    }
+
+    fn start(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &self.pieces[slot as usize];
+        if !piece.is_change() {
+            return self.start_read(slot, out);
+        }
+        let (column, lock) = (piece.column, piece.range());
+        self.columns[column].list(&mut self.pieces[slot as usize], slot);
+        if lock.is_none_or(|range| out.acquire(range, slot)) {
+            self.start_change(slot, out);
+        }
+    }
+
+    /// Lets requests in line go on, those first that came first; what overlaps
+    /// an earlier one waits for it.
+    fn advance_line(&mut self, out: &mut impl Outbox) {
+        let mut at = 0;
+        while at < self.line.len().min(LINE_LOOK_MAX) && self.pieces.len() < PIECES_MAX {
+            let number = self.line[at];
+            let job = &self.jobs[number as usize];
+            let mut earlier = self.line.iter().take(at);
+            if earlier.any(|&other| self.jobs[other as usize].conflicts(job)) {
+                at += 1;
+                continue;
+            }
+            if self.issue(number, out) {
+                self.line.retain(|&other| other != number);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// A piece has come to its end.
+    fn finish(&mut self, slot: u32, result: Result<SliceReply, SpaceError>, out: &mut impl Outbox) {
+        let piece = self.pieces.remove(slot as usize);
+        if piece.is_change() {
+            self.columns[piece.column].pending -= piece.pending.len();
+            self.columns[piece.column].unlist(&piece, &mut self.pieces);
+            if let Some(range) = piece.range() {
+                out.release(range, slot);
+            }
+        }
+        let column = piece.column;
+        let was_change = piece.is_change();
+        if let Act::Repair { .. } = piece.act {
+            self.repairs -= 1;
+        } else if let Some(job) = self.jobs.get_mut(piece.job as usize) {
+            job.flying -= 1;
+            if job.token.is_none() {
+                self.columns[column].background_flush = false;
+            }
+            match result {
+                Ok(reply) => job.keep(&piece, reply),
+                Err(error) => job.fail(error),
+            }
+            if job.flying == 0 && !job.issuing && job.is_issued() {
+                self.finish_job(piece.job, out);
+            }
+        }
+        if was_change && !self.columns[column].trailing.is_empty() {
+            self.retry_trailing(column, out);
+        }
+        if !self.line.is_empty() {
+            self.advance_line(out);
+        }
+    }
+
+    fn finish_job(&mut self, number: u32, out: &mut impl Outbox) {
+        self.line.retain(|&other| other != number);
+        let job = self.jobs.remove(number as usize);
+        if let Some(token) = job.token {
+            let result = job.into_result();
+            answer(out, token, result);
+        }
+    }
+}
+
+fn answer(
+    out: &mut impl Outbox,
+    token: Token,
+    result: Result<pagemesh_base::space::Reply, SpaceError>,
+) {
+    out.complete(Completion { token, result });
+}

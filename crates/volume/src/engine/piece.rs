@@ -1,0 +1,114 @@
+//! A piece: the part of a request that lies in one column.
+
+use crate::locks::LockRange;
+use crate::view::{Mask, Place};
+use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::SliceError;
+
+pub(super) enum Act {
+    Read,
+    Extents,
+    Write(Bytes),
+    Clear,
+    Flush,
+    /// Rewrites a page on one leg, where it was found damaged, from another.
+    Repair {
+        bad: usize,
+        data: Option<Bytes>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Waits for its range lock.
+    Locking,
+    /// Waits for its column, or behind an earlier change.
+    Held,
+    Sent,
+    /// Written everywhere; a flush makes it durable.
+    Flushing,
+}
+
+pub(super) struct Piece {
+    pub job: u32,
+    pub act: Act,
+    pub phase: Phase,
+    pub durable: bool,
+    pub column: usize,
+    pub offset: u64,
+    pub len: u64,
+    /// Its first byte in the volume.
+    pub at: u64,
+    /// Of submission.
+    pub order: u64,
+    /// Zero until it is first sent.
+    pub op: u64,
+    pub epoch: Epoch,
+    /// The column's version when it was last sent.
+    pub version: u32,
+    pub pending: Mask,
+    pub done: Mask,
+    pub failed: Mask,
+    pub error: Option<SliceError>,
+    /// The window's number of the flush it waits for.
+    pub flush: u64,
+    /// Its place in the column's list of changes.
+    pub listed: usize,
+}
+
+impl Piece {
+    pub(super) fn new(job: u32, place: Place, act: Act, durable: bool) -> Piece {
+        Piece {
+            job,
+            act,
+            phase: Phase::Locking,
+            durable,
+            column: place.column,
+            offset: place.offset,
+            len: place.len,
+            at: place.at,
+            order: 0,
+            op: 0,
+            epoch: Epoch(0),
+            version: 0,
+            pending: Mask::NONE,
+            done: Mask::NONE,
+            failed: Mask::NONE,
+            error: None,
+            flush: 0,
+            listed: usize::MAX,
+        }
+    }
+
+    /// Whether it is sent again after a leg is lost, rather than elsewhere.
+    pub(super) fn is_change(&self) -> bool {
+        !matches!(self.act, Act::Read | Act::Extents)
+    }
+
+    /// The range lock it needs.
+    pub(super) fn range(&self) -> Option<LockRange> {
+        match self.act {
+            Act::Write(_) | Act::Clear | Act::Repair { .. } => {
+                Some(LockRange::new(self.column, self.offset, self.len))
+            }
+            Act::Read | Act::Extents | Act::Flush => None,
+        }
+    }
+
+    pub(super) fn overlaps(&self, offset: u64, len: u64) -> bool {
+        self.offset < offset + len && offset < self.offset + self.len
+    }
+
+    pub(super) fn forget_answers(&mut self) {
+        self.done = Mask::NONE;
+        self.failed = Mask::NONE;
+        self.error = None;
+    }
+}
+
+/// Names a message: the slot, and enough of the order to know a late answer
+/// to the slot's user before.
+pub(super) fn tag_of(slot: u32, piece: &Piece) -> u64 {
+    piece.order << 32 | u64::from(slot)
+}

@@ -1,0 +1,183 @@
+//! Reads and extents: one in-sync leg answers, another if it cannot.
+
+use super::piece::{Act, Phase, tag_of};
+use super::{Engine, Outbox, Piece};
+use crate::limits::{PIECES_MAX, REPAIRS_MAX};
+use crate::status::Count;
+use crate::view::{Mask, Place};
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_base::space::SpaceError;
+use pagemesh_base::units::PAGE_BYTES;
+
+impl Engine {
+    pub(super) fn start_read(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        piece.phase = Phase::Held;
+        let column = piece.column;
+        if self.trails(slot) {
+            self.columns[column].trailing.push(slot);
+        } else {
+            self.send_read(slot, out);
+        }
+    }
+
+    /// Whether a change that was submitted before, and overlaps, is in flight.
+    fn trails(&self, slot: u32) -> bool {
+        let read = &self.pieces[slot as usize];
+        self.columns[read.column].changes.iter().any(|&change| {
+            let change = &self.pieces[change as usize];
+            change.order < read.order && change.overlaps(read.offset, read.len)
+        })
+    }
+
+    pub(super) fn retry_trailing(&mut self, column: usize, out: &mut impl Outbox) {
+        for slot in std::mem::take(&mut self.columns[column].trailing) {
+            self.start_read(slot, out);
+        }
+    }
+
+    /// Sends it to the in-sync leg with the least to do that has not failed it.
+    pub(super) fn send_read(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
+        piece.phase = Phase::Held;
+        if let Some(leg) = column.choose(piece.failed) {
+            piece.phase = Phase::Sent;
+            piece.pending = Mask::of(leg);
+            column.load[leg] += 1;
+            let offset = piece.offset;
+            let request = match piece.act {
+                Act::Read => SliceRequest::Read {
+                    offset,
+                    len: piece.len as u32,
+                },
+                _ => SliceRequest::Extents {
+                    offset,
+                    len: piece.len,
+                },
+            };
+            out.send(piece.column, Mask::of(leg), tag_of(slot, piece), request);
+        } else if column.is_failed() {
+            self.fail_unavailable(slot, out);
+        } else if !column.in_sync.is_empty() && piece.failed.covers(column.in_sync) {
+            let error = piece.error.take();
+            let error = self.space_error(slot, error);
+            self.finish(slot, Err(error), out);
+        } else {
+            column.waiting.push(slot);
+        }
+    }
+
+    pub(super) fn read_answered(
+        &mut self,
+        slot: u32,
+        leg: usize,
+        result: Result<SliceReply, SliceError>,
+        out: &mut impl Outbox,
+    ) {
+        let piece = &mut self.pieces[slot as usize];
+        let number = piece.column;
+        let whole = match &result {
+            Ok(SliceReply::Data(data)) => {
+                matches!(piece.act, Act::Read) && data.len() as u64 == piece.len
+            }
+            Ok(SliceReply::Extents(_)) => matches!(piece.act, Act::Extents),
+            _ => false,
+        };
+        // The picture may have changed while it was under way.
+        if whole && self.columns[number].in_sync.has(leg) {
+            let (damaged, error) = (piece.failed, piece.error.take());
+            if let Some(SliceError::Damaged { offset }) = error {
+                damaged
+                    .legs()
+                    .for_each(|bad| self.repair(number, offset, bad, out));
+            }
+            return self.finish(slot, result.map_err(|_| SpaceError::Fenced), out);
+        }
+        match result {
+            Ok(_) if whole => {}
+            Ok(_) => {
+                piece.failed.add(leg);
+                let error = SliceError::Refused("the answer does not fit the question".into());
+                piece.error.get_or_insert(error);
+            }
+            Err(SliceError::StaleEpoch { .. }) => {
+                let why = "it refuses reads of its own client".to_owned();
+                self.columns[number].waiting.push(slot);
+                self.pieces[slot as usize].phase = Phase::Held;
+                return self.lose_leg(number, leg, why, out);
+            }
+            Err(error) => {
+                piece.failed.add(leg);
+                out.count(Count::ReadsRedirected, 1);
+                // Damage is what can be repaired, so it is what is remembered.
+                if matches!(error, SliceError::Damaged { .. }) || piece.error.is_none() {
+                    piece.error = Some(error);
+                }
+            }
+        }
+        self.send_read(slot, out);
+    }
+
+    fn repair(&mut self, column: usize, offset: u64, bad: usize, out: &mut impl Outbox) {
+        if self.repairs >= REPAIRS_MAX || self.pieces.len() >= PIECES_MAX {
+            return;
+        }
+        self.repairs += 1;
+        let page = PAGE_BYTES as u64;
+        let offset = offset / page * page;
+        let place = Place {
+            column,
+            offset,
+            len: page,
+            at: self.view.volume_offset(column, offset),
+        };
+        let act = Act::Repair { bad, data: None };
+        self.insert_piece(Piece::new(u32::MAX, place, act, false), out);
+    }
+
+    pub(super) fn fail_unavailable(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &self.pieces[slot as usize];
+        let bricks: Vec<String> = self.view.columns[piece.column]
+            .legs
+            .iter()
+            .map(|leg| leg.brick.to_string())
+            .collect();
+        if piece.op != 0 {
+            self.columns[piece.column].window.leave(piece.op);
+        }
+        let error = SpaceError::Unavailable(format!(
+            "no in-sync copy is reachable; start one of the bricks {} again",
+            bricks.join(", ")
+        ));
+        if matches!(piece.act, Act::Repair { .. }) {
+            self.repairs_failed(slot, out);
+        } else {
+            self.finish(slot, Err(error), out);
+        }
+    }
+
+    fn repairs_failed(&mut self, slot: u32, out: &mut impl Outbox) {
+        out.count(Count::RepairsFailed, 1);
+        self.finish(slot, Ok(SliceReply::Done), out);
+    }
+
+    pub(super) fn space_error(&self, slot: u32, error: Option<SliceError>) -> SpaceError {
+        let piece = &self.pieces[slot as usize];
+        let column = &self.view.columns[piece.column];
+        let place = || {
+            let bricks = column.legs.iter().map(|leg| leg.brick.to_string());
+            bricks.collect::<Vec<_>>().join(", ")
+        };
+        match error {
+            Some(SliceError::NoSpace) => SpaceError::NoSpace(place()),
+            Some(SliceError::Damaged { offset }) => SpaceError::Damaged {
+                offset: self.view.volume_offset(piece.column, offset),
+                place: place(),
+            },
+            Some(SliceError::StaleEpoch { .. }) => SpaceError::Fenced,
+            Some(other) => SpaceError::Unavailable(format!("bricks {}: {other}", place())),
+            None => SpaceError::Unavailable(format!("bricks {} gave no answer", place())),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What the channels of a volume and its keeper share.
+//!
+//! Invariants: a view is replaced as a whole, and its generation rises after
+//! it is in place; nothing here blocks but for a look at a short list.
+
+use crate::authority::BrickAddress;
+use crate::limits::CHANNELS_MAX;
+use crate::locks::{Holder, RangeLocks};
+use crate::status::Tally;
+use crate::view::View;
+use crate::wake::Wake;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::BrickId;
+use pagemesh_base::slice::Leg;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The keeper's place among the members.
+pub(crate) const KEEPER: u32 = 0;
+
+pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection of a channel to a leg.
+pub(crate) struct Link {
+    pub column: usize,
+    pub leg: usize,
+    pub serial: u64,
+    pub connection: Box<dyn Leg>,
+}
+
+/// What members are told.
+pub(crate) enum Note {
+    /// A range lock's turn has come.
+    Granted(u32),
+    /// A connection for the next view.
+    Link(Link),
+}
+
+pub(crate) struct Member {
+    pub wake: Wake,
+    notes: Mutex<Vec<Note>>,
+    /// Serials of the connections it was given, by column and leg.
+    pub links: Mutex<BTreeMap<(usize, usize), u64>>,
+}
+
+impl Member {
+    pub(crate) fn new() -> std::io::Result<Member> {
+        Ok(Member {
+            wake: Wake::new()?,
+            notes: Mutex::default(),
+            links: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn tell(&self, note: Note) {
+        guard(&self.notes).push(note);
+        self.wake.raise();
+    }
+
+    pub(crate) fn take_notes(&self) -> Vec<Note> {
+        std::mem::take(&mut *guard(&self.notes))
+    }
+}
+
+pub(crate) struct Hub {
+    view: Mutex<Arc<View>>,
+    generation: AtomicU64,
+    held_epoch: AtomicU32,
+    ops: AtomicU64,
+    pub locks: RangeLocks,
+    pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
+    pub tally: Tally,
+    /// Where the bricks are.
+    pub bricks: Mutex<BTreeMap<BrickId, BrickAddress>>,
+}
+
+impl Hub {
+    pub(crate) fn new(view: View, keeper: Arc<Member>) -> Hub {
+        Hub {
+            held_epoch: AtomicU32::new(view.epoch.0),
+            view: Mutex::new(Arc::new(view)),
+            generation: AtomicU64::new(0),
+            ops: AtomicU64::new(0),
+            locks: RangeLocks::new(),
+            members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
+            tally: Tally::default(),
+            bricks: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The generation first: if the view is newer than that, it is only
+    /// looked at once more.
+    pub(crate) fn view(&self) -> (u64, Arc<View>) {
+        let generation = self.generation();
+        (generation, Arc::clone(&guard(&self.view)))
+    }
+
+    pub(crate) fn publish(&self, view: View) {
+        self.publish_if(view, |_| true);
+    }
+
+    /// Publishes if all members are ready for it; none can join meanwhile.
+    pub(crate) fn publish_if(
+        &self,
+        view: View,
+        is_ready: impl Fn(&BTreeMap<u32, Arc<Member>>) -> bool,
+    ) -> bool {
+        let members = guard(&self.members);
+        if !is_ready(&members) {
+            return false;
+        }
+        *guard(&self.view) = Arc::new(view);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        members.values().for_each(|member| member.wake.raise());
+        true
+    }
+
+    pub(crate) fn held_epoch(&self) -> Epoch {
+        Epoch(self.held_epoch.load(Ordering::Acquire))
+    }
+
+    /// Before any leg hears of it: its refusals of the older one are then
+    /// known to be our own doing.
+    pub(crate) fn hold_epoch(&self, epoch: Epoch) {
+        self.held_epoch.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+
+    /// Taken while a range lock is held.
+    pub(crate) fn next_op(&self) -> u64 {
+        self.ops.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many operations there were: tells whether others are at work.
+    pub(crate) fn ops(&self) -> u64 {
+        self.ops.load(Ordering::Relaxed)
+    }
+
+    /// Tells those whose turn has come, `own` apart.
+    pub(crate) fn pass_turns(&self, turns: &mut Vec<Holder>, own: u32, mine: &mut Vec<u32>) {
+        if turns.is_empty() {
+            return;
+        }
+        let members = guard(&self.members);
+        for turn in turns.drain(..) {
+            if turn.member == own {
+                mine.push(turn.key);
+            } else if let Some(member) = members.get(&turn.member) {
+                member.tell(Note::Granted(turn.key));
+            }
+        }
+    }
+
+    /// A number for a new member, if there is room and the picture that it
+    /// connected by is still the present one.
+    pub(crate) fn join(&self, member: &Arc<Member>, generation: u64) -> Join {
+        let mut members = guard(&self.members);
+        if self.generation() != generation {
+            return Join::Changed;
+        }
+        let numbers = KEEPER + 1..=KEEPER + CHANNELS_MAX as u32;
+        let mut free = numbers.filter(|number| !members.contains_key(number));
+        match free.next() {
+            Some(number) => {
+                members.insert(number, Arc::clone(member));
+                Join::Member(number)
+            }
+            None => Join::Full,
+        }
+    }
+
+    pub(crate) fn leave(&self, number: u32) {
+        guard(&self.members).remove(&number);
+    }
+}
+
+pub(crate) enum Join {
+    Member(u32),
+    Changed,
+    Full,
+}

@@ -1,0 +1,311 @@
+//! The return of a stale leg by difference.
+//!
+//! 1. While it is still stale: what was in flight on it, or on its source, is
+//!    copied, and it forgets its table. From here on it differs only where
+//!    the source's pages carry the round's stamp.
+//! 2. It becomes syncing: every write goes to it, too.
+//! 3. The stamped pages are copied, paced, under range locks.
+//! 4. It becomes in-sync.
+
+use super::control::Control;
+use super::copy::{self, Party, chunks};
+use super::model::Return;
+use super::settle::differs;
+use super::start::look_for_new_addresses;
+use super::state::State;
+use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RETURN_RETRY_MAX, RETURN_RETRY_MIN};
+use crate::status::Count;
+use pagemesh_base::ids::PageNo;
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{Run, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::units::PAGE_BYTES;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Where one return has come.
+struct Way<'a> {
+    state: &'a State,
+    column: usize,
+    leg: usize,
+    control: Rc<Control>,
+}
+
+pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
+    let mut wait = RETURN_RETRY_MIN;
+    loop {
+        let keep_state = || state.model().columns[column].legs[leg].leg.state;
+        if keep_state() == LegState::Stale {
+            state.sleep(wait).await;
+        }
+        if state.is_over() || keep_state() == LegState::InSync {
+            break;
+        }
+        match attempt(&state, column, leg).await {
+            Ok(()) => {
+                tracing::info!(volume = %state.name, column, leg, "a leg is back");
+                state.hub.tally.add(Count::LegsReturned, 1);
+                break;
+            }
+            Err(why) => {
+                give_up(&state, column, leg, &why);
+                wait = (wait * 2).min(RETURN_RETRY_MAX);
+                // Lost while syncing, it is stale again soon.
+                let settled = || state.is_over() || keep_state() != LegState::Syncing;
+                state.until(settled).await;
+                look_for_new_addresses(&state).await;
+            }
+        }
+    }
+    state.edit().columns[column].legs[leg].tended = false;
+}
+
+fn give_up(state: &State, column: usize, leg: usize, why: &str) {
+    let written = state.model().columns[column].legs[leg].is_written();
+    if written {
+        state.lose(column, leg, why);
+    }
+    let mut model = state.edit();
+    let keep = &mut model.columns[column].legs[leg];
+    keep.control = None;
+    keep.promotion = None;
+    keep.resync = None;
+    keep.trouble = Some(why.to_owned());
+}
+
+async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String> {
+    let present = {
+        let model = state.model();
+        let keep = &model.columns[column].legs[leg];
+        let syncing = keep.leg.state == LegState::Syncing;
+        keep.control.clone().filter(|_| syncing)
+    };
+    let way = match present {
+        Some(control) => Way {
+            state,
+            column,
+            leg,
+            control,
+        },
+        None => prepare(state, column, leg).await?,
+    };
+    way.begin_progress();
+    way.copy_stamped().await?;
+    way.ask(SliceRequest::Flush).await?;
+    way.become_state(LegState::InSync).await?;
+    let keep = &mut state.edit().columns[column].legs[leg];
+    keep.resync = None;
+    keep.trouble = None;
+    Ok(())
+}
+
+async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, String> {
+    if !state.model().columns[column].has_source() {
+        return Err("there is no in-sync leg to copy from".into());
+    }
+    let call = state.start_connect(column, leg);
+    let connection = state.connected(call).await.map_err(|e| e.to_string())?;
+    let way = Way {
+        state,
+        column,
+        leg,
+        control: state.control(connection),
+    };
+    let (epoch, round) = {
+        let model = state.model();
+        (model.epoch(), model.columns[column].told_round())
+    };
+    way.ask(SliceRequest::RaiseEpoch { epoch, round }).await?;
+    way.begin_progress();
+    way.copy_in_flight().await?;
+    way.ask(SliceRequest::Flush).await?;
+    way.ask(SliceRequest::Settled).await?;
+    {
+        let mut model = state.edit();
+        let serial = model.next_serial();
+        let keep = &mut model.columns[column].legs[leg];
+        if keep.leg.state != LegState::Stale {
+            return Err("the manager changed it meanwhile".into());
+        }
+        keep.control = Some(Rc::clone(&way.control));
+        keep.serial = serial;
+        keep.raised = None;
+    }
+    way.become_state(LegState::Syncing).await?;
+    Ok(way)
+}
+
+impl Way<'_> {
+    async fn ask(&self, request: SliceRequest) -> Result<SliceReply, String> {
+        let answer = self.control.ask(self.state, request).await;
+        if let Err(SliceError::StaleEpoch { current }) = &answer
+            && *current > self.state.hub.held_epoch()
+        {
+            self.state.fence();
+        }
+        answer.map_err(|error| error.to_string())
+    }
+
+    /// In-sync legs to copy from.
+    fn sources(&self) -> Result<Vec<Party>, String> {
+        let legs = self.state.model().columns[self.column].sources();
+        let parties = copy::parties(self.state, self.column, legs);
+        if parties.is_empty() {
+            return Err("there is no in-sync leg to copy from".into());
+        }
+        Ok(parties)
+    }
+
+    fn target(&self) -> Vec<Party> {
+        vec![Party {
+            leg: self.leg,
+            control: Rc::clone(&self.control),
+        }]
+    }
+
+    fn begin_progress(&self) {
+        let since = self.state.now();
+        let keep = &mut self.state.edit().columns[self.column].legs[self.leg];
+        keep.resync.get_or_insert(Return {
+            todo: 0,
+            done: 0,
+            since,
+        });
+    }
+
+    fn progress(&self, todo: u64, done: u64) {
+        let mut model = self.state.edit();
+        if let Some(resync) = &mut model.columns[self.column].legs[self.leg].resync {
+            resync.todo += todo;
+            resync.done += done;
+        }
+    }
+
+    async fn copy_in_flight(&self) -> Result<(), String> {
+        let mut tables = vec![self.ask(SliceRequest::InFlight).await?];
+        for source in self.sources()? {
+            let answer = source.control.ask(self.state, SliceRequest::InFlight).await;
+            tables.push(answer.map_err(|error| error.to_string())?);
+        }
+        let whole = Run {
+            page: PageNo(0),
+            count: self.bytes() / PAGE_BYTES as u64,
+        };
+        if tables
+            .iter()
+            .any(|t| matches!(t, SliceReply::InFlight(None)))
+        {
+            return self.copy_runs(&[whole], true).await;
+        }
+        for table in tables {
+            let SliceReply::InFlight(Some(entries)) = table else {
+                return Err("it does not tell what was in flight".into());
+            };
+            let run = |entry: &pagemesh_base::slice::InFlight| Run {
+                page: entry.page,
+                count: u64::from(entry.count),
+            };
+            let runs: Vec<Run> = entries.iter().map(run).collect();
+            self.copy_runs(&runs, false).await?;
+        }
+        Ok(())
+    }
+
+    async fn copy_stamped(&self) -> Result<(), String> {
+        let round = self.state.model().columns[self.column].round;
+        let mut from = PageNo(0);
+        if round == 0 {
+            return Err("the layout names no round in which changes were tracked".into());
+        }
+        loop {
+            let sources = self.sources()?;
+            let source = &sources[0];
+            let request = SliceRequest::Dirty { round, from };
+            let answer = source.control.ask(self.state, request).await;
+            let Ok(SliceReply::Dirty { runs, next }) = answer else {
+                return Err(format!("the source does not tell its changes: {answer:?}"));
+            };
+            self.copy_runs(&runs, false).await?;
+            match next {
+                // A leg that does not go on would be asked for ever.
+                Some(next) if next > from => from = next,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.state.model().columns[self.column].bytes
+    }
+
+    /// Copies runs of pages; with `compare` only those that differ.
+    async fn copy_runs(&self, runs: &[Run], compare: bool) -> Result<(), String> {
+        let page = PAGE_BYTES as u64;
+        let end = self.bytes();
+        let reach = |run: &Run| {
+            let stop = (run.page.0 + run.count).saturating_mul(page).min(end);
+            (run.page.0.saturating_mul(page).min(end), stop)
+        };
+        let sum = runs.iter().map(reach).map(|(from, to)| to - from).sum();
+        self.progress(sum, 0);
+        for (start, stop) in runs.iter().map(reach) {
+            for (offset, len) in chunks(start, stop) {
+                self.copy_chunk(offset, len, compare).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_chunk(&self, offset: u64, len: u64, compare: bool) -> Result<(), String> {
+        let ops = self.state.hub.ops();
+        {
+            let _turn = self.state.lock(self.column, offset, len).await;
+            let (sources, target) = (self.sources()?, self.target());
+            if !compare || differs(self.state, &sources[0], &target, offset, len).await {
+                let copied = copy::copy_chunk(self.state, &sources, &target, offset, len).await;
+                copied.map_err(|failure| format!("copying failed: {}", failure.error))?;
+                self.state.hub.tally.add(Count::BytesResynced, len);
+            }
+        }
+        self.progress(0, len);
+        self.pace(ops, len).await;
+        Ok(())
+    }
+
+    /// Others at work come first.
+    async fn pace(&self, ops_before: u64, len: u64) {
+        // One operation more is the copy's own; a chunk has few of them.
+        let own = len / PAGE_BYTES as u64 + 1;
+        if self.state.hub.ops() > ops_before + own {
+            let wait = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
+            self.state.sleep(wait.unwrap_or_default()).await;
+        }
+    }
+
+    /// Asks for a new state of the leg, until channels see it.
+    async fn become_state(&self, wanted: LegState) -> Result<(), String> {
+        let serial = {
+            let mut model = self.state.edit();
+            let keep = &mut model.columns[self.column].legs[self.leg];
+            keep.promotion = Some(wanted);
+            keep.serial
+        };
+        let lost = || {
+            let model = self.state.model();
+            let keep = &model.columns[self.column].legs[self.leg];
+            keep.serial != serial || keep.control.is_none()
+        };
+        let seen = || {
+            let (_, view) = self.state.hub.view();
+            let column = view.columns.get(self.column);
+            let leg = column.and_then(|column| column.legs.get(self.leg));
+            leg.is_some_and(|leg| leg.state == wanted && leg.serial == serial)
+        };
+        let over = || self.state.is_over() || lost() || seen();
+        self.state.until(over).await;
+        if seen() && !lost() {
+            Ok(())
+        } else {
+            Err("the leg was lost again".into())
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Comparing the legs of a volume while it is in use.
+
+use super::copy::{self, Party, chunks};
+use super::settle::differs;
+use super::state::State;
+use crate::hub::guard;
+use crate::limits::DIFFERENCES_MAX;
+use crate::status::{CheckReport, Difference};
+use crate::view::Mask;
+use pagemesh_base::slice::SliceError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex};
+
+#[derive(Default)]
+pub(crate) struct CheckProgress {
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+    pub result: Option<Result<CheckReport, String>>,
+}
+
+/// A check that someone waits for.
+pub(crate) struct CheckJob {
+    /// Make the others like this leg where they differ.
+    pub repair_from: Option<usize>,
+    pub progress: Mutex<CheckProgress>,
+    pub changed: Condvar,
+}
+
+impl CheckJob {
+    fn tell(&self, change: impl FnOnce(&mut CheckProgress)) {
+        change(&mut guard(&self.progress));
+        self.changed.notify_all();
+    }
+}
+
+pub(super) async fn check(state: Rc<State>, job: Arc<CheckJob>) {
+    let columns = state.model().columns.len();
+    let total = state
+        .model()
+        .columns
+        .iter()
+        .map(|column| column.bytes)
+        .sum();
+    job.tell(|progress| progress.total_bytes = total);
+    let mut report = CheckReport::default();
+    let mut result = Ok(());
+    for column in 0..columns {
+        result = check_column(&state, &job, column, &mut report).await;
+        if result.is_err() {
+            break;
+        }
+    }
+    job.tell(|progress| progress.result = Some(result.map(|()| report)));
+}
+
+async fn check_column(
+    state: &State,
+    job: &CheckJob,
+    column: usize,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let bytes = state.model().columns[column].bytes;
+    for (offset, len) in chunks(0, bytes) {
+        let _turn = state.lock(column, offset, len).await;
+        let legs = state.model().columns[column].sources();
+        let parties = copy::parties(state, column, legs);
+        let Some((first, others)) = parties.split_first() else {
+            return Err(format!("column {column} has no in-sync leg to compare"));
+        };
+        if state.is_over() {
+            return Err("the volume is detached".into());
+        }
+        if differs(state, first, others, offset, len).await {
+            check_pages(state, job, column, offset, len, report).await?;
+        }
+        report.pages_compared += len.div_ceil(PAGE_BYTES as u64);
+        job.tell(|progress| progress.done_bytes += len);
+    }
+    Ok(())
+}
+
+async fn check_pages(
+    state: &State,
+    job: &CheckJob,
+    column: usize,
+    offset: u64,
+    len: u64,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    for at in (offset..offset + len).step_by(PAGE_BYTES) {
+        let len = page.min(offset + len - at);
+        let legs = state.model().columns[column].sources();
+        let parties = copy::parties(state, column, legs);
+        let (damaged, differing) = compare_page(state, &parties, at).await?;
+        report.pages_damaged += u64::from(!damaged.is_empty());
+        if differing {
+            note(state, column, at / page, report);
+        }
+        let bad = if differing {
+            job.repair_from.map(|leg| legs.without(Mask::of(leg)))
+        } else {
+            // Damage is repaired from whoever has the page right.
+            Some(damaged).filter(|damaged| !damaged.is_empty() && *damaged != legs)
+        };
+        let Some(bad) = bad.filter(|bad| *bad != legs) else {
+            continue;
+        };
+        let from = copy::parties(state, column, legs.without(bad));
+        let to = copy::parties(state, column, bad);
+        let repaired = copy::copy_chunk(state, &from, &to, at, len).await;
+        repaired.map_err(|failure| format!("repairing failed: {}", failure.error))?;
+        report.pages_repaired += 1;
+    }
+    Ok(())
+}
+
+/// Which legs cannot read a page, and whether the others differ.
+async fn compare_page(state: &State, parties: &[Party], at: u64) -> Result<(Mask, bool), String> {
+    let mut damaged = Mask::NONE;
+    let mut seen = None;
+    let mut differing = false;
+    for party in parties {
+        let request = pagemesh_base::slice::SliceRequest::Checksums {
+            page: pagemesh_base::ids::PageNo(at / PAGE_BYTES as u64),
+            count: 1,
+        };
+        match party.control.ask(state, request).await {
+            Ok(sum) => differing |= *seen.get_or_insert(sum.clone()) != sum,
+            Err(SliceError::Damaged { .. }) => damaged.add(party.leg),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok((damaged, differing))
+}
+
+fn note(state: &State, column: usize, page: u64, report: &mut CheckReport) {
+    report.pages_differing += 1;
+    let (segment, number) = {
+        let model = state.model();
+        (model.columns[column].segment, model.columns[column].number)
+    };
+    if let Some(last) = report.differences.last_mut()
+        && (last.segment, last.column, last.page + last.count) == (segment, number, page)
+    {
+        last.count += 1;
+    } else if report.differences.len() < DIFFERENCES_MAX {
+        report.differences.push(Difference {
+            segment,
+            column: number,
+            page,
+            count: 1,
+        });
+    }
+}

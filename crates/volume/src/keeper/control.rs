@@ -1,0 +1,90 @@
+//! The keeper's own connection to a leg.
+
+use super::state::State;
+use pagemesh_base::slice::{Leg, SliceCompletion, SliceError, SliceReply, SliceRequest};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Instant;
+
+struct Inner {
+    leg: Box<dyn Leg>,
+    next: u64,
+    outstanding: usize,
+    answers: HashMap<u64, Result<SliceReply, SliceError>>,
+    reaped: Vec<SliceCompletion>,
+}
+
+pub(super) struct Control {
+    inner: RefCell<Inner>,
+}
+
+impl Control {
+    pub(super) fn new(leg: Box<dyn Leg>) -> Rc<Control> {
+        Rc::new(Control {
+            inner: RefCell::new(Inner {
+                leg,
+                next: 0,
+                outstanding: 0,
+                answers: HashMap::new(),
+                reaped: vec![],
+            }),
+        })
+    }
+
+    /// Sends a request; its answer is asked for with the number given back.
+    pub(super) fn start(&self, state: &State, request: SliceRequest) -> u64 {
+        let mut inner = self.inner.borrow_mut();
+        inner.next += 1;
+        inner.outstanding += 1;
+        let tag = inner.next;
+        inner.leg.submit(tag, request);
+        state.act();
+        tag
+    }
+
+    pub(super) async fn answer(&self, state: &State, tag: u64) -> Result<SliceReply, SliceError> {
+        poll_fn(|_| {
+            let mut inner = self.inner.borrow_mut();
+            let Inner {
+                leg,
+                outstanding,
+                answers,
+                reaped,
+                ..
+            } = &mut *inner;
+            leg.reap(reaped);
+            *outstanding -= reaped.len();
+            answers.extend(reaped.drain(..).map(|answer| (answer.tag, answer.result)));
+            match answers.remove(&tag) {
+                Some(result) => {
+                    state.act();
+                    Poll::Ready(result)
+                }
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn ask(
+        &self,
+        state: &State,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        let tag = self.start(state, request);
+        self.answer(state, tag).await
+    }
+
+    pub(super) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        let inner = self.inner.borrow();
+        if inner.outstanding == 0 {
+            return None;
+        }
+        inner.leg.wait_on(into);
+        inner.leg.deadline()
+    }
+}

@@ -1,0 +1,177 @@
+//! Copying between the legs of a column.
+//!
+//! Invariants: a page that no source can give is never passed over silently;
+//! holes are copied as holes.
+
+use super::control::Control;
+use super::state::State;
+use crate::limits::RESYNC_CHUNK_BYTES;
+use crate::view::Mask;
+use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::units::PAGE_BYTES;
+use std::rc::Rc;
+
+/// Which leg could not go on.
+pub(super) struct CopyError {
+    pub leg: usize,
+    pub error: SliceError,
+}
+
+pub(super) struct Party {
+    pub leg: usize,
+    pub control: Rc<Control>,
+}
+
+pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Vec<Party> {
+    let model = state.model();
+    let keeps = &model.columns[column].legs;
+    let party = |leg: usize| {
+        let control = keeps.get(leg)?.control.clone()?;
+        Some(Party { leg, control })
+    };
+    legs.legs().filter_map(party).collect()
+}
+
+/// Makes a range of `to` like the first of `from` that can be read. The caller
+/// sees to it that nobody changes the range meanwhile. At most
+/// [`RESYNC_CHUNK_BYTES`].
+pub(super) async fn copy_chunk(
+    state: &State,
+    from: &[Party],
+    to: &[Party],
+    offset: u64,
+    len: u64,
+) -> Result<(), CopyError> {
+    debug_assert!(len <= RESYNC_CHUNK_BYTES && len <= u64::from(SLICE_IO_BYTES_MAX));
+    let mut last = None;
+    for source in from {
+        match copy_from(state, source, to, offset, len).await {
+            Err(failure) if is_damage(&failure, source) => last = Some(failure),
+            other => return other,
+        }
+    }
+    let Some(failure) = last else {
+        return Ok(());
+    };
+    let page = PAGE_BYTES as u64;
+    if len <= page || from.len() == 1 {
+        return Err(failure);
+    }
+    // No source is whole, but for each page one may be.
+    for at in (offset..offset + len).step_by(PAGE_BYTES) {
+        let mut done = Err(CopyError {
+            leg: failure.leg,
+            error: failure.error.clone(),
+        });
+        for source in from {
+            done = copy_from(state, source, to, at, page.min(offset + len - at)).await;
+            if !matches!(&done, Err(failure) if is_damage(failure, source)) {
+                break;
+            }
+        }
+        done?;
+    }
+    Ok(())
+}
+
+fn is_damage(failure: &CopyError, source: &Party) -> bool {
+    failure.leg == source.leg && matches!(failure.error, SliceError::Damaged { .. })
+}
+
+async fn copy_from(
+    state: &State,
+    from: &Party,
+    to: &[Party],
+    offset: u64,
+    len: u64,
+) -> Result<(), CopyError> {
+    let fail = |error| CopyError {
+        leg: from.leg,
+        error,
+    };
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let request = SliceRequest::Extents {
+            offset: at,
+            len: end - at,
+        };
+        let extents = match from.control.ask(state, request).await.map_err(fail)? {
+            SliceReply::Extents(extents) if extents.iter().any(|e| e.len > 0) => extents,
+            _ => return Err(fail(SliceError::Refused("it lists no extents".into()))),
+        };
+        for extent in extents {
+            let len = extent.len.min(end - at);
+            if extent.mapped && len > 0 {
+                let request = SliceRequest::Read {
+                    offset: at,
+                    len: len as u32,
+                };
+                let reply = from.control.ask(state, request).await.map_err(fail)?;
+                let SliceReply::Data(data) = reply else {
+                    return Err(fail(SliceError::Refused("it gives no data".into())));
+                };
+                let data = bytes::Bytes::from(data);
+                let write = |stamp| SliceRequest::Write {
+                    offset: at,
+                    data: data.clone(),
+                    stamp,
+                };
+                change(state, to, write).await?;
+            } else if len > 0 {
+                let clear = |stamp| SliceRequest::Clear {
+                    offset: at,
+                    len,
+                    stamp,
+                };
+                change(state, to, clear).await?;
+            }
+            at += len;
+        }
+    }
+    Ok(())
+}
+
+/// The same change on several legs.
+async fn change(
+    state: &State,
+    to: &[Party],
+    request: impl Fn(Stamp) -> SliceRequest,
+) -> Result<(), CopyError> {
+    let op = state.hub.next_op();
+    let start = |party: &Party| {
+        let epoch = state.model().epoch();
+        let stamp = Stamp { epoch, op, open: 0 };
+        party.control.start(state, request(stamp))
+    };
+    let tags: Vec<u64> = to.iter().map(start).collect();
+    for (party, mut tag) in to.iter().zip(tags) {
+        loop {
+            match party.control.answer(state, tag).await {
+                Ok(_) => break,
+                // The keeper itself raised it meanwhile.
+                Err(SliceError::StaleEpoch { current }) if current <= state.hub.held_epoch() => {
+                    tag = start(party);
+                }
+                Err(error) => {
+                    let leg = party.leg;
+                    return Err(CopyError { leg, error });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chunks of a run of pages: no longer than one lock may be held for, and
+/// within one region of the locks.
+pub(super) fn chunks(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let len = RESYNC_CHUNK_BYTES
+            .min(end.saturating_sub(at))
+            .min(RESYNC_CHUNK_BYTES - at % RESYNC_CHUNK_BYTES);
+        let chunk = (at, len);
+        at += len;
+        (len > 0).then_some(chunk)
+    })
+}

@@ -1,0 +1,215 @@
+//! The keeper: one per volume. It attaches, leaves lost legs out, brings them
+//! back, and tells the channels.
+//!
+//! Invariants: its tasks are polled by [`Keeper::turn`] and nothing else; they
+//! have no clock, thread or randomness, and wait only for answers of legs,
+//! calls, range locks and the time they are told. Blocking calls go through a
+//! [`Caller`]. A leg is left out, taken in or declared in-sync only after the
+//! authority has said so, and channels hear of it only after every leg that
+//! stays has raised its epoch.
+
+mod bring_back;
+mod call;
+mod check;
+mod control;
+mod copy;
+mod model;
+mod reform;
+mod report;
+mod settle;
+mod start;
+mod state;
+
+use crate::channel::Core;
+use crate::hub::{Hub, Member, Note, guard};
+use crate::status::VolumeStatus;
+pub(crate) use call::{Call, Caller, Outcome, perform};
+pub(crate) use check::CheckJob;
+use pagemesh_base::layout::Name;
+pub(crate) use start::AttachFailure;
+use state::State;
+use std::future::Future;
+use std::os::fd::RawFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Rounds of polling in one turn; then the events of others are looked at.
+const PASSES_MAX: usize = 64;
+
+/// What the keeper is told.
+pub(crate) enum Event {
+    /// A channel lost a leg.
+    Lost {
+        column: usize,
+        leg: usize,
+        serial: u64,
+        why: String,
+    },
+    /// A leg has a higher epoch than this client holds.
+    Fenced,
+    /// A channel was dropped with changes under way.
+    Abandoned(Box<Core>),
+    /// A call has ended.
+    Called(u64, Outcome),
+    /// The layout may have grown.
+    Refresh(Sender<Result<(), String>>),
+    /// The legs are to be compared.
+    Check(Arc<CheckJob>),
+    /// The volume is to be given back.
+    Detach,
+}
+
+/// The way to the keeper.
+pub(crate) struct Mailbox {
+    events: Mutex<Vec<Event>>,
+    member: Arc<Member>,
+    pub status: Mutex<Option<(Instant, VolumeStatus)>>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(member: Arc<Member>) -> Mailbox {
+        Mailbox {
+            events: Mutex::default(),
+            member,
+            status: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn post(&self, event: Event) {
+        guard(&self.events).push(event);
+        self.member.wake.raise();
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+pub(crate) struct Keeper {
+    state: Rc<State>,
+    tasks: Vec<Task>,
+    /// Channels whose threads are gone, driven until their changes have ended.
+    abandoned: Vec<Core>,
+    member: Arc<Member>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Keeper {
+    /// A keeper that attaches in its first turns.
+    pub(crate) fn new(
+        name: Name,
+        hub: Arc<Hub>,
+        member: Arc<Member>,
+        mailbox: Arc<Mailbox>,
+        caller: Box<dyn Caller>,
+    ) -> Keeper {
+        let state = Rc::new(State::new(name, hub, caller));
+        let task: Task = Box::pin(start::attach_and_run(Rc::clone(&state)));
+        Keeper {
+            state,
+            tasks: vec![task],
+            abandoned: vec![],
+            member,
+            mailbox,
+        }
+    }
+
+    /// What came of the attach, once.
+    pub(crate) fn take_attached(&self) -> Option<Result<(), AttachFailure>> {
+        self.state.attached.take()
+    }
+
+    /// Whether there is nothing more to do, ever.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.state.ended.get() && self.abandoned.is_empty()
+    }
+
+    /// Makes all progress that can be made now; tells when to come back if
+    /// nothing happens before.
+    pub(crate) fn turn(&mut self, now: Duration) -> Option<Duration> {
+        self.state.begin_turn(now);
+        for _ in 0..PASSES_MAX {
+            let before = self.state.activity.get();
+            self.take_events();
+            self.drive_abandoned();
+            self.state.deadline.set(None);
+            self.poll_tasks();
+            if self.state.activity.get() == before {
+                self.report();
+                return self.state.deadline.get();
+            }
+        }
+        self.report();
+        Some(now)
+    }
+
+    /// Descriptors that become readable when there is something to do.
+    /// Gives the time at which a leg must be looked at in any case.
+    pub(crate) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        into.push(self.member.wake.fd());
+        self.abandoned.iter().for_each(|core| core.wait_on(into));
+        let abandoned = self.abandoned.iter().filter_map(Core::deadline);
+        abandoned.chain(self.state.wait_on(into)).min()
+    }
+
+    fn take_events(&mut self) {
+        if !self.member.wake.take() {
+            return;
+        }
+        for note in self.member.take_notes() {
+            if let Note::Granted(key) = note {
+                self.state.granted.borrow_mut().insert(key);
+                self.state.act();
+            }
+        }
+        let events = std::mem::take(&mut *guard(&self.mailbox.events));
+        for event in events {
+            self.state.act();
+            match event {
+                Event::Abandoned(core) => self.abandoned.push(*core),
+                Event::Check(job) => {
+                    let task = check::check(Rc::clone(&self.state), job);
+                    self.tasks.push(Box::pin(task));
+                }
+                Event::Refresh(answer) => {
+                    let task = start::refresh(Rc::clone(&self.state), answer);
+                    self.tasks.push(Box::pin(task));
+                }
+                Event::Detach => {
+                    let task = start::detach(Rc::clone(&self.state));
+                    self.tasks.push(Box::pin(task));
+                }
+                other => self.state.take_event(other),
+            }
+        }
+    }
+
+    fn drive_abandoned(&mut self) {
+        let hub = &self.state.hub;
+        let mut nobody = vec![];
+        self.abandoned.retain_mut(|core| {
+            core.reap(&mut nobody);
+            let busy = core.is_changing() && !self.state.ended.get();
+            if !busy {
+                hub.leave(core.number());
+            }
+            busy
+        });
+    }
+
+    fn poll_tasks(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        self.tasks
+            .retain_mut(|task| task.as_mut().poll(&mut context) == Poll::Pending);
+        self.tasks.append(&mut self.state.spawned.borrow_mut());
+    }
+
+    fn report(&self) {
+        if self.state.touched.replace(false) {
+            let status = report::status(&self.state);
+            *guard(&self.mailbox.status) = Some((Instant::now(), status));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What the keeper knows of the volume: the layout, and how each leg is.
+
+use super::control::Control;
+use crate::authority::{BrickAddress, LegChange};
+use crate::view::{ColumnView, Gate, LegView, Mask, SegmentView, View};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A leg's return.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Return {
+    pub todo: u64,
+    pub done: u64,
+    pub since: Duration,
+}
+
+pub(super) struct LegKeep {
+    pub leg: Leg,
+    /// The keeper's connection; none is lost, or stale.
+    pub control: Option<Rc<Control>>,
+    /// Of its connections; rises with each loss and return.
+    pub serial: u64,
+    /// The epoch and round it was last told.
+    pub raised: Option<(Epoch, u8)>,
+    pub trouble: Option<String>,
+    /// What it is ready to become.
+    pub promotion: Option<LegState>,
+    pub resync: Option<Return>,
+    /// A task sees to its return.
+    pub tended: bool,
+}
+
+impl LegKeep {
+    fn new(leg: &Leg) -> LegKeep {
+        LegKeep {
+            leg: leg.clone(),
+            control: None,
+            serial: 0,
+            raised: None,
+            trouble: None,
+            promotion: None,
+            resync: None,
+            tended: false,
+        }
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        self.leg.state != LegState::Stale
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_written() && self.control.is_none()
+    }
+
+    pub(super) fn is_source(&self) -> bool {
+        self.leg.state == LegState::InSync && self.control.is_some()
+    }
+}
+
+pub(super) struct ColumnKeep {
+    pub segment: usize,
+    pub number: usize,
+    /// Bytes of its slices.
+    pub bytes: u64,
+    /// As in the layout.
+    pub round: u8,
+    pub legs: Vec<LegKeep>,
+    pub gate: Gate,
+    pub down_since: Option<Duration>,
+    /// Its legs must be made equal before it serves.
+    pub settle: bool,
+    /// A task tries to reach its legs.
+    pub tended: bool,
+}
+
+impl ColumnKeep {
+    pub(super) fn has_source(&self) -> bool {
+        self.legs.iter().any(LegKeep::is_source)
+    }
+
+    pub(super) fn has_stale(&self) -> bool {
+        self.legs.iter().any(|leg| !leg.is_written())
+    }
+
+    /// The round that its slices are told.
+    pub(super) fn told_round(&self) -> u8 {
+        if self.has_stale() { self.round } else { 0 }
+    }
+
+    pub(super) fn sources(&self) -> Mask {
+        Mask::where_leg(|leg| self.legs.get(leg).is_some_and(LegKeep::is_source))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Model {
+    pub layout: Option<Layout>,
+    /// The epoch that names the attachment.
+    pub attachment: Epoch,
+    pub bricks: BTreeMap<BrickId, BrickAddress>,
+    pub columns: Vec<ColumnKeep>,
+    pub fenced: bool,
+    /// A change was asked for, and whether it was made is not known.
+    pub uncertain: bool,
+    /// The manager is asked again then.
+    pub retry_at: Duration,
+    pub retry_wait: Duration,
+    pub serials: u64,
+}
+
+impl Model {
+    pub(super) fn epoch(&self) -> Epoch {
+        let epoch = self.layout.as_ref().map(|layout| layout.epoch);
+        epoch.map_or(Epoch(0), Epoch::from)
+    }
+
+    /// Takes a layout of the authority over; its word on states counts.
+    pub(super) fn adopt(&mut self, layout: Layout, now: Duration) {
+        let mut number = 0;
+        for (segment_number, segment) in layout.segments.iter().enumerate() {
+            for (column_number, column) in segment.columns.iter().enumerate() {
+                if self.columns.len() == number {
+                    self.columns.push(ColumnKeep {
+                        segment: segment_number,
+                        number: column_number,
+                        bytes: segment.slice_bytes(),
+                        round: column.round,
+                        legs: column.legs.iter().map(LegKeep::new).collect(),
+                        gate: Gate::Down,
+                        down_since: Some(now),
+                        settle: true,
+                        tended: false,
+                    });
+                }
+                self.columns[number].adopt(column);
+                number += 1;
+            }
+        }
+        self.layout = Some(layout);
+    }
+
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.serials += 1;
+        self.serials
+    }
+
+    /// What the authority should be asked for: lost legs stale, as long as an
+    /// in-sync one is left, and what has become ready.
+    pub(super) fn wanted_changes(&self) -> Vec<LegChange> {
+        let mut changes = vec![];
+        for column in self.columns.iter().filter(|column| column.has_source()) {
+            for (leg, keep) in column.legs.iter().enumerate() {
+                let to = match keep.promotion {
+                    _ if keep.is_lost() => LegState::Stale,
+                    Some(to) if keep.control.is_some() && to != keep.leg.state => to,
+                    _ => continue,
+                };
+                changes.push(LegChange {
+                    segment: column.segment,
+                    column: column.number,
+                    leg,
+                    to,
+                });
+            }
+        }
+        changes
+    }
+
+    /// The picture for the channels. A lost leg has no serial: writes wait.
+    pub(super) fn view(&self) -> View {
+        let mut view = View {
+            epoch: self.epoch(),
+            size_bytes: 0,
+            segments: vec![],
+            columns: vec![],
+            fenced: self.fenced,
+        };
+        let segments = self.layout.iter().flat_map(|layout| &layout.segments);
+        for segment in segments {
+            view.segments.push(SegmentView {
+                start: view.size_bytes,
+                bytes: segment.bytes,
+                column: view.segments.iter().map(|s| s.columns).sum(),
+                columns: segment.columns.len(),
+            });
+            view.size_bytes += segment.bytes;
+        }
+        let columns = self.columns.iter();
+        view.columns = columns.map(|column| self.column_view(column)).collect();
+        view
+    }
+
+    fn column_view(&self, column: &ColumnKeep) -> ColumnView {
+        let leg = |keep: &LegKeep| LegView {
+            brick: keep.leg.brick,
+            slice: keep.leg.slice,
+            state: keep.leg.state,
+            buffers: self
+                .bricks
+                .get(&keep.leg.brick)
+                .is_none_or(BrickAddress::buffers),
+            serial: match keep.control {
+                Some(_) if keep.is_written() => keep.serial,
+                _ => 0,
+            },
+        };
+        ColumnView {
+            legs: column.legs.iter().map(leg).collect(),
+            gate: column.gate,
+        }
+    }
+}
+
+impl ColumnKeep {
+    fn adopt(&mut self, column: &pagemesh_base::layout::Column) {
+        self.round = column.round;
+        for (number, leg) in column.legs.iter().enumerate() {
+            let Some(keep) = self.legs.get_mut(number) else {
+                self.legs.push(LegKeep::new(leg));
+                continue;
+            };
+            if (keep.leg.brick, keep.leg.slice) != (leg.brick, leg.slice) {
+                let tended = keep.tended;
+                *keep = LegKeep::new(leg);
+                keep.tended = tended;
+                continue;
+            }
+            keep.leg.state = leg.state;
+            if keep.promotion == Some(leg.state) {
+                keep.promotion = None;
+            }
+            if leg.state == LegState::Stale && keep.promotion.is_none() {
+                keep.control = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Brings what the authority says, what the legs were told and what the
+//! channels see into line, whatever changed.
+//!
+//! The order is what makes it safe: the authority's word, then the barrier on
+//! every leg that stays, then connections for every channel, then the view.
+
+use super::call::{Call, Outcome};
+use super::model::{ColumnKeep, LegKeep};
+use super::state::State;
+use super::{bring_back, settle, start};
+use crate::authority::AuthorityError;
+use crate::hub::{KEEPER, Link, Member, Note};
+use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN};
+use crate::status::Count;
+use crate::view::{Gate, View};
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{SliceError, SliceRequest};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connections made at once.
+pub(super) const CONNECTS_MAX: usize = 16;
+
+pub(super) async fn run(state: Rc<State>) {
+    while !state.is_over() {
+        let due = || state.is_over() || is_due(&state) || !untended(&state).is_empty();
+        state.until(due).await;
+        tend(&state);
+        if !state.is_over() && is_due(&state) {
+            reform(&state).await;
+        }
+    }
+}
+
+/// A leg, or with none a column, that needs a task of its own.
+fn untended(state: &State) -> Vec<(usize, Option<usize>)> {
+    let model = state.model();
+    let mut all = vec![];
+    for (number, column) in model.columns.iter().enumerate() {
+        if !column.has_source() && !column.tended {
+            all.push((number, None));
+        }
+        for (leg, keep) in column.legs.iter().enumerate() {
+            let resumes = keep.leg.state == LegState::Syncing
+                && keep.control.is_some()
+                && column.gate == Gate::Open;
+            if !keep.tended && (keep.leg.state == LegState::Stale || resumes) {
+                all.push((number, Some(leg)));
+            }
+        }
+    }
+    all
+}
+
+fn tend(state: &Rc<State>) {
+    for (column, leg) in untended(state) {
+        let mut model = state.edit();
+        let own = Rc::clone(state);
+        if let Some(leg) = leg {
+            model.columns[column].legs[leg].tended = true;
+            drop(model);
+            state.spawn(Box::pin(bring_back::bring_back(own, column, leg)));
+        } else {
+            model.columns[column].tended = true;
+            drop(model);
+            state.spawn(Box::pin(start::revive(own, column)));
+        }
+    }
+}
+
+fn is_due(state: &State) -> bool {
+    let model = state.model();
+    if model.retry_at > state.now() {
+        state.wake_at(model.retry_at);
+    } else if !model.wanted_changes().is_empty() {
+        return true;
+    }
+    for column in &model.columns {
+        if let (Gate::Down, Some(since)) = (column.gate, column.down_since) {
+            state.wake_at(since + DOWN_LIMIT);
+            if state.now() >= since + DOWN_LIMIT {
+                return true;
+            }
+        }
+        let told = (model.epoch(), column.told_round());
+        let behind = |leg: &LegKeep| leg.is_written() && leg.raised != Some(told);
+        let connected = |leg: &&LegKeep| leg.control.is_some();
+        if can_settle(column) || column.legs.iter().filter(connected).any(behind) {
+            return true;
+        }
+    }
+    model.view() != *state.hub.view().1
+}
+
+fn can_settle(column: &ColumnKeep) -> bool {
+    column.settle && column.has_source() && !column.legs.iter().any(LegKeep::is_lost)
+}
+
+/// One pass. What fails is noted in the model, and is due again.
+pub(super) async fn reform(state: &State) {
+    change_legs(state).await;
+    if state.is_over() || !raise_all(state).await {
+        return;
+    }
+    let columns = state.model().columns.len();
+    for number in 0..columns {
+        let ready = can_settle(&state.model().columns[number]);
+        if ready && settle::settle(state, number).await.is_err() {
+            return;
+        }
+    }
+    fail_what_waited_too_long(state);
+    if equip(state).await {
+        publish(state);
+    }
+}
+
+fn fail_what_waited_too_long(state: &State) {
+    let now = state.now();
+    for column in &mut state.edit().columns {
+        let waited = column
+            .down_since
+            .is_some_and(|since| now >= since + DOWN_LIMIT);
+        if column.gate == Gate::Down && waited {
+            column.gate = Gate::Failed;
+        }
+    }
+}
+
+async fn change_legs(state: &State) {
+    let (changes, uncertain) = {
+        let model = state.model();
+        (model.wanted_changes(), model.uncertain)
+    };
+    if changes.is_empty() || state.model().retry_at > state.now() {
+        return;
+    }
+    if uncertain {
+        let outcome = state.call(Call::Layout).await;
+        if let Outcome::Attached(Ok(attached)) = outcome {
+            state.adopt(attached);
+            state.edit().uncertain = false;
+        } else if let Outcome::Attached(Err(error)) = outcome {
+            put_off(state, &error);
+        }
+        return;
+    }
+    let (attachment, expected) = {
+        let model = state.model();
+        (model.attachment, model.epoch())
+    };
+    let call = Call::ChangeLegs {
+        attachment,
+        expected,
+        changes,
+    };
+    match state.call(call).await {
+        Outcome::Changed(Ok(layout)) => {
+            let now = state.now();
+            let mut model = state.edit();
+            model.retry_wait = Duration::ZERO;
+            model.adopt(layout, now);
+        }
+        Outcome::Changed(Err(AuthorityError::Conflict { .. })) => state.edit().uncertain = true,
+        Outcome::Changed(Err(error)) => put_off(state, &error),
+        _ => {}
+    }
+}
+
+/// The manager did not do it: asks again later. What was lost stays to be
+/// said; who wanted a promotion asks again.
+fn put_off(state: &State, error: &AuthorityError) {
+    if *error == AuthorityError::Fenced {
+        return state.fence();
+    }
+    tracing::warn!(volume = %state.name, %error, "the manager did not change the legs");
+    let now = state.now();
+    let mut model = state.edit();
+    model.uncertain = true;
+    model.retry_wait = (model.retry_wait * 2).clamp(MANAGER_RETRY_MIN, MANAGER_RETRY_MAX);
+    model.retry_at = now + model.retry_wait;
+}
+
+/// The barrier: every leg that is written hears of the epoch and its round.
+async fn raise_all(state: &State) -> bool {
+    let mut asked = vec![];
+    {
+        let model = state.model();
+        let epoch = model.epoch();
+        state.hub.hold_epoch(epoch);
+        for (number, column) in model.columns.iter().enumerate() {
+            let round = column.told_round();
+            for (leg, keep) in column.legs.iter().enumerate() {
+                let Some(control) = keep.control.as_ref().filter(|_| keep.is_written()) else {
+                    continue;
+                };
+                if keep.raised != Some((epoch, round)) {
+                    let request = SliceRequest::RaiseEpoch { epoch, round };
+                    let tag = control.start(state, request);
+                    asked.push((number, leg, (epoch, round), Rc::clone(control), tag));
+                }
+            }
+        }
+    }
+    if !asked.is_empty() {
+        state.hub.tally.add(Count::EpochsRaised, 1);
+    }
+    let mut all = true;
+    for (number, leg, told, control, tag) in asked {
+        match control.answer(state, tag).await {
+            Ok(_) => state.edit().columns[number].legs[leg].raised = Some(told),
+            Err(error) => {
+                all = false;
+                failed(state, number, leg, &error);
+            }
+        }
+    }
+    all
+}
+
+/// A leg refused what it must do: it is lost, or all is.
+pub(super) fn failed(state: &State, column: usize, leg: usize, error: &SliceError) {
+    match error {
+        SliceError::StaleEpoch { current } if *current > state.hub.held_epoch() => state.fence(),
+        other => state.lose(column, leg, &other.to_string()),
+    }
+}
+
+/// Places of connections that the view needs and a member does not have.
+fn missing(view: &View, member: &Member) -> Vec<(usize, usize, u64)> {
+    let links = crate::hub::guard(&member.links);
+    let mut all = vec![];
+    for (column, picture) in view.columns.iter().enumerate() {
+        for (leg, wanted) in picture.legs.iter().enumerate() {
+            if wanted.serial != 0 && links.get(&(column, leg)) != Some(&wanted.serial) {
+                all.push((column, leg, wanted.serial));
+            }
+        }
+    }
+    all
+}
+
+/// Gives every channel the connections that the next view needs.
+async fn equip(state: &State) -> bool {
+    let view = state.model().view();
+    let members: Vec<Arc<Member>> = {
+        let members = crate::hub::guard(&state.hub.members);
+        let channels = members.iter().filter(|(number, _)| **number != KEEPER);
+        channels.map(|(_, member)| Arc::clone(member)).collect()
+    };
+    let mut wanted = vec![];
+    for member in members {
+        for place in missing(&view, &member) {
+            wanted.push((Arc::clone(&member), place));
+        }
+    }
+    for batch in wanted.chunks(CONNECTS_MAX) {
+        let start =
+            |(_, (column, leg, _)): &(_, (usize, usize, u64))| state.start_connect(*column, *leg);
+        let calls: Vec<u64> = batch.iter().map(start).collect();
+        let mut all = true;
+        for ((member, (column, leg, serial)), call) in batch.iter().zip(calls) {
+            let (column, leg, serial) = (*column, *leg, *serial);
+            match state.connected(call).await {
+                Ok(connection) => {
+                    crate::hub::guard(&member.links).insert((column, leg), serial);
+                    member.tell(Note::Link(Link {
+                        column,
+                        leg,
+                        serial,
+                        connection,
+                    }));
+                }
+                Err(error) => {
+                    all = false;
+                    failed(state, column, leg, &error);
+                }
+            }
+        }
+        if !all {
+            return false;
+        }
+    }
+    true
+}
+
+/// Channels see it, if nothing has changed since they were equipped for it.
+fn publish(state: &State) {
+    let view = state.model().view();
+    if view == *state.hub.view().1 {
+        return;
+    }
+    let ready = |members: &BTreeMap<u32, Arc<Member>>| {
+        let mut channels = members.iter().filter(|(number, _)| **number != KEEPER);
+        channels.all(|(_, member)| missing(&view, member).is_empty())
+    };
+    state.hub.publish_if(view.clone(), ready);
+    state.act();
+    state.touched.set(true);
+}

@@ -1,0 +1,291 @@
+//! Settling: makes the legs of a column equal after a client, or all of its
+//! legs, went away. Nobody else writes to the column meanwhile.
+//!
+//! For each page in flight the in-sync leg with the highest epoch and
+//! operation wins: what a read may have shown stays.
+
+use super::copy::{self, CopyError, Party, chunks, parties};
+use super::reform::failed;
+use super::state::State;
+use crate::limits::RESYNC_CHUNK_BYTES;
+use crate::status::Count;
+use crate::view::{Gate, Mask};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{InFlight, SliceReply, SliceRequest};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BinaryHeap;
+
+/// A leg was lost on the way, or everything was.
+pub(super) struct Interrupted;
+
+/// Pages that differ, who has them right, and who gets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unequal {
+    pub page: u64,
+    pub count: u64,
+    pub winner: usize,
+    pub behind: Mask,
+}
+
+pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupted> {
+    let (in_sync, syncing, stale) = {
+        let model = state.model();
+        let keep = &model.columns[column];
+        let legs = |wanted| {
+            Mask::where_leg(|leg| {
+                keep.legs
+                    .get(leg)
+                    .is_some_and(|keep| keep.leg.state == wanted)
+            })
+        };
+        (
+            legs(LegState::InSync),
+            legs(LegState::Syncing),
+            keep.has_stale(),
+        )
+    };
+    let all = Mask::where_leg(|leg| in_sync.has(leg) || syncing.has(leg));
+    let mut tables: Vec<Option<Vec<InFlight>>> = vec![Some(vec![]); 3];
+    for party in parties(state, column, all) {
+        let answer = party.control.ask(state, SliceRequest::InFlight).await;
+        match answer {
+            Ok(SliceReply::InFlight(table)) => tables[party.leg] = table,
+            other => return Err(interrupted(state, column, party.leg, other.err())),
+        }
+    }
+    if all.len() > 1 {
+        if tables.iter().any(Option::is_none) {
+            compare_all(state, column, in_sync, all).await?;
+        } else {
+            let tables: Vec<Vec<InFlight>> =
+                tables.into_iter().map(Option::unwrap_or_default).collect();
+            for unequal in unequal(&tables, in_sync, syncing) {
+                make_equal(state, column, in_sync, unequal).await?;
+            }
+        }
+    }
+    // A stale leg may lack what is in flight here: the table is kept for its
+    // return, beside the pages' stamps.
+    finish(state, column, all, !stale).await?;
+    let mut model = state.edit();
+    let keep = &mut model.columns[column];
+    if !keep.has_source() {
+        return Err(Interrupted);
+    }
+    keep.settle = false;
+    keep.gate = Gate::Open;
+    keep.down_since = None;
+    Ok(())
+}
+
+async fn finish(state: &State, column: usize, legs: Mask, forget: bool) -> Result<(), Interrupted> {
+    let requests = [SliceRequest::Flush, SliceRequest::Settled];
+    for request in requests.iter().take(1 + usize::from(forget)) {
+        for party in parties(state, column, legs) {
+            if let Err(error) = party.control.ask(state, request.clone()).await {
+                return Err(interrupted(state, column, party.leg, Some(error)));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn interrupted(
+    state: &State,
+    column: usize,
+    leg: usize,
+    error: Option<pagemesh_base::slice::SliceError>,
+) -> Interrupted {
+    let strange = pagemesh_base::slice::SliceError::Refused("a strange answer".into());
+    failed(state, column, leg, &error.unwrap_or(strange));
+    Interrupted
+}
+
+async fn make_equal(
+    state: &State,
+    column: usize,
+    in_sync: Mask,
+    unequal: Unequal,
+) -> Result<(), Interrupted> {
+    let page = PAGE_BYTES as u64;
+    let end = state.model().columns[column].bytes;
+    let (start, stop) = (unequal.page * page, (unequal.page + unequal.count) * page);
+    let others = in_sync.without(Mask::of(unequal.winner));
+    let mut sources = parties(state, column, Mask::of(unequal.winner));
+    sources.extend(parties(state, column, others));
+    let targets = parties(state, column, unequal.behind);
+    for (offset, len) in chunks(start, stop.min(end)) {
+        copy_or_fail(state, column, &sources, &targets, offset, len).await?;
+    }
+    Ok(())
+}
+
+async fn copy_or_fail(
+    state: &State,
+    column: usize,
+    sources: &[Party],
+    targets: &[Party],
+    offset: u64,
+    len: u64,
+) -> Result<(), Interrupted> {
+    let copied = copy::copy_chunk(state, sources, targets, offset, len).await;
+    state.hub.tally.add(Count::BytesSettled, len);
+    copied.map_err(|CopyError { leg, error }| interrupted(state, column, leg, Some(error)))
+}
+
+/// No leg knows what was in flight, so each page is compared.
+async fn compare_all(
+    state: &State,
+    column: usize,
+    in_sync: Mask,
+    all: Mask,
+) -> Result<(), Interrupted> {
+    let sources = parties(state, column, in_sync);
+    let Some(first) = sources.first() else {
+        return Err(Interrupted);
+    };
+    let targets = parties(state, column, all.without(Mask::of(first.leg)));
+    let end = state.model().columns[column].bytes;
+    for (offset, len) in chunks(0, end) {
+        if differs(state, first, &targets, offset, len).await {
+            copy_or_fail(state, column, &sources, &targets, offset, len).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a chunk differs between legs, as far as can be told; what cannot be
+/// read counts as different, and copying finds out why.
+pub(super) async fn differs(
+    state: &State,
+    first: &Party,
+    others: &[Party],
+    offset: u64,
+    len: u64,
+) -> bool {
+    debug_assert!(len <= RESYNC_CHUNK_BYTES);
+    let request = SliceRequest::Checksums {
+        page: PageNo(offset / PAGE_BYTES as u64),
+        count: len.div_ceil(PAGE_BYTES as u64) as u32,
+    };
+    let Ok(wanted) = first.control.ask(state, request.clone()).await else {
+        return true;
+    };
+    for other in others {
+        if other.control.ask(state, request.clone()).await.as_ref() != Ok(&wanted) {
+            return true;
+        }
+    }
+    false
+}
+
+/// What the tables of the legs say must be copied.
+pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) -> Vec<Unequal> {
+    let mut edges: Vec<u64> = Vec::new();
+    for entry in tables.iter().flatten() {
+        edges.push(entry.page.0);
+        edges.push(entry.page.0 + u64::from(entry.count));
+    }
+    edges.sort_unstable();
+    edges.dedup();
+    let mut sweeps: Vec<Sweep> = tables.iter().map(|table| Sweep::new(table)).collect();
+    let mut all = Vec::new();
+    for pair in edges.windows(2) {
+        let (page, end) = (pair[0], pair[1]);
+        let newest: Vec<Option<(Epoch, u64)>> = sweeps.iter_mut().map(|s| s.at(page)).collect();
+        if newest.iter().all(Option::is_none) {
+            continue;
+        }
+        // Among equals any; with nothing listed in-sync, any in-sync leg.
+        let Some(winner) = in_sync.legs().max_by_key(|&leg| newest[leg]) else {
+            continue;
+        };
+        let behind = Mask::where_leg(|leg| {
+            leg != winner && (syncing.has(leg) || in_sync.has(leg) && newest[leg] != newest[winner])
+        });
+        if !behind.is_empty() {
+            all.push(Unequal {
+                page,
+                count: end - page,
+                winner,
+                behind,
+            });
+        }
+    }
+    all
+}
+
+/// Goes over the pages of one table, and tells the newest operation on each.
+struct Sweep {
+    /// By first page, the last one first.
+    later: Vec<InFlight>,
+    open: BinaryHeap<(Epoch, u64, u64)>,
+}
+
+impl Sweep {
+    fn new(table: &[InFlight]) -> Sweep {
+        let mut later = table.to_vec();
+        later.sort_by_key(|entry| std::cmp::Reverse(entry.page));
+        Sweep {
+            later,
+            open: BinaryHeap::new(),
+        }
+    }
+
+    fn at(&mut self, page: u64) -> Option<(Epoch, u64)> {
+        while let Some(entry) = self.later.pop_if(|entry| entry.page.0 <= page) {
+            let end = entry.page.0 + u64::from(entry.count);
+            self.open.push((entry.epoch, entry.op, end));
+        }
+        while self.open.peek().is_some_and(|(.., end)| *end <= page) {
+            self.open.pop();
+        }
+        self.open.peek().map(|(epoch, op, _)| (*epoch, *op))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The sweep says for each page what looking at every entry says.
+        #[test]
+        fn the_newest_wins(
+            tables in prop::collection::vec(
+                prop::collection::vec((0u64..20, 1u32..6, 1u32..3, 1u64..9), 0..6), 3),
+            syncing in any::<bool>(),
+        ) {
+            let tables: Vec<Vec<InFlight>> = tables.iter().map(|table| {
+                let entry = |&(page, count, epoch, op): &_| InFlight {
+                    page: PageNo(page), count, epoch: Epoch(epoch), op,
+                };
+                table.iter().map(entry).collect()
+            }).collect();
+            let in_sync = Mask::where_leg(|leg| leg < 2 || !syncing);
+            let behind = Mask::where_leg(|leg| leg == 2 && syncing);
+            let found = unequal(&tables, in_sync, behind);
+            for page in 0..30u64 {
+                let newest = |leg: usize| tables[leg].iter()
+                    .filter(|e| (e.page.0..e.page.0 + u64::from(e.count)).contains(&page))
+                    .map(|e| (e.epoch, e.op)).max();
+                let best = in_sync.legs().map(newest).max().flatten();
+                let listed = (0..3).any(|leg| newest(leg).is_some());
+                let expected = Mask::where_leg(|leg| {
+                    listed && (in_sync.has(leg) && newest(leg) != best || behind.has(leg))
+                });
+                let here: Vec<_> = found.iter()
+                    .filter(|u| (u.page..u.page + u.count).contains(&page)).collect();
+                prop_assert!(here.len() <= 1);
+                // Without any entry in-sync all in-sync legs are the same.
+                let got = here.first().map_or(Mask::NONE, |u| u.behind);
+                prop_assert_eq!(got, expected, "page {}", page);
+                if let Some(one) = here.first() {
+                    prop_assert_eq!(newest(one.winner), best);
+                }
+            }
+        }
+    }
+}

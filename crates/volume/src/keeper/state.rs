@@ -1,0 +1,326 @@
+//! What the keeper's tasks share, and what they can wait for.
+
+use super::call::{Call, Caller, Outcome};
+use super::control::Control;
+use super::model::Model;
+use super::{AttachFailure, Event, Task};
+use crate::authority::{Attached, BrickAddress};
+use crate::hub::{Hub, KEEPER};
+use crate::locks::{Holder, LockRange};
+use crate::status::Count;
+use pagemesh_base::layout::{BrickId, LegState, Name};
+use pagemesh_base::slice::{Leg, SliceError};
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
+use std::os::fd::RawFd;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+pub(super) struct State {
+    pub name: Name,
+    pub hub: Arc<Hub>,
+    caller: Box<dyn Caller>,
+    now: Cell<Duration>,
+    /// The earliest time that a task waits for.
+    pub deadline: Cell<Option<Duration>>,
+    /// Rises with everything that may let a task go on.
+    pub activity: Cell<u64>,
+    /// The status is to be reported anew.
+    pub touched: Cell<bool>,
+    model: RefCell<Model>,
+    calls: RefCell<BTreeMap<u64, Option<Outcome>>>,
+    next_id: Cell<u64>,
+    pub granted: RefCell<BTreeSet<u32>>,
+    controls: RefCell<Vec<Weak<Control>>>,
+    pub spawned: RefCell<Vec<Task>>,
+    pub attached: Cell<Option<Result<(), AttachFailure>>>,
+    pub closing: Cell<bool>,
+    pub ended: Cell<bool>,
+}
+
+impl State {
+    pub(super) fn new(name: Name, hub: Arc<Hub>, caller: Box<dyn Caller>) -> State {
+        State {
+            name,
+            hub,
+            caller,
+            now: Cell::default(),
+            deadline: Cell::default(),
+            activity: Cell::default(),
+            touched: Cell::new(true),
+            model: RefCell::default(),
+            calls: RefCell::default(),
+            next_id: Cell::default(),
+            granted: RefCell::default(),
+            controls: RefCell::default(),
+            spawned: RefCell::default(),
+            attached: Cell::default(),
+            closing: Cell::default(),
+            ended: Cell::default(),
+        }
+    }
+
+    pub(super) fn model(&self) -> Ref<'_, Model> {
+        self.model.borrow()
+    }
+
+    pub(super) fn edit(&self) -> RefMut<'_, Model> {
+        self.touched.set(true);
+        self.act();
+        self.model.borrow_mut()
+    }
+
+    pub(super) fn act(&self) {
+        self.activity.set(self.activity.get() + 1);
+    }
+
+    pub(super) fn begin_turn(&self, now: Duration) {
+        self.now.set(now);
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.now.get()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.closing.get() || self.model().fenced
+    }
+
+    pub(super) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        let mut controls = self.controls.borrow_mut();
+        controls.retain(|control| control.strong_count() > 0);
+        let controls = controls.iter().filter_map(Weak::upgrade);
+        controls.filter_map(|control| control.wait_on(into)).min()
+    }
+
+    pub(super) fn take_event(&self, event: Event) {
+        match event {
+            Event::Lost {
+                column,
+                leg,
+                serial,
+                why,
+            } => self.lose_if(column, leg, serial, &why),
+            Event::Fenced => self.fence(),
+            Event::Called(id, outcome) => {
+                if let Some(slot) = self.calls.borrow_mut().get_mut(&id) {
+                    *slot = Some(outcome);
+                }
+            }
+            Event::Abandoned(_) | Event::Check(_) | Event::Refresh(_) | Event::Detach => {}
+        }
+    }
+
+    pub(super) fn spawn(&self, task: Task) {
+        self.spawned.borrow_mut().push(task);
+        self.act();
+    }
+
+    // What a task can wait for.
+
+    /// Waits until something is so.
+    pub(super) async fn until(&self, mut is_so: impl FnMut() -> bool) {
+        poll_fn(|_| {
+            if is_so() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Has the turn come back at this time at the latest.
+    pub(super) fn wake_at(&self, at: Duration) {
+        let earliest = self.deadline.get().map_or(at, |other| other.min(at));
+        self.deadline.set(Some(earliest));
+    }
+
+    pub(super) async fn sleep(&self, time: Duration) {
+        let at = self.now() + time;
+        self.until(|| {
+            self.wake_at(at);
+            self.now() >= at
+        })
+        .await;
+    }
+
+    pub(super) fn start_call(&self, call: Call) -> u64 {
+        let id = self.next_id.get() + 1;
+        self.next_id.set(id);
+        self.calls.borrow_mut().insert(id, None);
+        self.caller.start(id, call);
+        id
+    }
+
+    pub(super) async fn called(&self, id: u64) -> Outcome {
+        poll_fn(|_| {
+            let mut calls = self.calls.borrow_mut();
+            match calls.get_mut(&id).and_then(Option::take) {
+                Some(outcome) => {
+                    calls.remove(&id);
+                    self.act();
+                    Poll::Ready(outcome)
+                }
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn call(&self, call: Call) -> Outcome {
+        let id = self.start_call(call);
+        self.called(id).await
+    }
+
+    /// Starts to connect to a leg.
+    pub(super) fn start_connect(&self, column: usize, leg: usize) -> u64 {
+        let model = self.model();
+        let keep = &model.columns[column].legs[leg].leg;
+        let call = Call::Connect {
+            brick: keep.brick,
+            address: model.bricks.get(&keep.brick).cloned().unwrap_or_default(),
+            slice: keep.slice,
+            epoch: model.epoch(),
+        };
+        drop(model);
+        self.start_call(call)
+    }
+
+    pub(super) async fn connected(&self, id: u64) -> Result<Box<dyn Leg>, SliceError> {
+        match self.called(id).await {
+            Outcome::Connected(result) => result,
+            _ => Err(SliceError::Lost("no connection was made".into())),
+        }
+    }
+
+    /// Takes over where bricks are.
+    pub(super) fn adopt_addresses(&self, bricks: BTreeMap<BrickId, BrickAddress>) {
+        crate::hub::guard(&self.hub.bricks).clone_from(&bricks);
+        self.edit().bricks = bricks;
+    }
+
+    /// Takes over what the authority says.
+    pub(super) fn adopt(&self, attached: Attached) {
+        let now = self.now();
+        self.adopt_addresses(attached.bricks);
+        self.edit().adopt(attached.layout, now);
+    }
+
+    pub(super) fn control(&self, leg: Box<dyn Leg>) -> Rc<Control> {
+        let control = Control::new(leg);
+        self.controls.borrow_mut().push(Rc::downgrade(&control));
+        control
+    }
+
+    /// Takes a range lock for as long as the guard lives.
+    pub(super) async fn lock(&self, column: usize, offset: u64, len: u64) -> RangeGuard<'_> {
+        let key = self.next_id.get() as u32 + 1;
+        self.next_id.set(self.next_id.get() + 1);
+        let range = LockRange::new(column, offset, len);
+        let guard = RangeGuard {
+            state: self,
+            range,
+            key,
+        };
+        if !self.hub.locks.acquire(range, guard.holder()) {
+            self.until(|| self.granted.borrow_mut().remove(&key)).await;
+            self.act();
+        }
+        guard
+    }
+
+    // What happens to legs.
+
+    fn lose_if(&self, column: usize, leg: usize, serial: u64, why: &str) {
+        let current = {
+            let model = self.model();
+            let keep = model.columns.get(column).and_then(|c| c.legs.get(leg));
+            keep.is_some_and(|keep| keep.serial == serial)
+        };
+        if current {
+            self.lose(column, leg, why);
+        }
+    }
+
+    /// A leg cannot be reached, or cannot go on.
+    pub(super) fn lose(&self, column: usize, leg: usize, why: &str) {
+        let now = self.now();
+        let mut model = self.edit();
+        let column = &mut model.columns[column];
+        let keep = &mut column.legs[leg];
+        if keep.control.take().is_some() {
+            tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
+            self.hub.tally.add(Count::LegsLost, 1);
+        }
+        keep.promotion = None;
+        keep.raised = None;
+        keep.resync = None;
+        keep.trouble = Some(why.to_owned());
+        if !column.has_source() && !column.settle {
+            column.settle = true;
+            column.gate = crate::view::Gate::Down;
+            column.down_since = Some(now);
+        }
+        if column.settle && !column.has_source() {
+            // What is being brought up to date has nothing to follow.
+            for keep in &mut column.legs {
+                if keep.leg.state == LegState::Syncing {
+                    keep.control = None;
+                    keep.resync = None;
+                }
+            }
+        }
+    }
+
+    pub(super) fn fence(&self) {
+        if !self.model().fenced {
+            tracing::warn!(volume = %self.name, "another client attached");
+            self.edit().fenced = true;
+            let view = self.model().view();
+            self.hub.publish(view);
+        }
+    }
+}
+
+impl State {
+    /// Ends what channels still do: the volume is given back.
+    pub(super) fn fence_channels(&self) {
+        let mut view = self.model().view();
+        view.fenced = true;
+        self.hub.publish(view);
+    }
+}
+
+/// A range lock of the keeper.
+pub(super) struct RangeGuard<'a> {
+    state: &'a State,
+    range: LockRange,
+    key: u32,
+}
+
+impl RangeGuard<'_> {
+    fn holder(&self) -> Holder {
+        Holder {
+            member: KEEPER,
+            key: self.key,
+        }
+    }
+}
+
+impl Drop for RangeGuard<'_> {
+    fn drop(&mut self) {
+        let mut turns = vec![];
+        self.state
+            .hub
+            .locks
+            .release(self.range, self.holder(), &mut turns);
+        let mut mine = vec![];
+        self.state.hub.pass_turns(&mut turns, KEEPER, &mut mine);
+        self.state.granted.borrow_mut().extend(mine);
+        self.state.act();
+    }
+}

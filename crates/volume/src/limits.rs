@@ -1,0 +1,59 @@
+//! Every bound of a volume, and why it is what it is.
+
+use std::time::Duration;
+
+/// Bytes of the regions by which range locks are found. Pieces of requests
+/// never cross one, so each takes exactly one lock; long clears still need few
+/// pieces (65 536 per TiB).
+pub const REGION_BYTES: u64 = 16 << 20;
+/// Mutexes over which the regions of a volume are spread: enough that a dozen
+/// threads rarely meet on one.
+pub const LOCK_SHARDS: usize = 64;
+/// Pieces of one request in flight: keeps a long discard or striped read from
+/// filling the channel.
+pub const REQUEST_PIECES_MAX: u32 = 64;
+/// Pieces in flight on one channel. A piece has at most one message on a leg,
+/// so this stays below `LEG_REQUESTS_MAX` of the seam.
+pub const PIECES_MAX: usize = 2048;
+/// Page repairs in flight on one channel; more damage is repaired by later
+/// reads or by a check.
+pub const REPAIRS_MAX: usize = 16;
+/// Acknowledged but unflushed operations of one channel and column on legs of
+/// class `file-sync` before a flush is started: a lane must hold them all.
+pub const UNFLUSHED_MAX: usize = 512;
+/// Channels of one volume: each takes a session on every brick.
+pub const CHANNELS_MAX: usize = 64;
+/// How often opening a channel starts over because the layout changed.
+pub const OPEN_TRIES_MAX: u32 = 16;
+
+/// First wait before the manager is asked again.
+pub const MANAGER_RETRY_MIN: Duration = Duration::from_millis(20);
+/// Longest wait before the manager is asked again; bounds the stall of writes
+/// after it is back.
+pub const MANAGER_RETRY_MAX: Duration = Duration::from_millis(500);
+/// How often an attach asks a manager that does not answer.
+pub const ATTACH_TRIES_MAX: u32 = 5;
+/// First wait before a leg of a column without any in-sync leg is tried again.
+pub const REVIVE_RETRY_MIN: Duration = Duration::from_millis(20);
+/// Longest such wait: requests are stalled meanwhile.
+pub const REVIVE_RETRY_MAX: Duration = Duration::from_millis(250);
+/// How long requests wait for a column without any in-sync leg. Long enough
+/// for a brick to restart and recover, short of the time after which kernels
+/// and databases give a disk up.
+pub const DOWN_LIMIT: Duration = Duration::from_secs(25);
+/// First wait before a stale leg is tried again.
+pub const RETURN_RETRY_MIN: Duration = Duration::from_millis(250);
+/// Longest such wait.
+pub const RETURN_RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Bytes copied under one range lock while resynchronising: bounds how long
+/// a write to the same place waits.
+pub const RESYNC_CHUNK_BYTES: u64 = 256 << 10;
+/// Bytes per second of a resynchronisation while there are other writes.
+pub const RESYNC_BUSY_BYTES_PER_S: u64 = 128 << 20;
+/// Pages compared under one range lock.
+pub const CHECK_CHUNK_PAGES: u64 = 256;
+/// Differing runs that a check reports one by one; all are counted.
+pub const DIFFERENCES_MAX: usize = 1024;
+/// How long a volume that is dropped waits for its keeper to end.
+pub const DETACH_LIMIT: Duration = Duration::from_secs(2);

@@ -1,0 +1,276 @@
+//! What channels know of a volume: an immutable picture that the keeper
+//! replaces, and the placement computed from it.
+
+use crate::limits::REGION_BYTES;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, COPIES_MAX, LegState, STRIPE_BYTES, SliceId};
+use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
+
+/// A set of legs of one column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mask(u8);
+
+impl Mask {
+    pub(crate) const NONE: Mask = Mask(0);
+
+    pub(crate) const fn of(leg: usize) -> Mask {
+        Mask(1 << leg)
+    }
+    pub(crate) fn where_leg(wanted: impl Fn(usize) -> bool) -> Mask {
+        let legs = (0..COPIES_MAX).filter(|&leg| wanted(leg));
+        Mask(legs.fold(0, |mask, leg| mask | 1 << leg))
+    }
+    pub(crate) fn has(self, leg: usize) -> bool {
+        self.0 & (1 << leg) != 0
+    }
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    pub(crate) fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+    pub(crate) fn covers(self, other: Mask) -> bool {
+        other.0 & !self.0 == 0
+    }
+    pub(crate) fn and(self, other: Mask) -> Mask {
+        Mask(self.0 & other.0)
+    }
+    pub(crate) fn without(self, other: Mask) -> Mask {
+        Mask(self.0 & !other.0)
+    }
+    pub(crate) fn add(&mut self, leg: usize) {
+        self.0 |= 1 << leg;
+    }
+    pub(crate) fn remove(&mut self, leg: usize) {
+        self.0 &= !(1 << leg);
+    }
+    pub(crate) fn legs(self) -> impl Iterator<Item = usize> {
+        (0..COPIES_MAX).filter(move |&leg| self.has(leg))
+    }
+}
+
+/// One leg, as channels see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LegView {
+    pub brick: BrickId,
+    pub slice: SliceId,
+    pub state: LegState,
+    /// Whether a write is durable only after a flush.
+    pub buffers: bool,
+    /// Rises when the leg is connected anew; a connection of another serial
+    /// is not used.
+    pub serial: u64,
+}
+
+/// Whether requests to a column go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gate {
+    Open,
+    /// No in-sync leg: they wait.
+    Down,
+    /// They waited too long.
+    Failed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ColumnView {
+    pub legs: Vec<LegView>,
+    pub gate: Gate,
+}
+
+impl ColumnView {
+    fn legs_where(&self, wanted: impl Fn(&LegView) -> bool) -> Mask {
+        Mask::where_leg(|leg| self.legs.get(leg).is_some_and(&wanted))
+    }
+
+    /// Those that must have a write before it completes.
+    pub(crate) fn written(&self) -> Mask {
+        self.legs_where(|leg| leg.state != LegState::Stale)
+    }
+
+    pub(crate) fn in_sync(&self) -> Mask {
+        self.legs_where(|leg| leg.state == LegState::InSync)
+    }
+
+    pub(crate) fn buffering(&self) -> Mask {
+        self.legs_where(|leg| leg.buffers)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentView {
+    /// Where it starts in the volume.
+    pub start: u64,
+    pub bytes: u64,
+    /// The number of its first column among all of the volume.
+    pub column: usize,
+    pub columns: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    pub epoch: Epoch,
+    pub size_bytes: u64,
+    pub segments: Vec<SegmentView>,
+    pub columns: Vec<ColumnView>,
+    pub fenced: bool,
+}
+
+/// A part of a request that lies in one column without a gap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub column: usize,
+    /// The first byte in the column's slices.
+    pub offset: u64,
+    pub len: u64,
+    /// The first byte in the volume.
+    pub at: u64,
+}
+
+impl View {
+    /// Of a volume that is not attached yet.
+    pub(crate) fn empty() -> View {
+        View {
+            epoch: Epoch(0),
+            size_bytes: 0,
+            segments: vec![],
+            columns: vec![],
+            fenced: false,
+        }
+    }
+
+    /// The first part of a range that is read or written as one: it crosses
+    /// neither segment, stripe nor region.
+    pub(crate) fn place(&self, at: u64, end: u64) -> Option<Place> {
+        let mut place = self.long_place(at, end)?;
+        place.len = place
+            .len
+            .min(u64::from(SLICE_IO_BYTES_MAX))
+            .min(REGION_BYTES - place.offset % REGION_BYTES);
+        Some(place)
+    }
+
+    /// The first part of a range that lies in one column without a gap.
+    pub(crate) fn long_place(&self, at: u64, end: u64) -> Option<Place> {
+        let segment = match self.segments.as_slice() {
+            [only] => only,
+            many => many.iter().rfind(|segment| segment.start <= at)?,
+        };
+        let within = at - segment.start;
+        let mut len = end.min(segment.start + segment.bytes).checked_sub(at)?;
+        if len == 0 {
+            return None;
+        }
+        let (column, offset) = if segment.columns == 1 {
+            (segment.column, within)
+        } else {
+            let columns = segment.columns as u64;
+            let (unit, inside) = (within / STRIPE_BYTES, within % STRIPE_BYTES);
+            len = len.min(STRIPE_BYTES - inside);
+            let column = segment.column + (unit % columns) as usize;
+            (column, unit / columns * STRIPE_BYTES + inside)
+        };
+        Some(Place {
+            column,
+            offset,
+            len,
+            at,
+        })
+    }
+
+    /// The part of a range that lies in one column: stripes make a run of the
+    /// volume a run of each column.
+    pub(crate) fn column_run(&self, column: usize, from: u64, to: u64) -> (u64, u64) {
+        let Some(segment) = self.segments.iter().rfind(|s| s.column <= column) else {
+            return (0, 0);
+        };
+        let number = (column - segment.column) as u64;
+        let below = |byte: u64| {
+            let within = byte
+                .clamp(segment.start, segment.start + segment.bytes)
+                .saturating_sub(segment.start);
+            if segment.columns == 1 {
+                return within;
+            }
+            let row = STRIPE_BYTES * segment.columns as u64;
+            let rest = (within % row).saturating_sub(number * STRIPE_BYTES);
+            within / row * STRIPE_BYTES + rest.min(STRIPE_BYTES)
+        };
+        (below(from), below(to))
+    }
+
+    /// The byte of the volume that lies at a byte of a column.
+    pub(crate) fn volume_offset(&self, column: usize, offset: u64) -> u64 {
+        let Some(segment) = self.segments.iter().rfind(|s| s.column <= column) else {
+            return offset;
+        };
+        if segment.columns == 1 {
+            return segment.start + offset;
+        }
+        let (row, inside) = (offset / STRIPE_BYTES, offset % STRIPE_BYTES);
+        let unit = row * segment.columns as u64 + (column - segment.column) as u64;
+        segment.start + unit * STRIPE_BYTES + inside
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn view(segments: &[(usize, u64)]) -> View {
+        let mut view = View {
+            epoch: Epoch(1),
+            size_bytes: 0,
+            segments: vec![],
+            columns: vec![],
+            fenced: false,
+        };
+        let column = ColumnView {
+            legs: vec![],
+            gate: Gate::Open,
+        };
+        for &(columns, units) in segments {
+            let bytes = units * columns as u64 * STRIPE_BYTES;
+            view.segments.push(SegmentView {
+                start: view.size_bytes,
+                bytes,
+                column: view.columns.len(),
+                columns,
+            });
+            view.size_bytes += bytes;
+            view.columns
+                .extend(std::iter::repeat_n(column.clone(), columns));
+        }
+        view
+    }
+
+    proptest! {
+        /// Pieces tile the range; a column's run is what its pieces cover; and
+        /// the way back leads to the same byte.
+        #[test]
+        fn places_and_runs_agree(
+            segments in prop::collection::vec((1usize..5, 1u64..5), 1..4),
+            offset in 0u64..2 << 20, len in 1u64..2 << 20,
+        ) {
+            let view = view(&segments);
+            let end = (offset + len).min(view.size_bytes);
+            let mut at = offset.min(end);
+            let mut covered = vec![None::<(u64, u64)>; view.columns.len()];
+            while at < end {
+                let place = view.place(at, end).expect("within");
+                prop_assert_eq!(place.at, at);
+                prop_assert_eq!(view.volume_offset(place.column, place.offset), at);
+                let run = &mut covered[place.column];
+                let first = run.map_or(place.offset, |r| r.0);
+                prop_assert_eq!(run.map_or(place.offset, |r| r.1), place.offset);
+                *run = Some((first, place.offset + place.len));
+                at += place.len;
+            }
+            for (column, run) in covered.iter().enumerate() {
+                let (from, to) = view.column_run(column, offset.min(end), end);
+                prop_assert_eq!(run.unwrap_or((from, from)), (from, to));
+            }
+        }
+    }
+}

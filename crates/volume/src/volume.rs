@@ -1,0 +1,311 @@
+//! An attached volume: the threads around the keeper, and what fronts and
+//! operators ask of it.
+
+use crate::authority::{Authority, AuthorityError};
+use crate::channel;
+use crate::connector::Connector;
+use crate::hub::{Hub, Member, guard};
+use crate::keeper::{AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, perform};
+use crate::limits::DOWN_LIMIT;
+use crate::status::{CheckReport, VolumeStatus};
+use crate::view::View;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token as PollToken};
+use pagemesh_base::layout::Name;
+use pagemesh_base::space::{Channel, Space, SpaceError};
+use std::os::fd::RawFd;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Why a volume was not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The manager did not let it.
+    #[error("the volume {name} was not attached: {cause}")]
+    Authority {
+        /// Which volume.
+        name: Name,
+        /// What the manager said.
+        cause: AuthorityError,
+    },
+    /// A part of the volume has no copy that can be used.
+    #[error(
+        "the volume {name} was not attached, as a part of it has no in-sync copy in reach \
+         ({cause}); start a brick that has one"
+    )]
+    Unreachable {
+        /// Which volume.
+        name: Name,
+        /// Which bricks, and why not.
+        cause: String,
+    },
+    /// Another client was faster.
+    #[error("another client attached the volume {0} meanwhile; try again to take it over")]
+    Fenced(Name),
+    /// The process has no threads or descriptors left.
+    #[error("the volume {name} was not attached: {cause}")]
+    System {
+        /// Which volume.
+        name: Name,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+/// Why a new layout was not taken over.
+#[derive(Debug, thiserror::Error)]
+#[error("the layout of {name} was not read again: {cause}")]
+pub struct RefreshError {
+    /// Which volume.
+    pub name: Name,
+    /// What went wrong.
+    pub cause: String,
+}
+
+/// Why a check did not end.
+#[derive(Debug, thiserror::Error)]
+#[error("the check of {name} did not end: {cause}")]
+pub struct CheckError {
+    /// Which volume.
+    pub name: Name,
+    /// What went wrong.
+    pub cause: String,
+}
+
+/// An attached volume. Dropping it gives it back to the manager.
+pub struct Volume {
+    name: Name,
+    hub: Arc<Hub>,
+    mailbox: Arc<Mailbox>,
+    connector: Arc<dyn Connector>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+/// Makes each call on a thread of its own: they are few, and may take long.
+struct Threads {
+    name: Name,
+    client: String,
+    authority: Arc<dyn Authority>,
+    connector: Arc<dyn Connector>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Caller for Threads {
+    fn start(&self, id: u64, call: Call) {
+        let if_not_made = call.if_not_made();
+        let (name, client) = (self.name.clone(), self.client.clone());
+        let (authority, connector) = (Arc::clone(&self.authority), Arc::clone(&self.connector));
+        let mailbox = Arc::clone(&self.mailbox);
+        let run = move || {
+            let outcome = perform(call, &name, &client, &*authority, &*connector);
+            mailbox.post(Event::Called(id, outcome));
+        };
+        let thread = std::thread::Builder::new().name("volume-call".into());
+        if let Err(error) = thread.spawn(run) {
+            let why = format!("no thread for a call: {error}");
+            self.mailbox.post(Event::Called(id, if_not_made(why)));
+        }
+    }
+}
+
+impl Volume {
+    /// Attaches a volume: fences the client before, makes its legs equal, and
+    /// serves. `client` names this client to people. Blocks until it serves.
+    ///
+    /// # Errors
+    /// When the manager refuses or does not answer, or a part of the volume
+    /// has no in-sync copy in reach.
+    pub fn attach(
+        authority: Arc<dyn Authority>,
+        connector: Arc<dyn Connector>,
+        name: Name,
+        client: &str,
+    ) -> Result<Volume, AttachError> {
+        let system = |cause| AttachError::System {
+            name: name.clone(),
+            cause,
+        };
+        let member = Arc::new(Member::new().map_err(system)?);
+        let hub = Arc::new(Hub::new(View::empty(), Arc::clone(&member)));
+        let mailbox = Arc::new(Mailbox::new(Arc::clone(&member)));
+        let threads = Threads {
+            name: name.clone(),
+            client: client.to_owned(),
+            authority,
+            connector: Arc::clone(&connector),
+            mailbox: Arc::clone(&mailbox),
+        };
+        let poll = Poll::new().map_err(system)?;
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("volume-keeper".into());
+        let run = {
+            let (name, hub, mailbox) = (name.clone(), Arc::clone(&hub), Arc::clone(&mailbox));
+            move || {
+                let keeper = Keeper::new(name, hub, member, mailbox, Box::new(threads));
+                keep(keeper, poll, &tell);
+            }
+        };
+        let keeper = Some(thread.spawn(run).map_err(system)?);
+        let volume = Volume {
+            name: name.clone(),
+            hub,
+            mailbox,
+            connector,
+            keeper,
+        };
+        let failure = match told.recv() {
+            Ok(Ok(())) => return Ok(volume),
+            Ok(Err(failure)) => failure,
+            Err(_) => AttachFailure::Unreachable("the keeper ended".into()),
+        };
+        Err(match failure {
+            AttachFailure::Authority(cause) => AttachError::Authority { name, cause },
+            AttachFailure::Unreachable(cause) => AttachError::Unreachable { name, cause },
+            AttachFailure::Fenced => AttachError::Fenced(name),
+        })
+    }
+
+    /// How it is.
+    #[must_use]
+    pub fn status(&self) -> Option<VolumeStatus> {
+        let (at, mut status) = guard(&self.mailbox.status).clone()?;
+        let since = at.elapsed().as_millis() as u64;
+        let legs = status
+            .columns
+            .iter_mut()
+            .flat_map(|column| &mut column.legs);
+        for resync in legs.filter_map(|leg| leg.resync.as_mut()) {
+            resync.elapsed_ms += since;
+        }
+        status.counters = self.hub.tally.sums();
+        status.channels = guard(&self.hub.members).len().saturating_sub(1);
+        Some(status)
+    }
+
+    /// Reads the layout again, after the volume has grown. Blocks until
+    /// channels serve it.
+    ///
+    /// # Errors
+    /// When the manager does not answer, or a new part is not reachable.
+    pub fn refresh(&self) -> Result<(), RefreshError> {
+        let (answer, result) = mpsc::channel();
+        self.mailbox.post(Event::Refresh(answer));
+        let result = result.recv_timeout(DOWN_LIMIT * 2);
+        let result = result.unwrap_or_else(|_| Err("there was no answer in time".into()));
+        result.map_err(|cause| RefreshError {
+            name: self.name.clone(),
+            cause,
+        })
+    }
+
+    /// Compares the in-sync legs while the volume is in use; `progress` is
+    /// told bytes done and bytes in all. With `repair_from`, pages that differ
+    /// are copied from that leg of the column.
+    ///
+    /// # Errors
+    /// When a column has no in-sync leg, or the volume is detached meanwhile.
+    pub fn check(
+        &self,
+        repair_from: Option<usize>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CheckReport, CheckError> {
+        let job = Arc::new(CheckJob {
+            repair_from,
+            progress: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        self.mailbox.post(Event::Check(Arc::clone(&job)));
+        let mut state = guard(&job.progress);
+        loop {
+            if let Some(result) = state.result.take() {
+                return result.map_err(|cause| self.check_error(cause));
+            }
+            if self.keeper.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err(self.check_error("the volume is detached".into()));
+            }
+            let (done, total) = (state.done_bytes, state.total_bytes);
+            drop(state);
+            progress(done, total);
+            let look_again = Duration::from_millis(100);
+            let waited = job.changed.wait_timeout(guard(&job.progress), look_again);
+            state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+        }
+    }
+
+    fn check_error(&self, cause: String) -> CheckError {
+        CheckError {
+            name: self.name.clone(),
+            cause,
+        }
+    }
+}
+
+impl Space for Volume {
+    fn size_bytes(&self) -> u64 {
+        self.hub.view().1.size_bytes
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        let channel = channel::open(&self.hub, &self.mailbox, &*self.connector)?;
+        Ok(Box::new(channel))
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        self.mailbox.post(Event::Detach);
+        if let Some(keeper) = self.keeper.take() {
+            // A panic there has been reported where it happened.
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// The keeper's thread.
+fn keep(mut keeper: Keeper, mut poll: Poll, attached: &Sender<Result<(), AttachFailure>>) {
+    let start = Instant::now();
+    let mut events = Events::with_capacity(64);
+    while !keeper.is_ended() {
+        let next = keeper.turn(start.elapsed());
+        if let Some(result) = keeper.take_attached() {
+            // An attach that nobody waits for ends with the volume's drop.
+            let _ = attached.send(result);
+        }
+        let wait = next.map(|at| at.saturating_sub(start.elapsed()));
+        if keeper.is_ended() || wait == Some(Duration::ZERO) {
+            continue;
+        }
+        if let Err(error) = sleep(&keeper, &mut poll, &mut events, wait) {
+            tracing::error!(%error, "the keeper cannot wait");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn sleep(
+    keeper: &Keeper,
+    poll: &mut Poll,
+    events: &mut Events,
+    wait: Option<Duration>,
+) -> std::io::Result<()> {
+    let mut fds: Vec<RawFd> = vec![];
+    let deadline = keeper.wait_on(&mut fds);
+    fds.sort_unstable();
+    fds.dedup();
+    for fd in &fds {
+        poll.registry()
+            .register(&mut SourceFd(fd), PollToken(0), Interest::READABLE)?;
+    }
+    let leg_wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    let wait = wait.into_iter().chain(leg_wait).min();
+    let polled = poll.poll(events, wait);
+    for fd in &fds {
+        poll.registry().deregister(&mut SourceFd(fd))?;
+    }
+    match polled {
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
+        other => other,
+    }
+}
