@@ -6,8 +6,11 @@
 //! until a session rings, so an idle brick costs nothing.
 
 use crate::file::{self, FileError};
+use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
-use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
+use pagemesh_base::slice::{
+    BrickControl, BrickStatus, LISTED_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
+};
 use pagemesh_pmem::{Durability, Mapped};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::recovery::Recovered;
@@ -136,6 +139,48 @@ impl Brick {
         }
     }
 
+    /// Does what only the owner of the pool can do for a slice.
+    ///
+    /// # Errors
+    /// When there is no such slice, or its epoch is newer.
+    pub fn own(&self, slice: SliceId, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        let mut pool = self.pool();
+        match request {
+            SliceRequest::InFlight => {
+                let found = pool.in_flight(slice).map_err(refused)?;
+                let few = found.filter(|list| list.len() <= LISTED_MAX);
+                Ok(SliceReply::InFlight(few))
+            }
+            SliceRequest::Settled => {
+                pool.settle(slice).map_err(refused)?;
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::RaiseEpoch { round, .. } if round > 15 => {
+                let cause = format!("round {round} is beyond 15");
+                Err(SliceError::OutOfRange(cause))
+            }
+            SliceRequest::RaiseEpoch { epoch, round } => {
+                pool.raise_epoch(slice, epoch, round).map_err(refused)?;
+                Ok(SliceReply::Done)
+            }
+            other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
+        }
+    }
+
+    /// The object behind a slice, for those who map the pool, and its size.
+    ///
+    /// # Errors
+    /// When there is none, or it has a newer epoch.
+    pub fn attach(&self, slice: SliceId, epoch: Epoch) -> Result<(ObjectId, u64), SliceError> {
+        let (object, entry) = self.pool().find(slice).map_err(refused)?;
+        match entry.epoch > epoch {
+            true => Err(SliceError::StaleEpoch {
+                current: entry.epoch,
+            }),
+            false => Ok((object, entry.size_bytes)),
+        }
+    }
+
     pub(crate) fn session(&self, number: u32) -> Session<Mapped> {
         Session::new(self.view.clone(), number)
     }
@@ -175,7 +220,7 @@ pub(crate) fn refused(cause: ObjectError) -> SliceError {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
         ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
         ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
-        ObjectError::Store(cause) => crate::worker::refused(cause),
+        ObjectError::Store(cause) => cause.into(),
         ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
             SliceError::OutOfRange(cause.to_string())
         }

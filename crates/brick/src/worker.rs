@@ -4,24 +4,17 @@
 //! then in the in-flight table.
 
 use crate::brick::Brick;
-use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{
-    LISTED_MAX, Run, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
-};
-use pagemesh_base::space::{EXTENTS_MAX, Extent};
-use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Mapped, Media};
-use pagemesh_store::session::{Member, Session, clear, write};
-use pagemesh_store::view::{Handle, StoreError};
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_pmem::Mapped;
+use pagemesh_store::requests::{Executed, execute};
+use pagemesh_store::session::Session;
+use pagemesh_store::view::Handle;
 use std::sync::Arc;
 
 /// Slices that one connection can attach.
 pub const ATTACHED_MAX: usize = 64;
-/// Bytes of one clear.
-const CLEAR_BYTES_MAX: u64 = 1 << 30;
-/// Pages that one question about dirty pages looks at: 16 GiB.
-const DIRTY_SCAN_MAX: u64 = 1 << 22;
 
 /// A session and the slices it works on.
 pub struct Worker {
@@ -36,20 +29,6 @@ struct Attached {
     handle: Handle,
     /// The newest epoch that this connection used.
     epoch: Epoch,
-}
-
-/// The error of a session as a client sees it.
-pub(crate) fn refused(cause: StoreError) -> SliceError {
-    match cause {
-        StoreError::StaleEpoch { current } => SliceError::StaleEpoch { current },
-        StoreError::NoSpace => SliceError::NoSpace,
-        StoreError::Damaged { offset } => SliceError::Damaged { offset },
-        StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
-        StoreError::OutOfRange { .. } => SliceError::OutOfRange(cause.to_string()),
-        StoreError::Revoked | StoreError::Gone | StoreError::Stalled => {
-            SliceError::Lost(cause.to_string())
-        }
-    }
 }
 
 impl Worker {
@@ -71,16 +50,8 @@ impl Worker {
     /// # Errors
     /// When there is none, it has a newer epoch, or too many are attached.
     pub fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<u32, SliceError> {
-        let (handle, object) = {
-            let pool = self.brick.pool();
-            let (_, object) = pool.find(slice).map_err(crate::brick::refused)?;
-            (pool.handle(slice).map_err(crate::brick::refused)?, object)
-        };
-        if object.epoch > epoch {
-            return Err(SliceError::StaleEpoch {
-                current: object.epoch,
-            });
-        }
+        let (object, _) = self.brick.attach(slice, epoch)?;
+        let handle = self.session.view().handle(object, slice)?;
         if self.attached.len() == ATTACHED_MAX {
             return Err(SliceError::Refused(format!(
                 "a connection attaches at most {ATTACHED_MAX} slices"
@@ -140,161 +111,15 @@ impl Worker {
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        let session = &mut self.session;
-        match request {
-            SliceRequest::Read { offset, len } => {
-                check_len(u64::from(len), u64::from(SLICE_IO_BYTES_MAX))?;
-                let mut data = vec![0; len as usize];
-                session
-                    .read(&handle, offset, &mut data, epoch)
-                    .map_err(refused)?;
-                Ok(SliceReply::Data(data))
-            }
-            SliceRequest::Write {
-                offset,
-                data,
-                stamp,
-            } => {
-                check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX))?;
-                let mut members = [Member { session, handle }];
-                write(&mut members, offset, &data, stamp)
-                    .map_err(|failure| refused(failure.cause))?;
-                Ok(SliceReply::Done)
-            }
-            SliceRequest::Clear { offset, len, stamp } => {
-                check_len(len, CLEAR_BYTES_MAX)?;
-                let mut members = [Member { session, handle }];
-                clear(&mut members, offset, len, stamp)
-                    .map_err(|failure| refused(failure.cause))?;
-                Ok(SliceReply::Done)
-            }
-            SliceRequest::Flush => {
-                let synced = session.view().media().sync();
-                synced.map_err(|cause| SliceError::Lost(cause.to_string()))?;
-                Ok(SliceReply::Done)
-            }
-            SliceRequest::Extents { offset, len } => self.extents(handle, epoch, offset, len),
-            SliceRequest::Checksums { page, count } => {
-                check_len(u64::from(count), LISTED_MAX as u64)?;
-                let sums = session
-                    .checksums(&handle, page, count, epoch)
-                    .map_err(refused)?;
-                Ok(SliceReply::Checksums(sums))
-            }
-            SliceRequest::Dirty { round, from } => self.dirty(handle, epoch, round, from),
-            SliceRequest::InFlight => {
-                let found = self
-                    .brick
-                    .pool()
-                    .in_flight(slice)
-                    .map_err(crate::brick::refused)?;
-                Ok(SliceReply::InFlight(
-                    found.filter(|list| list.len() <= LISTED_MAX),
-                ))
-            }
-            SliceRequest::Settled => {
-                self.brick
-                    .pool()
-                    .settle(slice)
-                    .map_err(crate::brick::refused)?;
-                Ok(SliceReply::Done)
-            }
-            SliceRequest::RaiseEpoch { epoch, round } => {
-                if round > 15 {
-                    return Err(SliceError::OutOfRange(format!(
-                        "round {round} is beyond 15"
-                    )));
-                }
-                let raised = self.brick.pool().raise_epoch(slice, epoch, round);
-                raised.map_err(crate::brick::refused)?;
-                Ok(SliceReply::Done)
-            }
+        match execute(&mut self.session, handle, epoch, request) {
+            Executed::Done(result) => result,
+            Executed::Owner(request) => self.brick.own(slice, request),
         }
-    }
-
-    fn extents(
-        &mut self,
-        handle: Handle,
-        epoch: Epoch,
-        offset: u64,
-        len: u64,
-    ) -> Result<SliceReply, SliceError> {
-        const PAGE: u64 = PAGE_BYTES as u64;
-        let size_bytes = self.session.view().size_bytes(&handle);
-        let end = offset.checked_add(len).filter(|&end| end <= size_bytes);
-        let end = end.ok_or_else(|| {
-            SliceError::OutOfRange(format!("{len} bytes at {offset} of {size_bytes}"))
-        })?;
-        let mut extents: Vec<Extent> = Vec::new();
-        let pages = offset / PAGE..end.div_ceil(PAGE);
-        let visited = self
-            .session
-            .visit_slots(&handle, pages, epoch, |_, count, slot| {
-                let mapped = slot.frame().is_some();
-                let is_full = extents.len() == EXTENTS_MAX;
-                match extents.last_mut() {
-                    Some(last) if last.mapped == mapped => last.len += count * PAGE,
-                    _ if is_full => return false,
-                    _ => extents.push(Extent {
-                        len: count * PAGE,
-                        mapped,
-                    }),
-                }
-                true
-            });
-        let stop = visited.map_err(refused)? * PAGE;
-        // Pages were counted: cut to the bytes asked for.
-        if let Some(first) = extents.first_mut() {
-            first.len -= offset % PAGE;
-        }
-        if let (true, Some(last)) = (stop > end, extents.last_mut()) {
-            last.len -= stop - end;
-        }
-        Ok(SliceReply::Extents(extents))
-    }
-
-    fn dirty(
-        &mut self,
-        handle: Handle,
-        epoch: Epoch,
-        round: u8,
-        from: PageNo,
-    ) -> Result<SliceReply, SliceError> {
-        let pages = self.session.view().size_bytes(&handle) / PAGE_BYTES as u64;
-        let end = pages.min(from.0.saturating_add(DIRTY_SCAN_MAX));
-        let mut runs: Vec<Run> = Vec::new();
-        let start = from.0.min(end);
-        let visited = self
-            .session
-            .visit_slots(&handle, start..end, epoch, |page, count, slot| {
-                if slot.track() != round || round == 0 {
-                    return true;
-                }
-                let is_full = runs.len() == LISTED_MAX;
-                match runs.last_mut() {
-                    Some(last) if last.page.0 + last.count == page.0 => last.count += count,
-                    _ if is_full => return false,
-                    _ => runs.push(Run { page, count }),
-                }
-                true
-            });
-        let stop = visited.map_err(refused)?;
-        Ok(SliceReply::Dirty {
-            runs,
-            next: (stop < pages).then_some(PageNo(stop)),
-        })
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
         self.brick.close_session(self.session.number());
-    }
-}
-
-fn check_len(len: u64, max: u64) -> Result<(), SliceError> {
-    match len <= max {
-        true => Ok(()),
-        false => Err(SliceError::OutOfRange(format!("{len} is more than {max}"))),
     }
 }

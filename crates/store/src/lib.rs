@@ -26,6 +26,7 @@ pub mod object;
 pub mod pool;
 pub mod record;
 pub mod recovery;
+pub mod requests;
 pub mod session;
 pub mod slot;
 pub mod superblock;

@@ -462,6 +462,20 @@ fn a_session_dies_beside_another() {
             checked += check(&points[buried..last], 6, &[settled, &world.model], &what);
             checked += check(&points[last..], 6, &[&world.model], &what);
             assert!(first <= written);
+            // No frame is lost, and none is in use twice.
+            world
+                .pool
+                .close_session(world.sessions[1 - dead].number())
+                .expect("sound");
+            world.pool.delete(MAIN).expect("the object");
+            for _ in 0..6 {
+                while world.pool.tend().expect("a sound pool") {}
+            }
+            let usage = world.pool.usage();
+            assert_eq!(
+                usage.free_bytes, usage.capacity_bytes,
+                "{what}: frames are lost"
+            );
         }
     }
     assert!(

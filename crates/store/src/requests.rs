@@ -1,0 +1,174 @@
+//! Requests of a client, done by a session: the same code serves a brick's
+//! connections and clients that have the pool mapped.
+//!
+//! What only the owner of the pool can do (epochs, in-flight operations) is
+//! given back to the caller.
+
+use crate::session::{Member, Session, clear, write};
+use crate::view::{Handle, StoreError};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{
+    LISTED_MAX, Run, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest,
+};
+use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Bytes of one clear.
+pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
+/// Pages that one question about dirty pages looks at: 16 GiB.
+const DIRTY_SCAN_MAX: u64 = 1 << 22;
+
+type Answer = Result<SliceReply, SliceError>;
+
+impl From<StoreError> for SliceError {
+    fn from(cause: StoreError) -> SliceError {
+        match cause {
+            StoreError::StaleEpoch { current } => SliceError::StaleEpoch { current },
+            StoreError::NoSpace => SliceError::NoSpace,
+            StoreError::Damaged { offset } => SliceError::Damaged { offset },
+            StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
+            StoreError::OutOfRange { .. } => SliceError::OutOfRange(cause.to_string()),
+            StoreError::Revoked | StoreError::Gone | StoreError::Stalled => {
+                SliceError::Lost(cause.to_string())
+            }
+        }
+    }
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum Executed {
+    /// Done, or refused.
+    Done(Answer),
+    /// Only the owner of the pool can do it.
+    Owner(SliceRequest),
+}
+
+/// Does a request of a client whose newest epoch is `epoch`. A flush blocks
+/// for fdatasync on `file-sync` pools.
+pub fn execute<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    request: SliceRequest,
+) -> Executed {
+    Executed::Done(match request {
+        SliceRequest::Read { offset, len } => read(session, handle, epoch, offset, len),
+        SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        } => check_len(data.len() as u64, u64::from(SLICE_IO_BYTES_MAX)).and_then(|()| {
+            let written = write(&mut [Member { session, handle }], offset, &data, stamp);
+            done(written.map_err(|failure| failure.cause))
+        }),
+        SliceRequest::Clear { offset, len, stamp } => {
+            check_len(len, CLEAR_BYTES_MAX).and_then(|()| {
+                let cleared = clear(&mut [Member { session, handle }], offset, len, stamp);
+                done(cleared.map_err(|failure| failure.cause))
+            })
+        }
+        SliceRequest::Flush => match session.view().media().sync() {
+            Ok(()) => Ok(SliceReply::Done),
+            Err(cause) => Err(SliceError::Lost(cause.to_string())),
+        },
+        SliceRequest::Extents { offset, len } => extents(session, handle, epoch, offset, len),
+        SliceRequest::Checksums { page, count } => check_len(u64::from(count), LISTED_MAX as u64)
+            .and_then(|()| {
+                let sums = session.checksums(&handle, page, count, epoch)?;
+                Ok(SliceReply::Checksums(sums))
+            }),
+        SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
+        SliceRequest::InFlight | SliceRequest::Settled | SliceRequest::RaiseEpoch { .. } => {
+            return Executed::Owner(request);
+        }
+    })
+}
+
+fn done(result: Result<(), StoreError>) -> Answer {
+    result?;
+    Ok(SliceReply::Done)
+}
+
+fn check_len(len: u64, max: u64) -> Result<(), SliceError> {
+    match len <= max {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!("{len} is more than {max}"))),
+    }
+}
+
+fn read<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    offset: u64,
+    len: u32,
+) -> Answer {
+    check_len(u64::from(len), u64::from(SLICE_IO_BYTES_MAX))?;
+    let mut data = vec![0; len as usize];
+    session.read(&handle, offset, &mut data, epoch)?;
+    Ok(SliceReply::Data(data))
+}
+
+fn extents<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    offset: u64,
+    len: u64,
+) -> Answer {
+    let size_bytes = session.view().size_bytes(&handle);
+    let end = offset.checked_add(len).filter(|&end| end <= size_bytes);
+    let beyond = || SliceError::OutOfRange(format!("{len} bytes at {offset} of {size_bytes}"));
+    let end = end.ok_or_else(beyond)?;
+    let mut extents: Vec<Extent> = Vec::new();
+    let pages = offset / PAGE..end.div_ceil(PAGE);
+    let stop = session.visit_slots(&handle, pages, epoch, |_, count, slot| {
+        let (mapped, len) = (slot.frame().is_some(), count * PAGE);
+        let is_full = extents.len() == EXTENTS_MAX;
+        match extents.last_mut() {
+            Some(last) if last.mapped == mapped => last.len += len,
+            _ if is_full => return false,
+            _ => extents.push(Extent { len, mapped }),
+        }
+        true
+    })? * PAGE;
+    // Pages were counted: cut to the bytes asked for.
+    if let Some(first) = extents.first_mut() {
+        first.len -= offset % PAGE;
+    }
+    if let (true, Some(last)) = (stop > end, extents.last_mut()) {
+        last.len -= stop - end;
+    }
+    Ok(SliceReply::Extents(extents))
+}
+
+fn dirty<M: Media>(
+    session: &mut Session<M>,
+    handle: Handle,
+    epoch: Epoch,
+    round: u8,
+    from: PageNo,
+) -> Answer {
+    let pages = session.view().size_bytes(&handle) / PAGE;
+    let end = pages.min(from.0.saturating_add(DIRTY_SCAN_MAX));
+    let start = from.0.min(end);
+    let mut runs: Vec<Run> = Vec::new();
+    let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
+        if slot.track() != round || round == 0 {
+            return true;
+        }
+        let is_full = runs.len() == LISTED_MAX;
+        match runs.last_mut() {
+            Some(last) if last.page.0 + last.count == page.0 => last.count += count,
+            _ if is_full => return false,
+            _ => runs.push(Run { page, count }),
+        }
+        true
+    })?;
+    let next = (stop < pages).then_some(PageNo(stop));
+    Ok(SliceReply::Dirty { runs, next })
+}
