@@ -1,13 +1,14 @@
 //! Words everything shares: ids, units and checksums.
 //!
-//! Invariants: no I/O, no clock, no randomness, no unsafe code. Numbers that
-//! mean different things have different types, so that a page is never used
-//! as a frame, nor a seq as an epoch.
+//! Invariants: no I/O but reading a key file, no clock, no randomness, no
+//! unsafe code. Numbers that mean different things have different types, so
+//! that a page is never used as a frame, nor a seq as an epoch.
 
 #![forbid(unsafe_code)]
 
 pub mod checksum;
 pub mod ids;
+pub mod key;
 pub mod layout;
 pub mod slice;
 pub mod space;
