@@ -1,10 +1,6 @@
 //! Little-endian fields at fixed places of fixed-size blocks. Offsets are
 //! constants of the formats, so a bad one is a defect, not bad input.
 
-pub(crate) fn get_u16(block: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(field(block, at))
-}
-
 pub(crate) fn get_u32(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(field(block, at))
 }

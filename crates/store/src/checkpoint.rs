@@ -476,10 +476,7 @@ impl<M: Media> Pool<M> {
     }
 
     fn lane_at(&mut self, number: u32, position: u64) -> Lane {
-        let place = crate::record::Place {
-            position,
-            ..*self.lanes.book(number).applied.place()
-        };
+        let place = self.lanes.book(number).applied.place().at(position);
         Lane::new(
             self.view.geometry.lane_at(number),
             self.view.geometry.lane_lines(),

@@ -281,10 +281,7 @@ impl Lane {
     }
 
     fn decode(&self, ring: &[Line], position: u64) -> Result<Found, NoRecord> {
-        let place = Place {
-            position,
-            ..self.next
-        };
+        let place = self.next.at(position);
         let from = &ring[(position % self.length) as usize..];
         // A pad at the very start of the ring would skip a whole lap.
         if !position.is_multiple_of(self.length) && is_pad(&from[0], &place) {

@@ -5,7 +5,7 @@
 //! for ([`Place`]), so a record of another pool, lane, lap or incarnation, or
 //! user bytes that look like one, never parse.
 
-use crate::bytes::{field, get_u16, get_u32, get_u64, put};
+use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::checksum::{crc32c, crc32c_append};
@@ -29,10 +29,9 @@ const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 /// Where a record lies: the seed of its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The pool's identity.
-    pub pool: Uuid,
-    /// The opening of the pool that wrote the record.
-    pub incarnation: Incarnation,
+    /// CRC32C of pool, incarnation and lane: the part that never changes while
+    /// a lane is in use.
+    seed: u32,
     /// The lane's number.
     pub lane: u32,
     /// Lines written to the lane since the pool was made; never wraps.
@@ -116,44 +115,84 @@ pub fn lines(pages: usize) -> usize {
 
 /// Bytes aligned for the processor's CRC instruction.
 #[repr(align(64))]
-struct Aligned<const N: usize>([u8; N]);
+struct Aligned<const N: usize>([[u8; 8]; N]);
 
 impl Place {
-    fn seed(&self) -> u32 {
-        let mut bytes = Aligned([0; 32]);
-        put(&mut bytes.0, 0, *self.pool.as_bytes());
-        put(&mut bytes.0, 16, self.incarnation.0.to_le_bytes());
-        put(&mut bytes.0, 20, self.lane.to_le_bytes());
-        put(&mut bytes.0, 24, self.position.to_le_bytes());
-        crc32c(&bytes.0)
+    /// The place of a line of a lane, in one opening of a pool.
+    #[must_use]
+    pub fn new(pool: Uuid, incarnation: Incarnation, lane: u32, position: u64) -> Place {
+        let mut bytes = [0; 24];
+        put(&mut bytes, 0, *pool.as_bytes());
+        put(&mut bytes, 16, incarnation.0.to_le_bytes());
+        put(&mut bytes, 20, lane.to_le_bytes());
+        Place {
+            seed: crc32c(&bytes),
+            lane,
+            position,
+        }
     }
 
-    /// The CRC32C of seed and record, the checksum's own bytes as zeroes.
-    fn checksum(&self, record: &[[u8; LINE_BYTES]]) -> u32 {
-        let mut head = Aligned(record[0]);
-        put(&mut head.0, 0, [0; 4]);
-        let crc = crc32c_append(self.seed(), &head.0);
-        match &record[1..] {
+    /// Another line of the same lane.
+    #[must_use]
+    pub fn at(self, position: u64) -> Place {
+        Place { position, ..self }
+    }
+
+    /// The CRC32C of pool, incarnation, lane and position, then the record,
+    /// its own first four bytes as zeroes. In words, so that the processor can
+    /// forward each from where it was stored.
+    fn checksum(&self, head: &Words, rest: &[[u8; LINE_BYTES]]) -> u32 {
+        let mut words = Aligned([[0; 8]; 9]);
+        words.0[0] = self.position.to_le_bytes();
+        words.0[1] = (head[0] & !u64::from(u32::MAX)).to_le_bytes();
+        for (word, from) in words.0[2..].iter_mut().zip(&head[1..]) {
+            *word = from.to_le_bytes();
+        }
+        let crc = crc32c_append(self.seed, words.0.as_flattened());
+        match rest {
             [] => crc,
             rest => crc32c_append(crc, rest.as_flattened()),
         }
     }
 }
 
+/// A line as words.
+type Words = [u64; 8];
+
+fn to_line(words: &Words) -> [u8; LINE_BYTES] {
+    let mut line = [0; LINE_BYTES];
+    for (bytes, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    line
+}
+
+fn to_words(line: &[u8; LINE_BYTES]) -> Words {
+    std::array::from_fn(|i| get_u64(line, i * 8))
+}
+
+/// Kind, level and count: the first word without its checksum.
+fn first_word(kind: u8, level: u8, count: u16) -> u64 {
+    u64::from(kind) << 32 | u64::from(level) << 40 | u64::from(count) << 48
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
 /// The line that says: the lane goes on at its start.
 #[must_use]
 pub fn encode_pad(place: &Place) -> [u8; LINE_BYTES] {
-    let mut line = [0; LINE_BYTES];
-    line[4] = KIND_PAD;
-    let crc = place.checksum(&[line]);
-    put(&mut line, 0, crc.to_le_bytes());
-    line
+    let mut words = [0; 8];
+    words[0] = first_word(KIND_PAD, 0, 0);
+    words[0] |= u64::from(place.checksum(&words, &[]));
+    to_line(&words)
 }
 
 /// Whether `line` is the pad of `place`.
 #[must_use]
 pub fn is_pad(line: &[u8; LINE_BYTES], place: &Place) -> bool {
-    line[4] == KIND_PAD && place.checksum(&[*line]) == get_u32(line, 0)
+    line[4] == KIND_PAD && place.checksum(&to_words(line), &[]) == get_u32(line, 0)
 }
 
 /// Where the change number `index` (from 1) lies: line and byte.
@@ -179,25 +218,26 @@ impl Record {
             "level {} of a page table",
             self.level
         );
+        let first = &self.changes[0];
+        let mut head = [
+            first_word(KIND_MAP, self.level, count as u16),
+            self.seq.0,
+            pair(self.object.0, self.epoch.0),
+            self.page.0,
+            first.old.encode(),
+            first.new.encode(),
+            pair(first.data_crc, self.open),
+            self.op,
+        ];
         let start = into.len();
         into.resize(start + lines(count), [0; LINE_BYTES]);
         let record = &mut into[start..];
-        let head = &mut record[0];
-        put(head, 4, [KIND_MAP, self.level]);
-        put(head, 6, (count as u16).to_le_bytes());
-        put(head, 8, self.seq.0.to_le_bytes());
-        put(head, 16, self.object.0.to_le_bytes());
-        put(head, 20, self.epoch.0.to_le_bytes());
-        put(head, 24, self.page.0.to_le_bytes());
-        put_change(head, 32, &self.changes[0]);
-        put(head, 52, self.open.to_le_bytes());
-        put(head, 56, self.op.to_le_bytes());
         for (index, change) in self.changes.iter().enumerate().skip(1) {
             let (line, at) = entry_at(index);
             put_change(&mut record[line], at, change);
         }
-        let crc = place.checksum(record);
-        put(&mut record[0], 0, crc.to_le_bytes());
+        head[0] |= u64::from(place.checksum(&head, &record[1..]));
+        record[0] = to_line(&head);
     }
 
     /// A record without changes, to be decoded into.
@@ -226,29 +266,33 @@ impl Record {
         lane: &[[u8; LINE_BYTES]],
         place: &Place,
     ) -> Result<(), NoRecord> {
-        let head = lane.first().ok_or(NoRecord::Malformed)?;
-        let count = usize::from(get_u16(head, 6));
-        let [kind, level] = field(head, 4);
+        let head = to_words(lane.first().ok_or(NoRecord::Malformed)?);
+        let [.., kind, level, low, high] = head[0].to_le_bytes();
+        let count = usize::from(u16::from_le_bytes([low, high]));
         if kind != KIND_MAP || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
         let record = lane.get(..lines(count)).ok_or(NoRecord::Malformed)?;
-        if place.checksum(record) != get_u32(head, 0) {
+        if place.checksum(&head, &record[1..]) != head[0] as u32 {
             return Err(NoRecord::Checksum);
         }
         self.changes.clear();
-        self.changes.push(get_change(head, 32)?);
+        self.changes.push(Change {
+            old: Slot::decode(head[4])?,
+            new: Slot::decode(head[5])?,
+            data_crc: head[6] as u32,
+        });
         for index in 1..count {
             let (line, at) = entry_at(index);
             self.changes.push(get_change(&record[line], at)?);
         }
-        self.seq = Seq(get_u64(head, 8));
-        self.object = ObjectId(get_u32(head, 16));
-        self.epoch = Epoch(get_u32(head, 20));
+        self.seq = Seq(head[1]);
+        self.object = ObjectId(head[2] as u32);
+        self.epoch = Epoch((head[2] >> 32) as u32);
         self.level = level;
-        self.page = PageNo(get_u64(head, 24));
-        self.op = get_u64(head, 56);
-        self.open = get_u32(head, 52);
+        self.page = PageNo(head[3]);
+        self.op = head[7];
+        self.open = (head[6] >> 32) as u32;
         Ok(())
     }
 }
@@ -256,19 +300,19 @@ impl Record {
 impl ObjectRecord {
     fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
         let mut record = [[0; LINE_BYTES]; OBJECT_LINES];
-        let head = &mut record[0];
-        put(head, 4, [KIND_OBJECT, 0]);
-        put(head, 8, self.seq.0.to_le_bytes());
-        put(head, 16, self.object.0.to_le_bytes());
         record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry);
-        let crc = place.checksum(&record);
-        put(&mut record[0], 0, crc.to_le_bytes());
+        let mut head = [0; 8];
+        head[0] = first_word(KIND_OBJECT, 0, 0);
+        head[1] = self.seq.0;
+        head[2] = pair(self.object.0, 0);
+        head[0] |= u64::from(place.checksum(&head, &record[1..]));
+        record[0] = to_line(&head);
         into.extend(record);
     }
 
     fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<ObjectRecord, NoRecord> {
         let record = lane.get(..OBJECT_LINES).ok_or(NoRecord::Malformed)?;
-        if place.checksum(record) != get_u32(&record[0], 0) {
+        if place.checksum(&to_words(&record[0]), &record[1..]) != get_u32(&record[0], 0) {
             return Err(NoRecord::Checksum);
         }
         Ok(ObjectRecord {
@@ -344,12 +388,9 @@ mod tests {
     use pagemesh_base::ids::FrameNo;
     use proptest::prelude::*;
 
-    const PLACE: Place = Place {
-        pool: Uuid::from_u128(7),
-        incarnation: Incarnation(3),
-        lane: 2,
-        position: 1 << 40,
-    };
+    fn place() -> Place {
+        Place::new(Uuid::from_u128(7), Incarnation(3), 2, 1 << 40)
+    }
 
     fn record(pages: usize) -> Record {
         let change = |i: u64| {
@@ -374,7 +415,7 @@ mod tests {
 
     fn encode(record: &Record) -> Vec<[u8; LINE_BYTES]> {
         let mut lines = Vec::new();
-        record.encode(&PLACE, &mut lines);
+        record.encode(&place(), &mut lines);
         lines
     }
 
@@ -386,13 +427,13 @@ mod tests {
             entry: std::array::from_fn(|i| i as u8),
         });
         let mut lines = Vec::new();
-        entry.encode(&PLACE, &mut lines);
+        entry.encode(&place(), &mut lines);
         assert_eq!(lines.len(), entry.lines());
-        assert_eq!(Entry::decode(&lines, &PLACE), Ok(entry));
+        assert_eq!(Entry::decode(&lines, &place()), Ok(entry));
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &PLACE).is_err(), "bit {bit}");
+            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
         }
     }
 
@@ -406,19 +447,10 @@ mod tests {
     fn a_record_is_valid_only_at_its_place() {
         let lines = encode(&record(3));
         let others = [
-            Place {
-                pool: Uuid::from_u128(8),
-                ..PLACE
-            },
-            Place {
-                incarnation: Incarnation(4),
-                ..PLACE
-            },
-            Place { lane: 3, ..PLACE },
-            Place {
-                position: PLACE.position + 1,
-                ..PLACE
-            },
+            Place::new(Uuid::from_u128(8), Incarnation(3), 2, 1 << 40),
+            Place::new(Uuid::from_u128(7), Incarnation(4), 2, 1 << 40),
+            Place::new(Uuid::from_u128(7), Incarnation(3), 3, 1 << 40),
+            Place::new(Uuid::from_u128(7), Incarnation(3), 2, (1 << 40) + 1),
         ];
         for place in others {
             assert_eq!(Entry::decode(&lines, &place), Err(NoRecord::Checksum));
@@ -431,13 +463,13 @@ mod tests {
         for bit in 0..lines.len() * LINE_BYTES * 8 {
             let mut damaged = lines.clone();
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
-            assert!(Entry::decode(&damaged, &PLACE).is_err(), "bit {bit}");
+            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
         }
         for kept in 0..lines.len() {
-            assert!(Entry::decode(&lines[..kept], &PLACE).is_err());
+            assert!(Entry::decode(&lines[..kept], &place()).is_err());
             let mut torn = lines.clone();
             torn[kept] = [0; LINE_BYTES];
-            assert!(Entry::decode(&torn, &PLACE).is_err(), "line {kept}");
+            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
         }
     }
 
@@ -447,13 +479,13 @@ mod tests {
             let record = Record { level, ..record(pages) };
             let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);
-            prop_assert_eq!(Entry::decode(&lane, &PLACE), Ok(Entry::Map(record)));
+            prop_assert_eq!(Entry::decode(&lane, &place()), Ok(Entry::Map(record)));
         }
 
         #[test]
         fn any_bytes_are_no_record(lane in prop::collection::vec(any::<[[u8; 32]; 2]>(), 0..8)) {
             let lane: Vec<[u8; LINE_BYTES]> = lane.iter().map(|l| field(l.as_flattened(), 0)).collect();
-            prop_assert!(Entry::decode(&lane, &PLACE).is_err());
+            prop_assert!(Entry::decode(&lane, &place()).is_err());
         }
     }
 }

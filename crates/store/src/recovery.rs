@@ -177,12 +177,12 @@ pub(crate) fn recover<M: Media>(
 }
 
 pub(crate) fn lane_of(block: &Superblock, number: u32) -> Lane {
-    let place = Place {
-        pool: block.pool,
-        incarnation: block.incarnation,
-        lane: number,
-        position: block.heads[number as usize],
-    };
+    let place = Place::new(
+        block.pool,
+        block.incarnation,
+        number,
+        block.heads[number as usize],
+    );
     Lane::new(
         block.geometry.lane_at(number),
         block.geometry.lane_lines(),

@@ -103,12 +103,12 @@ impl<M: Media> Session<M> {
     #[must_use]
     pub fn new(view: Arc<View<M>>, number: u32) -> Session<M> {
         let cells = view.control.cells(number);
-        let place = Place {
-            pool: view.pool,
-            incarnation: view.incarnation,
-            lane: number,
-            position: cells.head().load(Ordering::Acquire),
-        };
+        let place = Place::new(
+            view.pool,
+            view.incarnation,
+            number,
+            cells.head().load(Ordering::Acquire),
+        );
         let length = view.geometry.lane_lines();
         let mut lane = Lane::new(view.geometry.lane_at(number), length, place);
         lane.resume(cells.committed().load(Ordering::Acquire));

@@ -14,12 +14,7 @@ const LENGTH: u64 = 16;
 const START: usize = 128;
 
 fn place(incarnation: u32, position: u64) -> Place {
-    Place {
-        pool: Uuid::from_u128(1),
-        incarnation: Incarnation(incarnation),
-        lane: 3,
-        position,
-    }
+    Place::new(Uuid::from_u128(1), Incarnation(incarnation), 3, position)
 }
 
 fn record(seq: u64, pages: usize) -> Record {
