@@ -66,8 +66,15 @@ pub enum ServerError {
 pub(crate) struct Listener {
     socket: OwnedFd,
     place: Listen,
-    /// Of the socket file: device and inode.
-    file: Option<(u64, u64)>,
+    /// The socket file.
+    file: Option<Identity>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    created: (i64, u64),
 }
 
 impl Listener {
@@ -111,8 +118,14 @@ impl Drop for Listener {
     }
 }
 
-fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
+/// Inode numbers are given out again at once, so the time of creation
+/// belongs to the identity; neither a rename nor a change of mode touches it.
+fn identity(stat: &Stat) -> Identity {
+    Identity {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+        created: (stat.st_mtime, stat.st_mtime_nsec),
+    }
 }
 
 fn failed(doing: &'static str, place: &Listen) -> impl FnOnce(Errno) -> ServerError {
