@@ -206,6 +206,12 @@ pub trait Leg: Send {
     fn deadline(&self) -> Option<Instant> {
         None
     }
+
+    /// The leg itself, for a volume that can write several legs of one kind at
+    /// once.
+    fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {
+        None
+    }
 }
 
 /// What a brick tells about one slice.

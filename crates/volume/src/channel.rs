@@ -11,12 +11,15 @@ use crate::hub::{Hub, Join, Link, Member, Note, guard};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::{CHANNELS_MAX, OPEN_TRIES_MAX};
 use crate::locks::{Holder, LockRange};
+use crate::mapped::MappedLeg;
 use crate::status::Count;
 use crate::view::{Mask, View};
+use arrayvec::ArrayVec;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
-use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest};
+use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
+use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,6 +47,16 @@ struct Ports {
 impl Outbox for Ports {
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {
         let base = column * COPIES_MAX;
+        if let SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        } = &request
+            && legs.len() > 1
+            && self.write_mapped(base, legs, tag, (*offset, data, *stamp))
+        {
+            return;
+        }
         let mut left = legs.len();
         let mut request = Some(request);
         for leg in legs.legs() {
@@ -112,6 +125,38 @@ impl Outbox for Ports {
 }
 
 impl Ports {
+    /// Writes every leg at once, if all of them are mapped in this process.
+    fn write_mapped(
+        &mut self,
+        base: usize,
+        legs: Mask,
+        tag: u64,
+        (offset, data, stamp): (u64, &[u8], Stamp),
+    ) -> bool {
+        let places = self.connections[base..].iter_mut().take(COPIES_MAX);
+        let mapped = places.enumerate().filter(|(leg, _)| legs.has(*leg));
+        let mut found: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
+        for (_, connection) in mapped {
+            let Some(connection) = connection else {
+                return false;
+            };
+            let any = connection.leg.as_any();
+            let Some(leg) = any.and_then(<dyn Any>::downcast_mut) else {
+                return false;
+            };
+            found.push(leg);
+        }
+        MappedLeg::write_all(&mut found, tag, offset, data, stamp);
+        drop(found);
+        for leg in legs.legs() {
+            if let Some(connection) = self.connections[base + leg].as_mut() {
+                connection.outstanding += 1;
+                self.outstanding += 1;
+            }
+        }
+        true
+    }
+
     fn holder(&self, key: u32) -> Holder {
         Holder {
             member: self.number,

@@ -24,7 +24,10 @@ mod hub;
 mod keeper;
 pub mod limits;
 mod locks;
+mod mapped;
 mod status;
+#[cfg(test)]
+mod testing;
 mod view;
 mod volume;
 mod wake;
@@ -32,6 +35,7 @@ mod window;
 
 pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 pub use connector::Connector;
+pub use mapped::MappedLeg;
 pub use status::{
     CheckReport, ColumnStatus, Counters, Difference, LegStatus, Resync, VolumeState, VolumeStatus,
 };

@@ -1,0 +1,178 @@
+//! A leg whose pool is mapped in this process: requests are done inside
+//! `submit`, by a session of the pool. Only what the pool's owner alone can do
+//! goes to the brick, over the connection that the mapping came with.
+//!
+//! Invariants: nothing is done after the brick's end of the connection closed
+//! was noticed; the mapping goes with the last leg, so that a new brick can
+//! recover the pool. The watcher never touches the pool.
+
+use crate::limits::{MAPPED_DONE_MAX, WATCH_INTERVAL};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::{
+    Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+};
+use pagemesh_pmem::Mapped;
+use pagemesh_store::requests::{Executed, execute};
+use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::view::{Handle, View};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::any::Any;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// A session of a mapped pool, and the brick that owns it.
+pub struct MappedLeg {
+    session: Session<Mapped>,
+    handle: Handle,
+    /// The newest epoch that this leg used.
+    epoch: Epoch,
+    /// The connection to the pool's owner.
+    owner: Box<dyn Leg>,
+    /// Requests that the owner has not answered.
+    asked: u32,
+    done: Vec<SliceCompletion>,
+}
+
+impl MappedLeg {
+    /// The leg of a session. `life` is a descriptor that hangs up when the
+    /// brick is gone; `owner` does what the session cannot.
+    ///
+    /// # Errors
+    /// When the watcher cannot be started.
+    pub fn new(
+        session: Session<Mapped>,
+        handle: Handle,
+        epoch: Epoch,
+        owner: Box<dyn Leg>,
+        life: OwnedFd,
+    ) -> std::io::Result<MappedLeg> {
+        let view = Arc::downgrade(session.view());
+        let watcher = std::thread::Builder::new().name("brick-watcher".into());
+        watcher.spawn(move || watch(&view, &life))?;
+        Ok(MappedLeg {
+            session,
+            handle,
+            epoch,
+            owner,
+            asked: 0,
+            done: Vec::new(),
+        })
+    }
+
+    fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
+        debug_assert!(self.done.len() < MAPPED_DONE_MAX, "completions are reaped");
+        self.done.push(SliceCompletion { tag, result });
+    }
+
+    /// Writes the same bytes through every leg at once: each source byte is
+    /// loaded once, and one fence commits them all.
+    pub(crate) fn write_all(
+        legs: &mut [&mut MappedLeg],
+        tag: u64,
+        offset: u64,
+        data: &[u8],
+        stamp: Stamp,
+    ) {
+        if data.len() > SLICE_IO_BYTES_MAX as usize {
+            let cause = SliceError::OutOfRange(format!("{} bytes in one write", data.len()));
+            legs.iter_mut()
+                .for_each(|leg| leg.finish(tag, Err(cause.clone())));
+            return;
+        }
+        let members = legs.iter_mut().map(|leg| {
+            leg.epoch = leg.epoch.max(stamp.epoch);
+            Member {
+                session: &mut leg.session,
+                handle: leg.handle,
+            }
+        });
+        let mut members: Vec<_> = members.collect();
+        let written = write(&mut members, offset, data, stamp);
+        drop(members);
+        match written {
+            Ok(()) => legs
+                .iter_mut()
+                .for_each(|leg| leg.finish(tag, Ok(SliceReply::Done))),
+            Err(failure) => {
+                let failed = failure.member;
+                let cause = SliceError::from(failure.cause);
+                legs[failed].finish(tag, Err(cause));
+                // The others go on without it, as if they had been asked alone.
+                let others = legs
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(index, _)| *index != failed);
+                let mut others: Vec<_> = others.map(|(_, leg)| &mut **leg).collect();
+                if !others.is_empty() {
+                    MappedLeg::write_all(&mut others, tag, offset, data, stamp);
+                }
+            }
+        }
+    }
+}
+
+/// Waits for the brick's end; then no session of the mapping does anything
+/// more.
+fn watch(view: &Weak<View<Mapped>>, life: &OwnedFd) {
+    let interval = Timespec {
+        tv_sec: WATCH_INTERVAL.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    while view.strong_count() > 0 {
+        let mut fds = [PollFd::new(life, PollFlags::RDHUP)];
+        match poll(&mut fds, Some(&interval)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            _ => {
+                if let Some(view) = view.upgrade() {
+                    view.abandon();
+                }
+                return;
+            }
+        }
+    }
+}
+
+impl Leg for MappedLeg {
+    fn submit(&mut self, tag: u64, request: SliceRequest) {
+        if let SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } = &request {
+            self.epoch = self.epoch.max(stamp.epoch);
+        }
+        if let SliceRequest::RaiseEpoch { epoch, .. } = request {
+            self.epoch = self.epoch.max(epoch);
+        }
+        match execute(&mut self.session, self.handle, self.epoch, request) {
+            Executed::Done(result) => self.finish(tag, result),
+            Executed::Owner(request) => {
+                self.asked += 1;
+                self.owner.submit(tag, request);
+            }
+        }
+    }
+
+    fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
+        into.append(&mut self.done);
+        if self.asked > 0 {
+            let before = into.len();
+            self.owner.reap(into);
+            self.asked -= (into.len() - before) as u32;
+        }
+    }
+
+    fn wait_on(&self, into: &mut Vec<RawFd>) {
+        if self.asked > 0 {
+            self.owner.wait_on(into);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self.asked {
+            0 => None,
+            _ => self.owner.deadline(),
+        }
+    }
+
+    fn as_any(&mut self) -> Option<&mut dyn Any> {
+        Some(self)
+    }
+}
