@@ -1,0 +1,572 @@
+//! Both ends prove that they know the cluster key before anything else is
+//! said.
+//!
+//! ```text
+//! client → server   hello      64
+//! server → client   hello      64, proof 32
+//! client → server   proof      32
+//! server → client   verdict     8
+//!
+//! hello              proof: HMAC-SHA256(key, label, client's hello,
+//!  0  magic      4          server's hello), label "pagemesh server" or
+//!     "PMHI"                "pagemesh client"; zeroes in a refusal
+//!  4  min        1
+//!  5  max        1   verdict
+//!  6  role       1    0  magic   4   "PMOK"
+//!  7  purpose    1    4  status  1   0 welcome, else as in a hello
+//!  8  status     1    5  zero    3
+//!  9  zero       7
+//! 16  identity  16
+//! 32  nonce     32
+//! ```
+//!
+//! `min` and `max` are versions of the messages that follow; the highest that
+//! both know is used. Role: 1 client, 2 server. Purpose, of the client: 1
+//! control, 2 session. Status, of the server: 0 go on, 1 no common version,
+//! 2 wrong key, 3 too many connections. Identity: the client's, or the
+//! brick's.
+//!
+//! Invariants: this is a pure state machine, without I/O, clock or randomness.
+//! A proof covers everything that was said, versions and purpose too, and each
+//! end proves under a label of its own over a nonce that the other chose: it
+//! can neither be replayed nor sent back to who made it. Proofs are compared
+//! in constant time. The messages that follow are not encrypted.
+
+use hmac::{Hmac, Mac};
+use pagemesh_base::key::Key;
+use sha2::Sha256;
+use uuid::Uuid;
+
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 64;
+/// Bytes of a proof.
+pub const PROOF_BYTES: usize = 32;
+/// Bytes of a server's hello and proof.
+pub const CHALLENGE_BYTES: usize = HELLO_BYTES + PROOF_BYTES;
+/// Bytes of a verdict.
+pub const VERDICT_BYTES: usize = 8;
+
+const HELLO_MAGIC: [u8; 4] = *b"PMHI";
+const VERDICT_MAGIC: [u8; 4] = *b"PMOK";
+const CLIENT_LABEL: &[u8] = b"pagemesh client";
+const SERVER_LABEL: &[u8] = b"pagemesh server";
+const CLIENT_ROLE: u8 = 1;
+const SERVER_ROLE: u8 = 2;
+
+/// Never to be used twice.
+pub type Nonce = [u8; 32];
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Calls of a manager.
+    Control,
+    /// A session that reads and writes slices.
+    Session,
+}
+
+impl Purpose {
+    /// Its number in a hello.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Purpose::Control => 1,
+            Purpose::Session => 2,
+        }
+    }
+
+    /// The purpose of a number.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Purpose> {
+        match code {
+            1 => Some(Purpose::Control),
+            2 => Some(Purpose::Session),
+            _ => None,
+        }
+    }
+}
+
+/// The first and last version that an end speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The first.
+    pub min: u8,
+    /// The last.
+    pub max: u8,
+}
+
+impl Versions {
+    /// What this build speaks.
+    pub const OURS: Versions = Versions {
+        min: crate::message::VERSION,
+        max: crate::message::VERSION,
+    };
+
+    /// The highest version that both speak.
+    #[must_use]
+    pub fn common(self, other: Versions) -> Option<u8> {
+        let highest = self.max.min(other.max);
+        (highest >= self.min.max(other.min)).then_some(highest)
+    }
+}
+
+/// Why a connection was not authenticated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    /// It begins with something else.
+    #[error("the peer does not speak this protocol; is the address that of a brick?")]
+    NotAHello,
+    /// Nothing that both speak.
+    #[error(
+        "no common protocol version: the peer speaks {} to {}, this end {} to {}; \
+         update the older one", theirs.min, theirs.max, ours.min, ours.max
+    )]
+    Versions {
+        /// The peer's.
+        theirs: Versions,
+        /// Ours.
+        ours: Versions,
+    },
+    /// The proof is wrong.
+    #[error("the peer has another cluster key; give both ends the same key file")]
+    WrongKey,
+    /// The server has as many as it takes.
+    #[error("the brick has too many connections; end some or try again later")]
+    Busy,
+}
+
+/// What both ends know after the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Of the messages that follow.
+    pub version: u8,
+    /// What the client wants.
+    pub purpose: Purpose,
+    /// The other end's.
+    pub identity: Uuid,
+}
+
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Status {
+    GoOn = 0,
+    NoVersion = 1,
+    WrongKey = 2,
+    Busy = 3,
+}
+
+struct Hello {
+    versions: Versions,
+    role: u8,
+    purpose: u8,
+    status: u8,
+    identity: Uuid,
+    nonce: Nonce,
+}
+
+impl Hello {
+    fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..4].copy_from_slice(&HELLO_MAGIC);
+        bytes[4] = self.versions.min;
+        bytes[5] = self.versions.max;
+        bytes[6] = self.role;
+        bytes[7] = self.purpose;
+        bytes[8] = self.status;
+        bytes[16..32].copy_from_slice(self.identity.as_bytes());
+        bytes[32..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// Reads a hello. What is not in use yet is not looked at: a newer peer
+    /// may use it, and the proof covers it.
+    fn decode(bytes: &[u8; HELLO_BYTES], role: u8) -> Result<Hello, AuthError> {
+        let (start, nonce) = bytes.split_at(32);
+        let (fixed, identity) = start.split_at(16);
+        let nonce: Nonce = nonce.try_into().map_err(|_| AuthError::NotAHello)?;
+        let hello = Hello {
+            versions: Versions {
+                min: fixed[4],
+                max: fixed[5],
+            },
+            role: fixed[6],
+            purpose: fixed[7],
+            status: fixed[8],
+            identity: Uuid::from_slice(identity).map_err(|_| AuthError::NotAHello)?,
+            nonce,
+        };
+        match fixed[..4] == HELLO_MAGIC && hello.role == role {
+            true => Ok(hello),
+            false => Err(AuthError::NotAHello),
+        }
+    }
+}
+
+/// A keyed hash over everything said, not finished.
+fn transcript(
+    key: &Key,
+    label: &[u8],
+    client: &[u8; HELLO_BYTES],
+    server: &[u8; HELLO_BYTES],
+) -> Option<Hmac<Sha256>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).ok()?;
+    mac.update(label);
+    mac.update(client);
+    mac.update(server);
+    Some(mac)
+}
+
+fn prove(
+    key: &Key,
+    label: &[u8],
+    client: &[u8; HELLO_BYTES],
+    server: &[u8; HELLO_BYTES],
+) -> [u8; PROOF_BYTES] {
+    // A key of any length makes a code, so there always is one.
+    let mac = transcript(key, label, client, server);
+    mac.map_or([0; PROOF_BYTES], |mac| mac.finalize().into_bytes().into())
+}
+
+fn check(
+    key: &Key,
+    label: &[u8],
+    client: &[u8; HELLO_BYTES],
+    server: &[u8; HELLO_BYTES],
+    proof: &[u8],
+) -> Result<(), AuthError> {
+    let mac = transcript(key, label, client, server).ok_or(AuthError::WrongKey)?;
+    mac.verify_slice(proof).map_err(|_| AuthError::WrongKey)
+}
+
+fn refusal(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError> {
+    match status {
+        0 => Ok(()),
+        1 => Err(AuthError::Versions { theirs, ours }),
+        2 => Err(AuthError::WrongKey),
+        3 => Err(AuthError::Busy),
+        _ => Err(AuthError::NotAHello),
+    }
+}
+
+/// The client's end, which has said hello.
+pub struct Client<'a> {
+    key: &'a Key,
+    purpose: Purpose,
+    versions: Versions,
+    hello: [u8; HELLO_BYTES],
+}
+
+impl<'a> Client<'a> {
+    /// Starts; the hello is sent first.
+    #[must_use]
+    pub fn new(
+        key: &'a Key,
+        purpose: Purpose,
+        versions: Versions,
+        identity: Uuid,
+        nonce: Nonce,
+    ) -> (Client<'a>, [u8; HELLO_BYTES]) {
+        let hello = Hello {
+            versions,
+            role: CLIENT_ROLE,
+            purpose: purpose.code(),
+            status: Status::GoOn as u8,
+            identity,
+            nonce,
+        };
+        let hello = hello.encode();
+        let client = Client {
+            key,
+            purpose,
+            versions,
+            hello,
+        };
+        (client, hello)
+    }
+
+    /// Checks the server's hello and proof; gives the client's proof.
+    ///
+    /// # Errors
+    /// When the server refuses, or does not know the key.
+    pub fn answer(
+        &self,
+        challenge: &[u8; CHALLENGE_BYTES],
+    ) -> Result<([u8; PROOF_BYTES], Agreed), AuthError> {
+        let (hello, proof) = challenge
+            .split_first_chunk::<HELLO_BYTES>()
+            .ok_or(AuthError::NotAHello)?;
+        let server = Hello::decode(hello, SERVER_ROLE)?;
+        refusal(server.status, server.versions, self.versions)?;
+        check(self.key, SERVER_LABEL, &self.hello, hello, proof)?;
+        let common = self.versions.common(server.versions);
+        let version = common.ok_or(AuthError::Versions {
+            theirs: server.versions,
+            ours: self.versions,
+        })?;
+        let agreed = Agreed {
+            version,
+            purpose: self.purpose,
+            identity: server.identity,
+        };
+        Ok((prove(self.key, CLIENT_LABEL, &self.hello, hello), agreed))
+    }
+}
+
+/// Reads the server's last word.
+///
+/// # Errors
+/// When it refuses.
+pub fn read_verdict(verdict: [u8; VERDICT_BYTES]) -> Result<(), AuthError> {
+    match verdict[..4] == VERDICT_MAGIC {
+        true => refusal(verdict[4], Versions::OURS, Versions::OURS),
+        false => Err(AuthError::NotAHello),
+    }
+}
+
+/// The server's last word: welcome, or the reason why not.
+#[must_use]
+pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
+    let status = match outcome {
+        Ok(()) => Status::GoOn,
+        Err(AuthError::Busy) => Status::Busy,
+        Err(AuthError::Versions { .. }) => Status::NoVersion,
+        Err(AuthError::WrongKey | AuthError::NotAHello) => Status::WrongKey,
+    };
+    let mut bytes = [0; VERDICT_BYTES];
+    bytes[..4].copy_from_slice(&VERDICT_MAGIC);
+    bytes[4] = status as u8;
+    bytes
+}
+
+/// The server's end, which has answered a hello.
+pub struct Server<'a> {
+    key: &'a Key,
+    client: [u8; HELLO_BYTES],
+    server: [u8; HELLO_BYTES],
+    agreed: Agreed,
+}
+
+/// What a server does with a client's hello.
+pub enum Welcome<'a> {
+    /// Sends this and waits for a proof.
+    Challenge(Server<'a>, [u8; CHALLENGE_BYTES]),
+    /// Sends this and closes.
+    Refuse([u8; CHALLENGE_BYTES], AuthError),
+}
+
+impl<'a> Server<'a> {
+    /// Looks at a client's hello.
+    ///
+    /// # Errors
+    /// When it is none; nothing is answered then.
+    pub fn welcome(
+        key: &'a Key,
+        versions: Versions,
+        identity: Uuid,
+        nonce: Nonce,
+        hello: &[u8; HELLO_BYTES],
+    ) -> Result<Welcome<'a>, AuthError> {
+        let client = Hello::decode(hello, CLIENT_ROLE)?;
+        let purpose = Purpose::from_code(client.purpose);
+        let agreed = versions.common(client.versions).zip(purpose);
+        let mut server = Hello {
+            versions,
+            role: SERVER_ROLE,
+            purpose: client.purpose,
+            status: Status::GoOn as u8,
+            identity,
+            nonce,
+        };
+        let Some((version, purpose)) = agreed else {
+            server.status = Status::NoVersion as u8;
+            let mut refusal = [0; CHALLENGE_BYTES];
+            refusal[..HELLO_BYTES].copy_from_slice(&server.encode());
+            let cause = AuthError::Versions {
+                theirs: client.versions,
+                ours: versions,
+            };
+            return Ok(Welcome::Refuse(refusal, cause));
+        };
+        let server = server.encode();
+        let mut challenge = [0; CHALLENGE_BYTES];
+        challenge[..HELLO_BYTES].copy_from_slice(&server);
+        let proof = prove(key, SERVER_LABEL, hello, &server);
+        challenge[HELLO_BYTES..].copy_from_slice(&proof);
+        let agreed = Agreed {
+            version,
+            purpose,
+            identity: client.identity,
+        };
+        let state = Server {
+            key,
+            client: *hello,
+            server,
+            agreed,
+        };
+        Ok(Welcome::Challenge(state, challenge))
+    }
+
+    /// Checks the client's proof.
+    ///
+    /// # Errors
+    /// When the client does not know the key.
+    pub fn check(&self, proof: &[u8; PROOF_BYTES]) -> Result<Agreed, AuthError> {
+        check(self.key, CLIENT_LABEL, &self.client, &self.server, proof)?;
+        Ok(self.agreed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(byte: u8) -> Key {
+        Key::from_bytes([byte; 32])
+    }
+
+    fn client(key: &Key, nonce: u8) -> (Client<'_>, [u8; HELLO_BYTES]) {
+        let identity = Uuid::from_u128(1);
+        Client::new(key, Purpose::Session, Versions::OURS, identity, [nonce; 32])
+    }
+
+    fn challenge<'a>(
+        key: &'a Key,
+        nonce: u8,
+        hello: &[u8; HELLO_BYTES],
+    ) -> (Server<'a>, [u8; CHALLENGE_BYTES]) {
+        let identity = Uuid::from_u128(2);
+        match Server::welcome(key, Versions::OURS, identity, [nonce; 32], hello) {
+            Ok(Welcome::Challenge(server, challenge)) => (server, challenge),
+            _ => panic!("no challenge"),
+        }
+    }
+
+    #[test]
+    fn both_ends_agree() {
+        let key = key(1);
+        let (client, hello) = client(&key, 10);
+        let (server, challenge) = challenge(&key, 20, &hello);
+        let (proof, at_client) = client.answer(&challenge).expect("a server with the key");
+        let at_server = server.check(&proof).expect("a client with the key");
+        assert_eq!(at_client.identity, Uuid::from_u128(2));
+        assert_eq!(at_server.identity, Uuid::from_u128(1));
+        assert_eq!(at_server.purpose, Purpose::Session);
+        assert_eq!(read_verdict(verdict(Ok(()))), Ok(()));
+    }
+
+    #[test]
+    fn a_wrong_key_is_found_by_both_ends() {
+        let (right, wrong) = (key(1), key(2));
+        let (client, hello) = client(&right, 10);
+        let (server, challenge_bytes) = challenge(&wrong, 20, &hello);
+        assert_eq!(
+            client.answer(&challenge_bytes).err(),
+            Some(AuthError::WrongKey)
+        );
+        let (_, honest) = challenge(&right, 20, &hello);
+        let (proof, _) = client.answer(&honest).expect("the same key");
+        assert_eq!(server.check(&proof).err(), Some(AuthError::WrongKey));
+        assert_eq!(
+            read_verdict(verdict(Err(&AuthError::WrongKey))),
+            Err(AuthError::WrongKey)
+        );
+    }
+
+    #[test]
+    fn what_was_heard_once_proves_nothing_later() {
+        let key = key(1);
+        let (first, hello) = client(&key, 10);
+        let (_, heard) = challenge(&key, 20, &hello);
+        let (proof, _) = first.answer(&heard).expect("the same key");
+        let (later, _) = challenge(&key, 21, &hello);
+        assert_eq!(later.check(&proof).err(), Some(AuthError::WrongKey));
+        let (second, _) = client(&key, 11);
+        assert_eq!(second.answer(&heard).err(), Some(AuthError::WrongKey));
+    }
+
+    /// A stranger who speaks to both ends at once, or to one twice, has only
+    /// their own proofs to offer.
+    #[test]
+    fn a_proof_sent_back_is_refused() {
+        let key = key(1);
+        let (client, hello) = client(&key, 10);
+        let (server, challenge) = challenge(&key, 20, &hello);
+        let mut own = [0; PROOF_BYTES];
+        own.copy_from_slice(&challenge[HELLO_BYTES..]);
+        assert_eq!(server.check(&own).err(), Some(AuthError::WrongKey));
+
+        let mut reflected = [0; CHALLENGE_BYTES];
+        reflected[..HELLO_BYTES].copy_from_slice(&hello);
+        assert_eq!(client.answer(&reflected).err(), Some(AuthError::NotAHello));
+        reflected[6] = SERVER_ROLE;
+        let (proof, _) = client.answer(&challenge).expect("the same key");
+        reflected[HELLO_BYTES..].copy_from_slice(&proof);
+        assert_eq!(client.answer(&reflected).err(), Some(AuthError::WrongKey));
+    }
+
+    #[test]
+    fn the_highest_common_version_is_used_or_the_refusal_says_both() {
+        let range = |min, max| Versions { min, max };
+        assert_eq!(range(0, 3).common(range(2, 9)), Some(3));
+        assert_eq!(range(0, 1).common(range(2, 9)), None);
+        let key = key(1);
+        let identity = Uuid::nil();
+        let (client, hello) = Client::new(&key, Purpose::Control, range(4, 6), identity, [1; 32]);
+        let Ok(Welcome::Refuse(said, _)) =
+            Server::welcome(&key, range(0, 3), identity, [2; 32], &hello)
+        else {
+            panic!("not refused");
+        };
+        let refused = client.answer(&said).expect_err("no common version");
+        assert_eq!(
+            refused,
+            AuthError::Versions {
+                theirs: range(0, 3),
+                ours: range(4, 6)
+            }
+        );
+    }
+
+    proptest! {
+        /// Every bit of what was said is covered, the versions too.
+        #[test]
+        fn nothing_said_can_be_changed(
+            at in 0usize..HELLO_BYTES + CHALLENGE_BYTES + PROOF_BYTES, bit in 0u8..8,
+        ) {
+            let key = key(1);
+            let (client, mut hello) = client(&key, 10);
+            let flip = |bytes: &mut [u8], at: usize| if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << bit;
+            };
+            flip(&mut hello, at);
+            let Ok(Welcome::Challenge(server, mut challenge)) =
+                Server::welcome(&key, Versions::OURS, Uuid::nil(), [20; 32], &hello)
+            else {
+                return Ok(());
+            };
+            flip(&mut challenge, at.wrapping_sub(HELLO_BYTES));
+            let Ok((mut proof, _)) = client.answer(&challenge) else {
+                return Ok(());
+            };
+            flip(&mut proof, at.wrapping_sub(HELLO_BYTES + CHALLENGE_BYTES));
+            prop_assert!(server.check(&proof).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_answered_without_a_panic(
+            hello in prop::collection::vec(any::<u8>(), HELLO_BYTES),
+            magic: bool, verdict: [u8; VERDICT_BYTES],
+        ) {
+            let key = key(1);
+            let mut bytes = [0; HELLO_BYTES];
+            bytes.copy_from_slice(&hello);
+            if magic {
+                bytes[..4].copy_from_slice(&HELLO_MAGIC);
+                bytes[6] = CLIENT_ROLE;
+            }
+            let _ = Server::welcome(&key, Versions::OURS, Uuid::nil(), [0; 32], &bytes);
+            let _ = read_verdict(verdict);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Limits of every length, queue and wait of the fabric, with their reasons.
+
+use pagemesh_base::slice::{LISTED_MAX, SLICE_IO_BYTES_MAX};
+use pagemesh_base::space::EXTENTS_MAX;
+use std::time::Duration;
+
+/// Bytes of the longest text in a message: an error's reason, a durability
+/// class. Longer ones are cut at a character.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+/// Bytes of the longest body: one write, one read. Everything that lists is
+/// shorter, see [`LISTED_MAX`] and [`EXTENTS_MAX`].
+pub const BODY_BYTES_MAX: u32 = SLICE_IO_BYTES_MAX;
+const _: () = assert!(LISTED_MAX * 32 <= BODY_BYTES_MAX as usize);
+const _: () = assert!(EXTENTS_MAX * 8 <= BODY_BYTES_MAX as usize);
+
+/// Bytes taken with one receive: a batch of thirty 4 KiB writes. Larger ones
+/// would fall out of the second-level cache before they are used.
+pub const RECEIVE_BYTES: usize = 128 << 10;
+
+/// Bodies from this length on that have not arrived in full get a buffer of
+/// their own, which is then filled without another copy.
+pub const LARGE_BODY_BYTES: usize = 16 << 10;
+
+/// Bodies up to this length are copied next to their headers when they are
+/// sent: cheaper than one more entry of the vector.
+pub const INLINE_BODY_BYTES: usize = 512;
+
+/// Entries of the vector given to one send; the kernel takes at most 1024.
+pub const SEND_PIECES_MAX: usize = 128;
+
+/// Bytes of replies that may wait for a client that does not read them. A
+/// server takes no further request of that connection until they are fewer.
+pub const UNSENT_REPLY_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes that a leg gathers before it sends without being asked to: what one
+/// send of loopback TCP takes well.
+pub const GATHERED_BYTES_MAX: usize = 64 << 10;
+
+/// Requests of one connection whose replies come later. More are refused.
+pub const LATER_MAX: usize = 1024;
+
+/// Connections of one server, each a thread and at most one session; pools
+/// have at most 256 lanes, and control connections come on top.
+pub const CONNECTIONS_MAX: usize = 512;
+
+/// Connections that have not proven the key yet. More are closed at once, so
+/// that strangers cannot take the place of clients.
+pub const STRANGERS_MAX: usize = 64;
+
+/// A connection that has not finished its handshake by then is closed.
+pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a server's stop waits for its connections' threads.
+pub const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a server waits before it accepts again after the system refused
+/// (no descriptors or memory left).
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Microseconds that a connection's thread looks for the next request before
+/// it sleeps, if looking has paid lately. A wake-up costs about 5 to 50.
+pub const SPIN_US_MAX: u32 = 50;
+
+/// A leg whose socket is full comes back at least so often. Its descriptor
+/// says earlier that there is room.
+pub const FULL_SOCKET_PAUSE: Duration = Duration::from_millis(5);
+
+/// Silence after which the kernel asks an idle peer whether it lives, how
+/// often it repeats that, and how many times: a dead machine is noticed, and
+/// its session ended, within five seconds.
+pub const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
+/// See [`KEEPALIVE_IDLE`].
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// See [`KEEPALIVE_IDLE`].
+pub const KEEPALIVE_PROBES: u32 = 3;
+/// Milliseconds after which sent bytes that are not acknowledged end a
+/// connection.
+pub const USER_TIMEOUT_MS: u32 = 5000;
+
+/// Answers of one listing of a brick's slices: 16 Mi slices. An answer that
+/// never ends is a broken brick.
+pub const LIST_ANSWERS_MAX: usize = 4096;
+
+/// Clients of a map socket that have connected and not yet said what for.
+pub const MAP_VISITORS_MAX: usize = 32;
+
+/// How long a client waits, in parts of a connection's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For the connection to be made.
+    pub connect: Duration,
+    /// For the handshake, attach included.
+    pub handshake: Duration,
+    /// Without a single byte of a reply while requests are in flight on a leg.
+    pub stall: Duration,
+    /// For a blocking call.
+    pub call: Duration,
+}
+
+impl Default for Timeouts {
+    /// Two seconds: below the three that a volume may stall when a brick
+    /// dies. Calls may have to wait for a barrier or an fdatasync, hence ten.
+    fn default() -> Timeouts {
+        Timeouts {
+            connect: Duration::from_secs(2),
+            handshake: Duration::from_secs(2),
+            stall: Duration::from_secs(2),
+            call: Duration::from_secs(10),
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Messages, version 0: a 64-byte header and a body. Little endian.
+//!
+//! ```text
+//!  0  magic       4   "PMSH"
+//!  4  version     1   0, as agreed in the handshake
+//!  5  kind        1   what is asked; a reply has bit 7 set as well
+//!  6  flags       2   replies: bit 0 error, bit 1 more; else zero
+//!  8  tag         8   chosen by the client, repeated in the reply
+//! 16  handle      4   the attached slice; in an error its code
+//! 20  body_len    4   bytes that follow the header
+//! 24  offset      8   first byte or page
+//! 32  len         8   bytes, count or round
+//! 40  op          8   of the stamp
+//! 48  epoch       4   of the stamp
+//! 52  open        4   of the stamp
+//! 56  body_crc    4   CRC32C of the body; zero if there is none
+//! 60  header_crc  4   CRC32C of bytes 0..60
+//! ```
+//!
+//! Which fields a kind uses, and what its body holds, is told in [`request`]
+//! and [`reply`]; all other fields are zero, and a message in which they are
+//! not is refused, so that they can get a meaning later.
+//!
+//! Invariants: decoding is total: any bytes give a message or a [`Malformed`],
+//! never a panic. A header is checked, its length against the limit of its
+//! kind, before room for a body is made. Nothing here does I/O.
+
+pub mod reply;
+pub mod request;
+
+mod fields;
+
+use fields::Fields;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::slice::LISTED_MAX;
+use pagemesh_base::space::EXTENTS_MAX;
+
+use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 64;
+/// The version that this module speaks.
+pub const VERSION: u8 = 0;
+/// "PMSH".
+const MAGIC: [u8; 4] = *b"PMSH";
+/// Bytes of a header that its checksum covers.
+const CHECKED_BYTES: usize = HEADER_BYTES - 4;
+/// Marks a kind as that of a reply.
+const REPLY_BIT: u8 = 0x80;
+/// The flag of a reply that is an error.
+const FLAG_ERROR: u16 = 1;
+/// The flag of a reply that is not the whole answer.
+const FLAG_MORE: u16 = 2;
+/// Bytes of a slice's identity.
+const ID_BYTES: usize = 16;
+/// Bytes of a status before its text.
+const STATUS_BYTES: usize = 40;
+/// Bytes of one entry of each list.
+const EXTENT_BYTES: usize = 8;
+const CHECKSUM_BYTES: usize = 4;
+const RUN_BYTES: usize = 16;
+const IN_FLIGHT_BYTES: usize = 24;
+const INFO_BYTES: usize = 32;
+
+/// Why bytes are no message. The connection that carried them ends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The first bytes are not those of a message.
+    #[error("the peer does not speak this protocol (no message starts here)")]
+    Magic,
+    /// A header that was damaged on its way.
+    #[error("a header does not match its checksum")]
+    HeaderChecksum,
+    /// A body that was damaged on its way.
+    #[error("the body of message {tag} does not match its checksum")]
+    BodyChecksum {
+        /// Of the message.
+        tag: u64,
+    },
+    /// Another version than agreed.
+    #[error("a message has version {0}, agreed was version {VERSION}")]
+    Version(u8),
+    /// No such kind, or a reply where requests are expected.
+    #[error("a message has the unknown or misplaced kind {0:#04x}")]
+    Kind(u8),
+    /// A body beyond the limit of its kind.
+    #[error("a body of {len} bytes is announced, its kind has at most {max}")]
+    TooLong {
+        /// Bytes announced.
+        len: u32,
+        /// Bytes allowed.
+        max: u32,
+    },
+    /// A field or body that this kind cannot have.
+    #[error("message {tag} is not well formed: {what}")]
+    Content {
+        /// Of the message.
+        tag: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A reply to no request that is in flight, or of another kind.
+    #[error("message {0} answers nothing that was asked")]
+    Unasked(u64),
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Bytes of a slice.
+    Read = 1,
+    /// Replace bytes.
+    Write = 2,
+    /// Free pages.
+    Clear = 3,
+    /// Make changes durable.
+    Flush = 4,
+    /// What is mapped.
+    Extents = 5,
+    /// Checksums of pages.
+    Checksums = 6,
+    /// Pages changed in a degraded round.
+    Dirty = 7,
+    /// Operations that may be missing elsewhere.
+    InFlight = 8,
+    /// Forget them.
+    Settled = 9,
+    /// Fence older clients.
+    RaiseEpoch = 10,
+    /// Get a handle for a slice.
+    Attach = 16,
+    /// Make a slice.
+    Create = 32,
+    /// Grow a slice.
+    Resize = 33,
+    /// Delete a slice.
+    Delete = 34,
+    /// The brick's slices.
+    List = 35,
+    /// About the brick.
+    Status = 36,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 16] = [
+        Kind::Read,
+        Kind::Write,
+        Kind::Clear,
+        Kind::Flush,
+        Kind::Extents,
+        Kind::Checksums,
+        Kind::Dirty,
+        Kind::InFlight,
+        Kind::Settled,
+        Kind::RaiseEpoch,
+        Kind::Attach,
+        Kind::Create,
+        Kind::Resize,
+        Kind::Delete,
+        Kind::List,
+        Kind::Status,
+    ];
+
+    const fn from_code(code: u8) -> Option<Kind> {
+        Some(match code {
+            1 => Kind::Read,
+            2 => Kind::Write,
+            3 => Kind::Clear,
+            4 => Kind::Flush,
+            5 => Kind::Extents,
+            6 => Kind::Checksums,
+            7 => Kind::Dirty,
+            8 => Kind::InFlight,
+            9 => Kind::Settled,
+            10 => Kind::RaiseEpoch,
+            16 => Kind::Attach,
+            32 => Kind::Create,
+            33 => Kind::Resize,
+            34 => Kind::Delete,
+            35 => Kind::List,
+            36 => Kind::Status,
+            _ => return None,
+        })
+    }
+
+    const fn request_bytes_max(self) -> u32 {
+        match self {
+            Kind::Write => BODY_BYTES_MAX,
+            Kind::Attach | Kind::Create | Kind::Resize | Kind::Delete | Kind::List => {
+                ID_BYTES as u32
+            }
+            _ => 0,
+        }
+    }
+
+    const fn reply_bytes_max(self) -> u32 {
+        let listed = match self {
+            Kind::Read => return BODY_BYTES_MAX,
+            Kind::Extents => EXTENTS_MAX * EXTENT_BYTES,
+            Kind::Checksums => LISTED_MAX * CHECKSUM_BYTES,
+            Kind::Dirty => LISTED_MAX * RUN_BYTES,
+            Kind::InFlight => LISTED_MAX * IN_FLIGHT_BYTES,
+            Kind::List => LISTED_MAX * INFO_BYTES,
+            Kind::Status => STATUS_BYTES + TEXT_BYTES_MAX,
+            _ => 0,
+        };
+        listed as u32
+    }
+}
+
+/// Which way a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the brick.
+    Request,
+    /// From the brick.
+    Reply,
+}
+
+/// The fixed part of a message, as drawn above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What is asked, or was.
+    pub kind: Kind,
+    /// Request or reply.
+    pub direction: Direction,
+    flags: u16,
+    /// The client's name for the request.
+    pub tag: u64,
+    handle: u32,
+    /// Bytes that follow.
+    pub body_len: u32,
+    offset: u64,
+    len: u64,
+    op: u64,
+    epoch: u32,
+    open: u32,
+    /// CRC32C of the body.
+    pub body_crc: u32,
+}
+
+impl Header {
+    fn new(kind: Kind, direction: Direction, tag: u64) -> Header {
+        Header {
+            kind,
+            direction,
+            flags: 0,
+            tag,
+            handle: 0,
+            body_len: 0,
+            offset: 0,
+            len: 0,
+            op: 0,
+            epoch: 0,
+            open: 0,
+            body_crc: 0,
+        }
+    }
+
+    /// Names the body that follows.
+    fn with_body(mut self, body: &[u8]) -> Header {
+        self.body_len = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        self.body_crc = crc32c(body);
+        self
+    }
+
+    /// The header without what only depends on the body's bytes.
+    fn bare(mut self) -> Header {
+        self.body_crc = 0;
+        self
+    }
+
+    fn is_error(&self) -> bool {
+        self.flags & FLAG_ERROR != 0
+    }
+
+    /// The bytes on the wire.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let reply = match self.direction {
+            Direction::Request => 0,
+            Direction::Reply => REPLY_BIT,
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.kind as u8 | reply;
+        bytes[6..8].copy_from_slice(&self.flags.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.tag.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.handle.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.body_len.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.len.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.op.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.open.to_le_bytes());
+        bytes[56..60].copy_from_slice(&self.body_crc.to_le_bytes());
+        let crc = crc32c(&bytes[..CHECKED_BYTES]);
+        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks a header that goes in the given direction.
+    ///
+    /// # Errors
+    /// When it is damaged, of another version or kind, or announces a body
+    /// beyond the limit of its kind.
+    pub fn decode(bytes: &[u8; HEADER_BYTES], way: Direction) -> Result<Header, Malformed> {
+        let mut fields = Fields::new(bytes);
+        if fields.array() != Some(MAGIC) {
+            return Err(Malformed::Magic);
+        }
+        let (header, stored) = Header::parse(&mut fields).ok_or(Malformed::Magic)?;
+        if stored != crc32c(&bytes[..CHECKED_BYTES]) {
+            return Err(Malformed::HeaderChecksum);
+        }
+        let header = header?;
+        if header.direction != way {
+            return Err(Malformed::Kind(bytes[5]));
+        }
+        let max = header.body_bytes_max();
+        match header.body_len > max {
+            true => Err(Malformed::TooLong {
+                len: header.body_len,
+                max,
+            }),
+            false => Ok(header),
+        }
+    }
+
+    /// The fields behind the magic, and the checksum of the header. None if
+    /// there are too few bytes.
+    fn parse(fields: &mut Fields<'_>) -> Option<(Result<Header, Malformed>, u32)> {
+        let version = fields.u8()?;
+        let code = fields.u8()?;
+        let direction = match code & REPLY_BIT {
+            0 => Direction::Request,
+            _ => Direction::Reply,
+        };
+        let kind = Kind::from_code(code & !REPLY_BIT);
+        let mut header = Header::new(kind.unwrap_or(Kind::Status), direction, 0);
+        header.flags = fields.u16()?;
+        header.tag = fields.u64()?;
+        header.handle = fields.u32()?;
+        header.body_len = fields.u32()?;
+        header.offset = fields.u64()?;
+        header.len = fields.u64()?;
+        header.op = fields.u64()?;
+        header.epoch = fields.u32()?;
+        header.open = fields.u32()?;
+        header.body_crc = fields.u32()?;
+        let stored = fields.u32()?;
+        let checked = match (version, kind) {
+            (VERSION, Some(_)) => Ok(header),
+            (VERSION, None) => Err(Malformed::Kind(code)),
+            (version, _) => Err(Malformed::Version(version)),
+        };
+        Some((checked, stored))
+    }
+
+    fn body_bytes_max(&self) -> u32 {
+        match self.direction {
+            Direction::Request => self.kind.request_bytes_max(),
+            Direction::Reply if self.is_error() => TEXT_BYTES_MAX as u32,
+            Direction::Reply => self.kind.reply_bytes_max(),
+        }
+    }
+
+    /// Checks a body against its checksum.
+    ///
+    /// # Errors
+    /// When it was damaged.
+    pub fn check_body(&self, body: &[u8]) -> Result<(), Malformed> {
+        match crc32c(body) == self.body_crc {
+            true => Ok(()),
+            false => Err(Malformed::BodyChecksum { tag: self.tag }),
+        }
+    }
+
+    fn content(&self, what: &'static str) -> Malformed {
+        Malformed::Content {
+            tag: self.tag,
+            what,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

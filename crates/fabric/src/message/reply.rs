@@ -1,0 +1,366 @@
+//! Replies: the kind and tag of the request, and one of
+//!
+//! | to | fields | body |
+//! |---|---|---|
+//! | read | | the bytes |
+//! | extents | | per extent 8: bytes, bit 63 set if mapped |
+//! | checksums | | per page 4: CRC32C |
+//! | dirty | more: offset is the page to go on from | per run 16: page, count |
+//! | in-flight | more: too many to tell | per operation 24: page, op, count 4, epoch 4 |
+//! | attach | handle; len is the slice's size in bytes | |
+//! | list | more: ask again after the last | per slice 32: slice 16, bytes, epoch 4, round 1, zero 3 |
+//! | status | | brick 16, capacity, used, sessions 4, incarnation 4, durability as text |
+//! | others | | |
+//!
+//! An error has its flag and a code in place of the handle:
+//!
+//! | code | | fields | body |
+//! |---|---|---|---|
+//! | 1 | stale epoch | epoch: the slice's | |
+//! | 2 | no space | | |
+//! | 3 | damaged | offset: the page's first byte | |
+//! | 4, 5 | no such slice, slice exists | | slice |
+//! | 6, 7, 8 | out of range, lost, refused | | reason as text |
+//!
+//! Numbers without a size have 8 bytes; text is UTF-8 of at most
+//! [`TEXT_BYTES_MAX`] bytes.
+
+use super::{
+    Direction, FLAG_ERROR, FLAG_MORE, Fields, Header, IN_FLIGHT_BYTES, INFO_BYTES, Kind, Malformed,
+    RUN_BYTES,
+};
+use crate::limits::TEXT_BYTES_MAX;
+use bytes::Bytes;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{BrickStatus, InFlight, Run, SliceError, SliceInfo, SliceReply};
+use pagemesh_base::space::Extent;
+use uuid::Uuid;
+
+/// The bit of an extent's length that says it is mapped.
+const MAPPED: u64 = 1 << 63;
+
+/// A slice that was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// Its name in requests; over `map` the object's place in the pool.
+    pub handle: u32,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// What a brick answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To attach.
+    Attached(Attached),
+    /// To a request of a slice; control calls are `Done`.
+    Slice(SliceReply),
+    /// To list.
+    Listed {
+        /// In the order of their identities.
+        slices: Vec<SliceInfo>,
+        /// Whether there are more behind the last.
+        more: bool,
+    },
+    /// To status.
+    Status(BrickStatus),
+}
+
+/// A reply or the reason why there is none.
+pub type Answer = Result<Reply, SliceError>;
+
+/// The header, complete, and the body of an answer to a request of this kind.
+/// An answer of a form that the kind does not have, or beyond its limits, is
+/// the brick's mistake and is told as an error.
+#[must_use]
+pub fn encode(kind: Kind, tag: u64, answer: Answer) -> (Header, Bytes) {
+    let mut header = Header::new(kind, Direction::Reply, tag);
+    let encoded = match answer {
+        Ok(reply) => encode_reply(kind, &mut header, reply),
+        Err(error) => Ok(encode_error(&mut header, &error)),
+    };
+    let fits = encoded.and_then(
+        |body| match body.len() <= header.body_bytes_max() as usize {
+            true => Ok(body),
+            false => Err("the brick's answer is longer than its kind allows"),
+        },
+    );
+    let body = fits.unwrap_or_else(|cause| {
+        header = Header::new(kind, Direction::Reply, tag);
+        encode_error(&mut header, &SliceError::Refused(cause.into()))
+    });
+    (header.with_body(&body), body)
+}
+
+fn encode_reply(kind: Kind, header: &mut Header, reply: Reply) -> Result<Bytes, &'static str> {
+    Ok(match (kind, reply) {
+        (Kind::Attach, Reply::Attached(attached)) => {
+            (header.handle, header.len) = (attached.handle, attached.size_bytes);
+            Bytes::new()
+        }
+        (Kind::Read, Reply::Slice(SliceReply::Data(data))) => data.into(),
+        (Kind::Extents, Reply::Slice(SliceReply::Extents(extents))) => {
+            let word = |extent: &Extent| match extent.mapped {
+                true => extent.len | MAPPED,
+                false => extent.len & !MAPPED,
+            };
+            list(&extents, |extent, body| put(body, word(extent)))
+        }
+        (Kind::Checksums, Reply::Slice(SliceReply::Checksums(sums))) => list(&sums, |sum, body| {
+            body.extend_from_slice(&sum.to_le_bytes());
+        }),
+        (Kind::Dirty, Reply::Slice(SliceReply::Dirty { runs, next })) => {
+            if let Some(page) = next {
+                (header.flags, header.offset) = (FLAG_MORE, page.0);
+            }
+            list(&runs, |run, body| {
+                put(body, run.page.0);
+                put(body, run.count);
+            })
+        }
+        (Kind::InFlight, Reply::Slice(SliceReply::InFlight(None))) => {
+            header.flags = FLAG_MORE;
+            Bytes::new()
+        }
+        (Kind::InFlight, Reply::Slice(SliceReply::InFlight(Some(found)))) => {
+            list(&found, put_in_flight)
+        }
+        (Kind::List, Reply::Listed { slices, more }) => {
+            header.flags = if more { FLAG_MORE } else { 0 };
+            list(&slices, put_info)
+        }
+        (Kind::Status, Reply::Status(status)) => encode_status(&status),
+        (kind, Reply::Slice(SliceReply::Done)) if is_plain(kind) => Bytes::new(),
+        _ => return Err("the brick answered something that was not asked"),
+    })
+}
+
+/// Whether requests of this kind are answered by nothing but the word "done".
+fn is_plain(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Write
+            | Kind::Clear
+            | Kind::Flush
+            | Kind::Settled
+            | Kind::RaiseEpoch
+            | Kind::Create
+            | Kind::Resize
+            | Kind::Delete
+    )
+}
+
+fn put(body: &mut Vec<u8>, number: u64) {
+    body.extend_from_slice(&number.to_le_bytes());
+}
+
+fn list<T>(entries: &[T], one: impl Fn(&T, &mut Vec<u8>)) -> Bytes {
+    let mut body = Vec::new();
+    for entry in entries {
+        one(entry, &mut body);
+    }
+    body.into()
+}
+
+fn put_in_flight(operation: &InFlight, body: &mut Vec<u8>) {
+    put(body, operation.page.0);
+    put(body, operation.op);
+    body.extend_from_slice(&operation.count.to_le_bytes());
+    body.extend_from_slice(&operation.epoch.0.to_le_bytes());
+}
+
+fn put_info(info: &SliceInfo, body: &mut Vec<u8>) {
+    body.extend_from_slice(info.slice.0.as_bytes());
+    put(body, info.size_bytes);
+    body.extend_from_slice(&info.epoch.to_le_bytes());
+    body.extend_from_slice(&[info.round, 0, 0, 0]);
+}
+
+fn encode_status(status: &BrickStatus) -> Bytes {
+    let mut body = Vec::with_capacity(super::STATUS_BYTES + status.durability.len());
+    body.extend_from_slice(status.brick.0.as_bytes());
+    put(&mut body, status.capacity_bytes);
+    put(&mut body, status.used_bytes);
+    body.extend_from_slice(&status.sessions.to_le_bytes());
+    body.extend_from_slice(&status.incarnation.to_le_bytes());
+    body.extend_from_slice(cut(&status.durability).as_bytes());
+    body.into()
+}
+
+/// The text, or as much of it as a message carries.
+pub(crate) fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
+}
+
+fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
+    header.flags = FLAG_ERROR;
+    let text = |text: &str| Bytes::copy_from_slice(cut(text).as_bytes());
+    let id = |slice: &SliceId| Bytes::copy_from_slice(slice.0.as_bytes());
+    let (code, body) = match error {
+        SliceError::StaleEpoch { current } => {
+            header.epoch = current.0;
+            (1, Bytes::new())
+        }
+        SliceError::NoSpace => (2, Bytes::new()),
+        SliceError::Damaged { offset } => {
+            header.offset = *offset;
+            (3, Bytes::new())
+        }
+        SliceError::NoSuchSlice(slice) => (4, id(slice)),
+        SliceError::SliceExists(slice) => (5, id(slice)),
+        SliceError::OutOfRange(reason) => (6, text(reason)),
+        SliceError::Lost(reason) => (7, text(reason)),
+        SliceError::Refused(reason) => (8, text(reason)),
+    };
+    header.handle = code;
+    body
+}
+
+/// Reads an answer from a checked header and body. The bytes of a read stay
+/// where they are.
+///
+/// # Errors
+/// When a field has a value that its kind cannot have.
+pub fn decode(header: &Header, body: Vec<u8>) -> Result<Answer, Malformed> {
+    let answer = match header.is_error() {
+        true => Err(decode_error(header, &body)?),
+        false => Ok(decode_reply(header, body)?),
+    };
+    let mut exact = Header::new(header.kind, Direction::Reply, header.tag);
+    exact.body_len = header.body_len;
+    mark(&mut exact, &answer);
+    match exact == header.bare() {
+        true => Ok(answer),
+        false => Err(header.content("an unused field is not zero")),
+    }
+}
+
+/// Sets the fields that an answer uses: what decoding compares with.
+fn mark(header: &mut Header, answer: &Answer) {
+    match answer {
+        Err(error) => {
+            encode_error(header, error);
+        }
+        Ok(Reply::Attached(attached)) => {
+            (header.handle, header.len) = (attached.handle, attached.size_bytes);
+        }
+        Ok(Reply::Slice(SliceReply::Dirty {
+            next: Some(page), ..
+        })) => (header.flags, header.offset) = (FLAG_MORE, page.0),
+        Ok(Reply::Slice(SliceReply::InFlight(None)) | Reply::Listed { more: true, .. }) => {
+            header.flags = FLAG_MORE;
+        }
+        Ok(_) => {}
+    }
+}
+
+fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, Malformed> {
+    let slice = || match Uuid::from_slice(body) {
+        Ok(slice) => Ok(SliceId(slice)),
+        Err(_) => Err(header.content("no slice named")),
+    };
+    let reason = || match std::str::from_utf8(body) {
+        Ok(reason) => Ok(reason.to_owned()),
+        Err(_) => Err(header.content("a reason that is not text")),
+    };
+    let error = match header.handle {
+        1 => SliceError::StaleEpoch {
+            current: Epoch(header.epoch),
+        },
+        2 => SliceError::NoSpace,
+        3 => SliceError::Damaged {
+            offset: header.offset,
+        },
+        4 => SliceError::NoSuchSlice(slice()?),
+        5 => SliceError::SliceExists(slice()?),
+        6 => SliceError::OutOfRange(reason()?),
+        7 => SliceError::Lost(reason()?),
+        8 => SliceError::Refused(reason()?),
+        _ => return Err(header.content("an unknown error")),
+    };
+    match header.handle > 3 || body.is_empty() {
+        true => Ok(error),
+        false => Err(header.content("a body where none belongs")),
+    }
+}
+
+fn decode_reply(header: &Header, body: Vec<u8>) -> Result<Reply, Malformed> {
+    let more = header.flags & FLAG_MORE != 0;
+    let cut = || header.content("a list whose last entry is cut");
+    let fields = Fields::new(&body);
+    Ok(Reply::Slice(match header.kind {
+        Kind::Read => SliceReply::Data(body),
+        Kind::Extents => SliceReply::Extents(fields.list(extent).ok_or_else(cut)?),
+        Kind::Checksums => SliceReply::Checksums(fields.list(Fields::u32).ok_or_else(cut)?),
+        Kind::Dirty => SliceReply::Dirty {
+            runs: fields.list(run).ok_or_else(cut)?,
+            next: more.then_some(PageNo(header.offset)),
+        },
+        Kind::InFlight if more && body.is_empty() => SliceReply::InFlight(None),
+        Kind::InFlight => SliceReply::InFlight(Some(fields.list(in_flight).ok_or_else(cut)?)),
+        Kind::Attach => {
+            return Ok(Reply::Attached(Attached {
+                handle: header.handle,
+                size_bytes: header.len,
+            }));
+        }
+        Kind::List => {
+            let slices = fields.list(info).ok_or_else(cut)?;
+            return Ok(Reply::Listed { slices, more });
+        }
+        Kind::Status => {
+            let status = status(fields).ok_or_else(|| header.content("a status that is cut"))?;
+            return Ok(Reply::Status(status));
+        }
+        _ => SliceReply::Done,
+    }))
+}
+
+fn extent(fields: &mut Fields<'_>) -> Option<Extent> {
+    let word = fields.u64()?;
+    Some(Extent {
+        len: word & !MAPPED,
+        mapped: word & MAPPED != 0,
+    })
+}
+
+fn run(fields: &mut Fields<'_>) -> Option<Run> {
+    Some(Run {
+        page: PageNo(fields.u64()?),
+        count: fields.u64()?,
+    })
+}
+
+fn in_flight(fields: &mut Fields<'_>) -> Option<InFlight> {
+    let (page, op) = (PageNo(fields.u64()?), fields.u64()?);
+    Some(InFlight {
+        page,
+        count: fields.u32()?,
+        epoch: Epoch(fields.u32()?),
+        op,
+    })
+}
+
+fn info(fields: &mut Fields<'_>) -> Option<SliceInfo> {
+    let info = SliceInfo {
+        slice: SliceId(Uuid::from_bytes(fields.array()?)),
+        size_bytes: fields.u64()?,
+        epoch: fields.u32()?,
+        round: fields.u8()?,
+    };
+    (fields.array()? == [0; 3]).then_some(info)
+}
+
+fn status(mut fields: Fields<'_>) -> Option<BrickStatus> {
+    Some(BrickStatus {
+        brick: BrickId(Uuid::from_bytes(fields.array()?)),
+        capacity_bytes: fields.u64()?,
+        used_bytes: fields.u64()?,
+        sessions: fields.u32()?,
+        incarnation: fields.u32()?,
+        durability: std::str::from_utf8(fields.rest()).ok()?.to_owned(),
+    })
+}
+
+const _: () = assert!(RUN_BYTES == 2 * 8 && IN_FLIGHT_BYTES == 3 * 8 && INFO_BYTES == 4 * 8);

@@ -1,0 +1,289 @@
+//! Requests.
+//!
+//! | kind | handle | offset | len | stamp | body |
+//! |---|---|---|---|---|---|
+//! | 1 read | yes | byte | bytes | | |
+//! | 2 write | yes | byte | bytes | yes | the bytes |
+//! | 3 clear | yes | byte | bytes | yes | |
+//! | 4 flush, 8 in-flight, 9 settled | yes | | | | |
+//! | 5 extents | yes | byte | bytes | | |
+//! | 6 checksums | yes | page | count | | |
+//! | 7 dirty | yes | page | round | | |
+//! | 10 raise epoch | yes | | round | epoch | |
+//! | 16 attach | | | | epoch | slice |
+//! | 32 create, 33 resize | | | bytes | | slice |
+//! | 34 delete | | | | | slice |
+//! | 35 list | | | | | slice after which to go on, or nothing |
+//! | 36 status | | | | | |
+//!
+//! A slice is its 16-byte UUID in the order of its text form.
+
+use super::{Direction, Header, ID_BYTES, Kind, Malformed};
+use bytes::Bytes;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{SliceRequest, Stamp};
+use uuid::Uuid;
+
+/// What a client asks of a brick.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A handle for a slice, as a client of this epoch.
+    Attach {
+        /// Which.
+        slice: SliceId,
+        /// The client's.
+        epoch: Epoch,
+    },
+    /// Something of an attached slice.
+    Slice {
+        /// Which, as attached.
+        handle: u32,
+        /// What.
+        request: SliceRequest,
+    },
+    /// Something of the brick.
+    Control(Control),
+}
+
+/// What a manager asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// Make a slice.
+    Create {
+        /// Its identity.
+        slice: SliceId,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// Grow it.
+    Resize {
+        /// Which.
+        slice: SliceId,
+        /// Its new size.
+        size_bytes: u64,
+    },
+    /// Delete it.
+    Delete {
+        /// Which.
+        slice: SliceId,
+    },
+    /// The slices in the order of their identities.
+    List {
+        /// The last one known.
+        after: Option<SliceId>,
+    },
+    /// About the brick.
+    Status,
+}
+
+impl Control {
+    fn kind(self) -> Kind {
+        match self {
+            Control::Create { .. } => Kind::Create,
+            Control::Resize { .. } => Kind::Resize,
+            Control::Delete { .. } => Kind::Delete,
+            Control::List { .. } => Kind::List,
+            Control::Status => Kind::Status,
+        }
+    }
+}
+
+fn kind_of(request: &SliceRequest) -> Kind {
+    match request {
+        SliceRequest::Read { .. } => Kind::Read,
+        SliceRequest::Write { .. } => Kind::Write,
+        SliceRequest::Clear { .. } => Kind::Clear,
+        SliceRequest::Flush => Kind::Flush,
+        SliceRequest::Extents { .. } => Kind::Extents,
+        SliceRequest::Checksums { .. } => Kind::Checksums,
+        SliceRequest::Dirty { .. } => Kind::Dirty,
+        SliceRequest::InFlight => Kind::InFlight,
+        SliceRequest::Settled => Kind::Settled,
+        SliceRequest::RaiseEpoch { .. } => Kind::RaiseEpoch,
+    }
+}
+
+fn id(slice: SliceId) -> Bytes {
+    Bytes::copy_from_slice(slice.0.as_bytes())
+}
+
+impl Request {
+    /// What is asked.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::Attach { .. } => Kind::Attach,
+            Request::Slice { request, .. } => kind_of(request),
+            Request::Control(control) => control.kind(),
+        }
+    }
+
+    /// The header, complete, and the body, which is not copied.
+    #[must_use]
+    pub fn encode(&self, tag: u64) -> (Header, Bytes) {
+        let body = self.body();
+        (self.header(tag).with_body(&body), body)
+    }
+
+    fn body(&self) -> Bytes {
+        match self {
+            Request::Attach { slice, .. } => id(*slice),
+            Request::Slice {
+                request: SliceRequest::Write { data, .. },
+                ..
+            } => data.clone(),
+            Request::Slice { .. } => Bytes::new(),
+            Request::Control(control) => match *control {
+                Control::Create { slice, .. }
+                | Control::Resize { slice, .. }
+                | Control::Delete { slice } => id(slice),
+                Control::List { after } => after.map(id).unwrap_or_default(),
+                Control::Status => Bytes::new(),
+            },
+        }
+    }
+
+    /// The header but for the body's length and checksum.
+    fn header(&self, tag: u64) -> Header {
+        let mut header = Header::new(self.kind(), Direction::Request, tag);
+        match self {
+            Request::Attach { epoch, .. } => header.epoch = epoch.0,
+            Request::Slice { handle, request } => {
+                header.handle = *handle;
+                place(request, &mut header);
+            }
+            Request::Control(
+                Control::Create { size_bytes, .. } | Control::Resize { size_bytes, .. },
+            ) => header.len = *size_bytes,
+            Request::Control(_) => {}
+        }
+        header
+    }
+
+    /// Reads a request from a checked header and body.
+    ///
+    /// # Errors
+    /// When a field has a value that its kind cannot have.
+    pub fn decode(header: &Header, body: Bytes) -> Result<Request, Malformed> {
+        let slice = Uuid::from_slice(&body).map(SliceId);
+        let named = || slice.clone().map_err(|_| header.content("no slice named"));
+        let request = match header.kind {
+            Kind::Attach => Request::Attach {
+                slice: named()?,
+                epoch: Epoch(header.epoch),
+            },
+            Kind::Create => Request::Control(Control::Create {
+                slice: named()?,
+                size_bytes: header.len,
+            }),
+            Kind::Resize => Request::Control(Control::Resize {
+                slice: named()?,
+                size_bytes: header.len,
+            }),
+            Kind::Delete => Request::Control(Control::Delete { slice: named()? }),
+            Kind::List if body.is_empty() => Request::Control(Control::List { after: None }),
+            Kind::List => Request::Control(Control::List {
+                after: Some(named()?),
+            }),
+            Kind::Status => Request::Control(Control::Status),
+            _ => Request::Slice {
+                handle: header.handle,
+                request: slice_request(header, body)?,
+            },
+        };
+        let mut exact = request.header(header.tag);
+        exact.body_len = match header.kind {
+            Kind::List | Kind::Write => header.body_len,
+            kind => kind.request_bytes_max(),
+        };
+        match exact == header.bare() {
+            true => Ok(request),
+            false => Err(header.content("an unused field is not zero")),
+        }
+    }
+}
+
+const _: () = assert!(ID_BYTES == size_of::<Uuid>());
+
+fn place(request: &SliceRequest, header: &mut Header) {
+    match request {
+        SliceRequest::Read { offset, len } => {
+            (header.offset, header.len) = (*offset, u64::from(*len));
+        }
+        SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        } => {
+            (header.offset, header.len) = (*offset, data.len() as u64);
+            put_stamp(*stamp, header);
+        }
+        SliceRequest::Clear { offset, len, stamp } => {
+            (header.offset, header.len) = (*offset, *len);
+            put_stamp(*stamp, header);
+        }
+        SliceRequest::Extents { offset, len } => (header.offset, header.len) = (*offset, *len),
+        SliceRequest::Checksums { page, count } => {
+            (header.offset, header.len) = (page.0, u64::from(*count));
+        }
+        SliceRequest::Dirty { round, from } => {
+            (header.offset, header.len) = (from.0, u64::from(*round));
+        }
+        SliceRequest::RaiseEpoch { epoch, round } => {
+            (header.epoch, header.len) = (epoch.0, u64::from(*round));
+        }
+        SliceRequest::Flush | SliceRequest::InFlight | SliceRequest::Settled => {}
+    }
+}
+
+fn put_stamp(stamp: Stamp, header: &mut Header) {
+    (header.epoch, header.op, header.open) = (stamp.epoch.0, stamp.op, stamp.open);
+}
+
+fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed> {
+    let offset = header.offset;
+    let small = || u32::try_from(header.len).map_err(|_| header.content("a length beyond limits"));
+    let round = || u8::try_from(header.len).map_err(|_| header.content("a round beyond limits"));
+    let stamp = Stamp {
+        epoch: Epoch(header.epoch),
+        op: header.op,
+        open: header.open,
+    };
+    Ok(match header.kind {
+        Kind::Read => SliceRequest::Read {
+            offset,
+            len: small()?,
+        },
+        Kind::Write => SliceRequest::Write {
+            offset,
+            data: body,
+            stamp,
+        },
+        Kind::Clear => SliceRequest::Clear {
+            offset,
+            len: header.len,
+            stamp,
+        },
+        Kind::Flush => SliceRequest::Flush,
+        Kind::Extents => SliceRequest::Extents {
+            offset,
+            len: header.len,
+        },
+        Kind::Checksums => SliceRequest::Checksums {
+            page: PageNo(offset),
+            count: small()?,
+        },
+        Kind::Dirty => SliceRequest::Dirty {
+            round: round()?,
+            from: PageNo(offset),
+        },
+        Kind::InFlight => SliceRequest::InFlight,
+        Kind::Settled => SliceRequest::Settled,
+        Kind::RaiseEpoch => SliceRequest::RaiseEpoch {
+            epoch: Epoch(header.epoch),
+            round: round()?,
+        },
+        _ => return Err(header.content("not a request of a slice")),
+    })
+}

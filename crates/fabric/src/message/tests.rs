@@ -1,0 +1,327 @@
+use super::reply::{self, Answer, Attached, Reply};
+use super::request::{Control, Request};
+use super::*;
+use bytes::Bytes;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::*;
+use pagemesh_base::space::Extent;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+fn slices() -> impl Strategy<Value = SliceId> {
+    any::<u128>().prop_map(|bits| SliceId(Uuid::from_u128(bits)))
+}
+
+fn stamps() -> impl Strategy<Value = Stamp> {
+    any::<(u32, u64, u32)>().prop_map(|(epoch, op, open)| Stamp {
+        epoch: Epoch(epoch),
+        op,
+        open,
+    })
+}
+
+fn slice_requests() -> impl Strategy<Value = SliceRequest> {
+    use SliceRequest::*;
+    let range = any::<(u64, u64)>();
+    let bytes = prop::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
+    prop_oneof![
+        any::<(u64, u32)>().prop_map(|(offset, len)| Read { offset, len }),
+        (any::<u64>(), bytes, stamps()).prop_map(|(offset, data, stamp)| Write {
+            offset,
+            data,
+            stamp
+        }),
+        (range, stamps()).prop_map(|((offset, len), stamp)| Clear { offset, len, stamp }),
+        Just(Flush),
+        any::<(u64, u64)>().prop_map(|(offset, len)| Extents { offset, len }),
+        any::<(u64, u32)>().prop_map(|(page, count)| Checksums {
+            page: PageNo(page),
+            count
+        }),
+        any::<(u8, u64)>().prop_map(|(round, page)| Dirty {
+            round,
+            from: PageNo(page)
+        }),
+        Just(InFlight),
+        Just(Settled),
+        any::<(u32, u8)>().prop_map(|(epoch, round)| RaiseEpoch {
+            epoch: Epoch(epoch),
+            round
+        }),
+    ]
+}
+
+fn requests() -> impl Strategy<Value = Request> {
+    let sized = || (slices(), any::<u64>());
+    prop_oneof![
+        4 => (any::<u32>(), slice_requests())
+            .prop_map(|(handle, request)| Request::Slice { handle, request }),
+        1 => (slices(), any::<u32>())
+            .prop_map(|(slice, epoch)| Request::Attach { slice, epoch: Epoch(epoch) }),
+        1 => prop_oneof![
+            sized().prop_map(|(slice, size_bytes)| Control::Create { slice, size_bytes }),
+            sized().prop_map(|(slice, size_bytes)| Control::Resize { slice, size_bytes }),
+            slices().prop_map(|slice| Control::Delete { slice }),
+            prop::option::of(slices()).prop_map(|after| Control::List { after }),
+            Just(Control::Status),
+        ].prop_map(Request::Control),
+    ]
+}
+
+fn errors() -> impl Strategy<Value = SliceError> {
+    let text = || "[ -~é]{0,300}";
+    prop_oneof![
+        any::<u32>().prop_map(|current| SliceError::StaleEpoch {
+            current: Epoch(current)
+        }),
+        Just(SliceError::NoSpace),
+        any::<u64>().prop_map(|offset| SliceError::Damaged { offset }),
+        slices().prop_map(SliceError::NoSuchSlice),
+        slices().prop_map(SliceError::SliceExists),
+        text().prop_map(SliceError::OutOfRange),
+        text().prop_map(SliceError::Lost),
+        text().prop_map(SliceError::Refused),
+    ]
+}
+
+fn slice_replies() -> impl Strategy<Value = (Kind, SliceReply)> {
+    use prop::collection::vec;
+    let extents = (0..1u64 << 63, any::<bool>()).prop_map(|(len, mapped)| Extent { len, mapped });
+    let runs = any::<(u64, u64)>().prop_map(|(page, count)| Run {
+        page: PageNo(page),
+        count,
+    });
+    let operations = any::<(u64, u32, u32, u64)>().prop_map(|(page, count, epoch, op)| InFlight {
+        page: PageNo(page),
+        count,
+        epoch: Epoch(epoch),
+        op,
+    });
+    prop_oneof![
+        prop::sample::select(Kind::ALL.to_vec())
+            .prop_filter("plain", |&kind| Header::new(kind, Direction::Reply, 0)
+                .body_bytes_max()
+                == 0
+                && kind != Kind::Attach)
+            .prop_map(|kind| (kind, SliceReply::Done)),
+        vec(any::<u8>(), 0..300).prop_map(|data| (Kind::Read, SliceReply::Data(data))),
+        vec(extents, 0..20).prop_map(|list| (Kind::Extents, SliceReply::Extents(list))),
+        vec(any::<u32>(), 0..20).prop_map(|list| (Kind::Checksums, SliceReply::Checksums(list))),
+        (vec(runs, 0..20), prop::option::of(any::<u64>())).prop_map(|(runs, next)| {
+            let next = next.map(PageNo);
+            (Kind::Dirty, SliceReply::Dirty { runs, next })
+        }),
+        prop::option::of(vec(operations, 0..20))
+            .prop_map(|found| (Kind::InFlight, SliceReply::InFlight(found))),
+    ]
+}
+
+fn infos() -> impl Strategy<Value = SliceInfo> {
+    (slices(), any::<(u64, u32, u8)>()).prop_map(|(slice, (size_bytes, epoch, round))| SliceInfo {
+        slice,
+        size_bytes,
+        epoch,
+        round,
+    })
+}
+
+fn statuses() -> impl Strategy<Value = BrickStatus> {
+    (any::<u128>(), "[a-z-]{0,40}", any::<(u64, u64, u32, u32)>()).prop_map(
+        |(brick, durability, (capacity_bytes, used_bytes, sessions, incarnation))| BrickStatus {
+            brick: BrickId(Uuid::from_u128(brick)),
+            durability,
+            capacity_bytes,
+            used_bytes,
+            sessions,
+            incarnation,
+        },
+    )
+}
+
+fn answers() -> impl Strategy<Value = (Kind, Answer)> {
+    let kinds = prop::sample::select(Kind::ALL.to_vec());
+    prop_oneof![
+        4 => slice_replies().prop_map(|(kind, reply)| (kind, Ok(Reply::Slice(reply)))),
+        1 => any::<(u32, u64)>().prop_map(|(handle, size_bytes)| {
+            (Kind::Attach, Ok(Reply::Attached(Attached { handle, size_bytes })))
+        }),
+        1 => (prop::collection::vec(infos(), 0..20), any::<bool>())
+            .prop_map(|(slices, more)| (Kind::List, Ok(Reply::Listed { slices, more }))),
+        1 => statuses().prop_map(|status| (Kind::Status, Ok(Reply::Status(status)))),
+        2 => (kinds, errors()).prop_map(|(kind, error)| (kind, Err(error))),
+    ]
+}
+
+/// What a receiver does with the bytes of one message.
+fn receive_request(bytes: &[u8]) -> Result<(u64, Request), Malformed> {
+    let (header, body) = receive(bytes, Direction::Request)?;
+    Ok((
+        header.tag,
+        Request::decode(&header, Bytes::copy_from_slice(body))?,
+    ))
+}
+
+fn receive_answer(bytes: &[u8]) -> Result<(u64, Kind, Answer), Malformed> {
+    let (header, body) = receive(bytes, Direction::Reply)?;
+    let answer = reply::decode(&header, body.to_vec())?;
+    Ok((header.tag, header.kind, answer))
+}
+
+fn receive(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Malformed> {
+    let first = bytes
+        .first_chunk::<HEADER_BYTES>()
+        .ok_or(Malformed::Magic)?;
+    let header = Header::decode(first, way)?;
+    let end = HEADER_BYTES + header.body_len as usize;
+    let body = bytes.get(HEADER_BYTES..end).ok_or(Malformed::Magic)?;
+    header.check_body(body)?;
+    Ok((header, body))
+}
+
+fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
+    [&header.encode()[..], &body].concat()
+}
+
+/// Bytes of a header as they are, with the checksum put right.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Some((header, body)) = bytes.split_first_chunk_mut::<HEADER_BYTES>() {
+        header[56..60].copy_from_slice(&crc32c(body).to_le_bytes());
+        let crc = crc32c(&header[..60]);
+        header[60..].copy_from_slice(&crc.to_le_bytes());
+    }
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn requests_come_back_as_they_went(request in requests(), tag: u64) {
+        let bytes = joined(request.encode(tag));
+        prop_assert_eq!(receive_request(&bytes), Ok((tag, request)));
+        prop_assert!(receive_answer(&bytes).is_err());
+    }
+
+    #[test]
+    fn answers_come_back_as_they_went((kind, answer) in answers(), tag: u64) {
+        let bytes = joined(reply::encode(kind, tag, answer.clone()));
+        prop_assert_eq!(receive_answer(&bytes), Ok((tag, kind, answer)));
+        prop_assert!(receive_request(&bytes).is_err());
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_malformed(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = receive_request(&bytes);
+        let _ = receive_answer(&bytes);
+    }
+
+    /// With right checksums the fields themselves are tried. What is accepted
+    /// is exactly what would be written again: no field is overlooked.
+    #[test]
+    fn changed_fields_are_refused_or_mean_something(
+        request in requests(), (kind, answer) in answers(), at in 4usize..56, xor in 1u8..,
+        cut in 0usize..40,
+    ) {
+        for bytes in [joined(request.encode(7)), joined(reply::encode(kind, 7, answer))] {
+            let mut changed = bytes;
+            changed[at] ^= xor;
+            let short = changed.len().saturating_sub(cut).max(HEADER_BYTES);
+            changed.truncate(short);
+            let changed = sealed(changed);
+            if let Ok((tag, request)) = receive_request(&changed) {
+                prop_assert_eq!(&joined(request.encode(tag))[..], &changed[..]);
+            }
+            if let Ok((tag, kind, answer)) = receive_answer(&changed) {
+                prop_assert_eq!(&joined(reply::encode(kind, tag, answer))[..], &changed[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_always_found(request in requests(), at: prop::sample::Index, bit in 0u8..8) {
+        let mut bytes = joined(request.encode(7));
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        prop_assert!(receive_request(&bytes).is_err());
+    }
+}
+
+#[test]
+fn lengths_beyond_limits_are_refused_by_the_header_alone() {
+    for kind in Kind::ALL {
+        for way in [Direction::Request, Direction::Reply] {
+            let mut header = Header::new(kind, way, 1);
+            header.body_len = header.body_bytes_max();
+            assert!(Header::decode(&header.encode(), way).is_ok(), "{kind:?}");
+            header.body_len += 1;
+            let refused = Header::decode(&header.encode(), way);
+            assert!(
+                matches!(refused, Err(Malformed::TooLong { .. })),
+                "{kind:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn answers_that_break_a_limit_or_the_form_are_told_as_errors() {
+    let long = vec![0; BODY_BYTES_MAX as usize + 1];
+    let cases = [
+        (Kind::Read, Reply::Slice(SliceReply::Data(long))),
+        (Kind::Read, Reply::Slice(SliceReply::Done)),
+        (Kind::Write, Reply::Slice(SliceReply::Data(vec![]))),
+        (
+            Kind::Checksums,
+            Reply::Slice(SliceReply::Checksums(vec![0; LISTED_MAX + 1])),
+        ),
+    ];
+    for (kind, reply) in cases {
+        let bytes = joined(reply::encode(kind, 3, Ok(reply)));
+        let received = receive_answer(&bytes);
+        assert!(
+            matches!(received, Ok((3, _, Err(SliceError::Refused(_))))),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn long_reasons_are_cut_between_characters() {
+    let reason = "é".repeat(TEXT_BYTES_MAX);
+    let bytes = joined(reply::encode(
+        Kind::Read,
+        1,
+        Err(SliceError::Refused(reason)),
+    ));
+    match receive_answer(&bytes) {
+        Ok((_, _, Err(SliceError::Refused(text)))) => assert_eq!(text.len(), TEXT_BYTES_MAX),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The bytes of version 0: a change here is a change of the protocol.
+#[test]
+fn a_write_looks_as_drawn() {
+    let request = Request::Slice {
+        handle: 0x0403_0201,
+        request: SliceRequest::Write {
+            offset: 0x1000,
+            data: Bytes::from_static(b"123456789"),
+            stamp: Stamp {
+                epoch: Epoch(3),
+                op: 5,
+                open: 2,
+            },
+        },
+    };
+    let bytes = joined(request.encode(0xaabb));
+    let expected: [u8; 56] = [
+        b'P', b'M', b'S', b'H', 0, 2, 0, 0, 0xbb, 0xaa, 0, 0, 0, 0, 0, 0, //
+        1, 2, 3, 4, 9, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, //
+        9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, //
+        3, 0, 0, 0, 2, 0, 0, 0,
+    ];
+    assert_eq!(bytes[..56], expected);
+    // The check value of CRC-32C.
+    assert_eq!(bytes[56..60], 0xe306_9283u32.to_le_bytes());
+    assert_eq!(&bytes[64..], b"123456789");
+}
