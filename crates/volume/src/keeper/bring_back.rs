@@ -10,6 +10,7 @@
 use super::control::Control;
 use super::copy::{self, Party, chunks};
 use super::model::Return;
+use super::reform::lost_if_gone;
 use super::settle::differs;
 use super::start::look_for_new_addresses;
 use super::state::State;
@@ -37,6 +38,8 @@ pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
         if keep_state() == LegState::Stale {
             state.sleep(wait).await;
         }
+        let turn = || state.is_over() || is_its_turn(&state, column, leg);
+        state.until(turn).await;
         if state.is_over() || keep_state() == LegState::InSync {
             break;
         }
@@ -59,6 +62,18 @@ pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
     state.edit().columns[column].legs[leg].tended = false;
 }
 
+/// One leg of a column comes back at a time. While another one is stale, what
+/// is copied carries the round's stamp, and the leg can later be the source
+/// for the other; were both syncing, the copies would carry none.
+fn is_its_turn(state: &State, column: usize, leg: usize) -> bool {
+    let model = state.model();
+    let mut legs = model.columns[column].legs.iter().enumerate();
+    !legs.any(|(other, keep)| {
+        let returns = keep.leg.state == LegState::Syncing || keep.promotion.is_some();
+        other != leg && (returns || keep.resync.is_some())
+    })
+}
+
 fn give_up(state: &State, column: usize, leg: usize, why: &str) {
     let written = state.model().columns[column].legs[leg].is_written();
     if written {
@@ -73,6 +88,7 @@ fn give_up(state: &State, column: usize, leg: usize, why: &str) {
 }
 
 async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String> {
+    begin_progress(state, column, leg);
     let present = {
         let model = state.model();
         let keep = &model.columns[column].legs[leg];
@@ -88,7 +104,6 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
         },
         None => prepare(state, column, leg).await?,
     };
-    way.begin_progress();
     way.copy_stamped().await?;
     way.ask(SliceRequest::Flush).await?;
     way.become_state(LegState::InSync).await?;
@@ -96,6 +111,15 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
     keep.resync = None;
     keep.trouble = None;
     Ok(())
+}
+
+fn begin_progress(state: &State, column: usize, leg: usize) {
+    let since = state.now();
+    state.edit().columns[column].legs[leg].resync = Some(Return {
+        todo: 0,
+        done: 0,
+        since,
+    });
 }
 
 async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, String> {
@@ -115,7 +139,6 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
         (model.epoch(), model.columns[column].told_round())
     };
     way.ask(SliceRequest::RaiseEpoch { epoch, round }).await?;
-    way.begin_progress();
     way.copy_in_flight().await?;
     way.ask(SliceRequest::Flush).await?;
     way.ask(SliceRequest::Settled).await?;
@@ -145,6 +168,25 @@ impl Way<'_> {
         answer.map_err(|error| error.to_string())
     }
 
+    async fn ask_source(
+        &self,
+        source: &Party,
+        request: SliceRequest,
+    ) -> Result<SliceReply, String> {
+        let answer = source.control.ask(self.state, request).await;
+        answer.map_err(|error| {
+            self.blame(source.leg, &error);
+            format!("its source failed: {error}")
+        })
+    }
+
+    /// A source that is gone has to be seen to before anything else.
+    fn blame(&self, leg: usize, error: &SliceError) {
+        if leg != self.leg {
+            lost_if_gone(self.state, self.column, leg, error);
+        }
+    }
+
     /// In-sync legs to copy from.
     fn sources(&self) -> Result<Vec<Party>, String> {
         let legs = self.state.model().columns[self.column].sources();
@@ -162,16 +204,6 @@ impl Way<'_> {
         }]
     }
 
-    fn begin_progress(&self) {
-        let since = self.state.now();
-        let keep = &mut self.state.edit().columns[self.column].legs[self.leg];
-        keep.resync.get_or_insert(Return {
-            todo: 0,
-            done: 0,
-            since,
-        });
-    }
-
     fn progress(&self, todo: u64, done: u64) {
         let mut model = self.state.edit();
         if let Some(resync) = &mut model.columns[self.column].legs[self.leg].resync {
@@ -183,8 +215,7 @@ impl Way<'_> {
     async fn copy_in_flight(&self) -> Result<(), String> {
         let mut tables = vec![self.ask(SliceRequest::InFlight).await?];
         for source in self.sources()? {
-            let answer = source.control.ask(self.state, SliceRequest::InFlight).await;
-            tables.push(answer.map_err(|error| error.to_string())?);
+            tables.push(self.ask_source(&source, SliceRequest::InFlight).await?);
         }
         let whole = Run {
             page: PageNo(0),
@@ -220,9 +251,8 @@ impl Way<'_> {
             let sources = self.sources()?;
             let source = &sources[0];
             let request = SliceRequest::Dirty { round, from };
-            let answer = source.control.ask(self.state, request).await;
-            let Ok(SliceReply::Dirty { runs, next }) = answer else {
-                return Err(format!("the source does not tell its changes: {answer:?}"));
+            let SliceReply::Dirty { runs, next } = self.ask_source(source, request).await? else {
+                return Err("the source does not tell its changes".into());
             };
             self.copy_runs(&runs, false).await?;
             match next {
@@ -262,7 +292,10 @@ impl Way<'_> {
             let (sources, target) = (self.sources()?, self.target());
             if !compare || differs(self.state, &sources[0], &target, offset, len).await {
                 let copied = copy::copy_chunk(self.state, &sources, &target, offset, len).await;
-                copied.map_err(|failure| format!("copying failed: {}", failure.error))?;
+                copied.map_err(|failure| {
+                    self.blame(failure.leg, &failure.error);
+                    format!("copying failed: {}", failure.error)
+                })?;
                 self.state.hub.tally.add(Count::BytesResynced, len);
             }
         }

@@ -1,6 +1,7 @@
 //! Comparing the legs of a volume while it is in use.
 
 use super::copy::{self, Party, chunks};
+use super::reform::lost_if_gone;
 use super::settle::differs;
 use super::state::State;
 use crate::hub::guard;
@@ -93,7 +94,7 @@ async fn check_pages(
         let len = page.min(offset + len - at);
         let legs = state.model().columns[column].sources();
         let parties = copy::parties(state, column, legs);
-        let (damaged, differing) = compare_page(state, &parties, at).await?;
+        let (damaged, differing) = compare_page(state, column, &parties, at).await?;
         report.pages_damaged += u64::from(!damaged.is_empty());
         if differing {
             note(state, column, at / page, report);
@@ -110,14 +111,22 @@ async fn check_pages(
         let from = copy::parties(state, column, legs.without(bad));
         let to = copy::parties(state, column, bad);
         let repaired = copy::copy_chunk(state, &from, &to, at, len).await;
-        repaired.map_err(|failure| format!("repairing failed: {}", failure.error))?;
+        repaired.map_err(|failure| {
+            lost_if_gone(state, column, failure.leg, &failure.error);
+            format!("repairing failed: {}", failure.error)
+        })?;
         report.pages_repaired += 1;
     }
     Ok(())
 }
 
 /// Which legs cannot read a page, and whether the others differ.
-async fn compare_page(state: &State, parties: &[Party], at: u64) -> Result<(Mask, bool), String> {
+async fn compare_page(
+    state: &State,
+    column: usize,
+    parties: &[Party],
+    at: u64,
+) -> Result<(Mask, bool), String> {
     let mut damaged = Mask::NONE;
     let mut seen = None;
     let mut differing = false;
@@ -129,7 +138,10 @@ async fn compare_page(state: &State, parties: &[Party], at: u64) -> Result<(Mask
         match party.control.ask(state, request).await {
             Ok(sum) => differing |= *seen.get_or_insert(sum.clone()) != sum,
             Err(SliceError::Damaged { .. }) => damaged.add(party.leg),
-            Err(error) => return Err(error.to_string()),
+            Err(error) => {
+                lost_if_gone(state, column, party.leg, &error);
+                return Err(error.to_string());
+            }
         }
     }
     Ok((damaged, differing))

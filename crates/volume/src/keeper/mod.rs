@@ -65,7 +65,8 @@ pub(crate) enum Event {
 
 /// The way to the keeper.
 pub(crate) struct Mailbox {
-    events: Mutex<Vec<Event>>,
+    /// None once nobody reads it any more.
+    events: Mutex<Option<Vec<Event>>>,
     member: Arc<Member>,
     pub status: Mutex<Option<(Instant, VolumeStatus)>>,
 }
@@ -73,15 +74,36 @@ pub(crate) struct Mailbox {
 impl Mailbox {
     pub(crate) fn new(member: Arc<Member>) -> Mailbox {
         Mailbox {
-            events: Mutex::default(),
+            events: Mutex::new(Some(vec![])),
             member,
             status: Mutex::default(),
         }
     }
 
     pub(crate) fn post(&self, event: Event) {
-        guard(&self.events).push(event);
+        // Outside of the lock: an event may hold a channel, and that this.
+        let unread = match &mut *guard(&self.events) {
+            Some(events) => {
+                events.push(event);
+                None
+            }
+            None => Some(event),
+        };
+        drop(unread);
         self.member.wake.raise();
+    }
+
+    fn take(&self) -> Vec<Event> {
+        let mut events = guard(&self.events);
+        events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Drop for Keeper {
+    /// What comes later is dropped where it comes from.
+    fn drop(&mut self) {
+        let unread = guard(&self.mailbox.events).take();
+        drop(unread);
     }
 }
 
@@ -164,8 +186,7 @@ impl Keeper {
                 self.state.act();
             }
         }
-        let events = std::mem::take(&mut *guard(&self.mailbox.events));
-        for event in events {
+        for event in self.mailbox.take() {
             self.state.act();
             match event {
                 Event::Abandoned(core) => self.abandoned.push(*core),

@@ -228,6 +228,13 @@ pub(super) fn failed(state: &State, column: usize, leg: usize, error: &SliceErro
     }
 }
 
+/// A leg that could not do something that others can live without.
+pub(super) fn lost_if_gone(state: &State, column: usize, leg: usize, error: &SliceError) {
+    if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
+        failed(state, column, leg, error);
+    }
+}
+
 /// Places of connections that the view needs and a member does not have.
 fn missing(view: &View, member: &Member) -> Vec<(usize, usize, u64)> {
     let links = crate::hub::guard(&member.links);

@@ -114,11 +114,14 @@ fn check_sources(state: &State) -> Result<(), AttachFailure> {
 async fn connect(state: &State, column: usize, least: LegState) {
     let wanted: Vec<usize> = {
         let legs = &state.model().columns[column].legs;
-        let wanted = |&leg: &usize| {
-            legs[leg].is_lost()
-                && (legs[leg].leg.state == LegState::InSync || least == LegState::Syncing)
+        let in_state = |state| {
+            let legs = legs.iter().enumerate();
+            legs.filter(move |(_, keep)| keep.is_lost() && keep.leg.state == state)
         };
-        (0..legs.len()).filter(wanted).take(CONNECTS_MAX).collect()
+        // One leg comes back at a time: another one starts anew.
+        let syncing = in_state(LegState::Syncing).take(usize::from(least == LegState::Syncing));
+        let wanted = in_state(LegState::InSync).chain(syncing);
+        wanted.map(|(leg, _)| leg).take(CONNECTS_MAX).collect()
     };
     let calls: Vec<u64> = wanted
         .iter()

@@ -1,0 +1,571 @@
+//! A model of bricks: slices with pages, stamps, epochs, rounds, sessions and
+//! the tables of what was in flight. Connections move only when stepped.
+
+use super::Dice;
+use crate::authority::BrickAddress;
+use crate::connector::Connector;
+use crate::hub::guard;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{
+    InFlight, Leg, Run, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+};
+use pagemesh_base::space::Extent;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+const PAGE: u64 = 4096;
+/// Entries of a slice's table before it gives up keeping it.
+const TABLE_MAX: usize = 48;
+
+pub(crate) type Page = Option<Box<[u8; 4096]>>;
+
+/// What a crash leaves; on a buffering brick only as of the last flush.
+#[derive(Clone, Default)]
+struct Kept {
+    pages: Vec<Page>,
+    stamps: Vec<u8>,
+    epoch: u32,
+    round: u8,
+    /// None once it was too much.
+    table: Option<Vec<InFlight>>,
+    /// By connection, what may be incomplete elsewhere.
+    open: BTreeMap<u64, Vec<InFlight>>,
+}
+
+impl Kept {
+    fn note(&mut self, entries: &[InFlight]) {
+        let Some(table) = &mut self.table else {
+            return;
+        };
+        for entry in entries {
+            if !table.contains(entry) {
+                table.push(*entry);
+            }
+        }
+        if table.len() > TABLE_MAX {
+            self.table = None;
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Slice {
+    now: Kept,
+    durable: Kept,
+    pub damaged: BTreeSet<u64>,
+    pub reads: u64,
+}
+
+impl Slice {
+    pub(crate) fn pages(&self) -> &[Page] {
+        &self.now.pages
+    }
+
+    pub(crate) fn spoil(&mut self, page: u64) {
+        self.damaged.insert(page);
+    }
+}
+
+pub(crate) struct Brick {
+    pub up: bool,
+    pub full: bool,
+    pub buffers: bool,
+    pub slices: BTreeMap<SliceId, Slice>,
+}
+
+struct Connection {
+    brick: BrickId,
+    slice: SliceId,
+    /// The client's end is gone: what it sent may still be carried out.
+    orphan: bool,
+    lost: bool,
+    queue: VecDeque<(u64, SliceRequest)>,
+    /// Carried out, the answer still on its way.
+    answers: VecDeque<SliceCompletion>,
+    arrived: Vec<SliceCompletion>,
+}
+
+#[derive(Default)]
+pub(crate) struct Bricks {
+    pub bricks: BTreeMap<BrickId, Brick>,
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    /// Carry requests out as they come, and answer at once.
+    pub at_once: bool,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Fabric(pub Arc<Mutex<Bricks>>);
+
+impl Bricks {
+    pub(crate) fn add(&mut self, id: BrickId, buffers: bool) {
+        let brick = Brick {
+            up: true,
+            full: false,
+            buffers,
+            slices: BTreeMap::new(),
+        };
+        self.bricks.insert(id, brick);
+    }
+
+    pub(crate) fn create(&mut self, brick: BrickId, slice: SliceId, bytes: u64) {
+        let pages = bytes.div_ceil(PAGE) as usize;
+        let kept = Kept {
+            pages: vec![None; pages],
+            stamps: vec![0; pages],
+            table: Some(vec![]),
+            ..Kept::default()
+        };
+        let slice_model = Slice {
+            durable: kept.clone(),
+            now: kept,
+            ..Slice::default()
+        };
+        let slices = &mut self.bricks.get_mut(&brick).expect("brick").slices;
+        slices.insert(slice, slice_model);
+    }
+
+    pub(crate) fn slice(&self, brick: BrickId, slice: SliceId) -> &Slice {
+        &self.bricks[&brick].slices[&slice]
+    }
+
+    pub(crate) fn slice_mut(&mut self, brick: BrickId, slice: SliceId) -> &mut Slice {
+        let slices = &mut self.bricks.get_mut(&brick).expect("brick").slices;
+        slices.get_mut(&slice).expect("slice")
+    }
+
+    /// The process dies; a buffering one loses what was not flushed.
+    pub(crate) fn kill(&mut self, id: BrickId) {
+        for number in self.connections_of(id) {
+            self.cut(number);
+        }
+        let brick = self.bricks.get_mut(&id).expect("brick");
+        brick.up = false;
+        let buffers = brick.buffers;
+        for slice in brick.slices.values_mut() {
+            if buffers {
+                slice.now = slice.durable.clone();
+            }
+            slice.end_sessions();
+        }
+    }
+
+    pub(crate) fn restart(&mut self, id: BrickId) {
+        self.bricks.get_mut(&id).expect("brick").up = true;
+    }
+
+    fn connections_of(&self, id: BrickId) -> Vec<u64> {
+        let own = self.connections.iter().filter(|(_, c)| c.brick == id);
+        own.map(|(number, _)| *number).collect()
+    }
+
+    pub(crate) fn connections(&self) -> Vec<u64> {
+        self.connections.keys().copied().collect()
+    }
+
+    /// Whether some client has yet to notice a loss.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.connections.values().any(|connection| connection.lost)
+    }
+
+    /// A connection breaks: its session ends at the brick.
+    pub(crate) fn cut(&mut self, number: u64) {
+        let connection = self.connections.get_mut(&number).expect("connection");
+        if connection.lost {
+            return;
+        }
+        connection.lost = true;
+        let lost = || SliceError::Lost("the connection broke".into());
+        let tags = connection.answers.drain(..).map(|answer| answer.tag);
+        let tags: Vec<u64> = tags
+            .chain(connection.queue.drain(..).map(|(tag, _)| tag))
+            .collect();
+        let fail = |tag| SliceCompletion {
+            tag,
+            result: Err(lost()),
+        };
+        connection.arrived.extend(tags.into_iter().map(fail));
+        let (brick, slice) = (connection.brick, connection.slice);
+        if connection.orphan {
+            self.connections.remove(&number);
+        }
+        self.slice_mut(brick, slice).end_session(number);
+    }
+
+    /// Carries out one request of a connection, or delivers one answer; false
+    /// if it has nothing to do.
+    pub(crate) fn step(&mut self, number: u64, dice: &mut Dice) -> bool {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
+        };
+        let deliver = !connection.answers.is_empty() && dice.one_in(2);
+        if !deliver && let Some((tag, request)) = connection.queue.pop_front() {
+            let (brick, slice) = (connection.brick, connection.slice);
+            let result = self.carry_out(brick, slice, number, request);
+            let connection = self.connections.get_mut(&number).expect("connection");
+            connection
+                .answers
+                .push_back(SliceCompletion { tag, result });
+        } else if let Some(answer) = connection.answers.pop_front() {
+            connection.arrived.push(answer);
+        } else if connection.orphan {
+            self.cut(number);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn carry_out(
+        &mut self,
+        brick: BrickId,
+        slice: SliceId,
+        connection: u64,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        let full = self.bricks[&brick].full;
+        self.slice_mut(brick, slice)
+            .carry_out(connection, full, request)
+    }
+}
+
+impl Slice {
+    fn end_sessions(&mut self) {
+        let numbers: Vec<u64> = self.now.open.keys().copied().collect();
+        numbers
+            .into_iter()
+            .for_each(|number| self.end_session(number));
+    }
+
+    /// What it may have left incomplete goes to the table.
+    fn end_session(&mut self, number: u64) {
+        for kept in [&mut self.now, &mut self.durable] {
+            if let Some(open) = kept.open.remove(&number) {
+                kept.note(&open);
+            }
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        connection: u64,
+        full: bool,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        match request {
+            SliceRequest::Read { offset, len } => self.read(offset, len),
+            SliceRequest::Write {
+                offset,
+                data,
+                stamp,
+            } => {
+                self.admit(stamp)?;
+                if full {
+                    return Err(SliceError::NoSpace);
+                }
+                self.write(offset, &data, stamp.epoch)?;
+                self.enter(connection, offset, data.len() as u64, stamp);
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::Clear { offset, len, stamp } => {
+                self.admit(stamp)?;
+                self.clear(offset, len)?;
+                self.enter(connection, offset, len, stamp);
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::Flush => {
+                self.durable = self.now.clone();
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::Extents { offset, len } => Ok(self.extents(offset, len)),
+            SliceRequest::Checksums { page, count } => self.checksums(page.0, count),
+            SliceRequest::Dirty { round, from } => Ok(self.dirty(round, from.0)),
+            SliceRequest::InFlight => {
+                let table = self.now.table.clone();
+                Ok(SliceReply::InFlight(table))
+            }
+            SliceRequest::Settled => {
+                self.now.table = Some(vec![]);
+                self.durable = self.now.clone();
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
+        }
+    }
+
+    fn admit(&self, stamp: Stamp) -> Result<(), SliceError> {
+        if stamp.epoch.0 < self.now.epoch {
+            let current = Epoch(self.now.epoch);
+            return Err(SliceError::StaleEpoch { current });
+        }
+        Ok(())
+    }
+
+    fn raise(&mut self, epoch: Epoch, round: u8) -> Result<SliceReply, SliceError> {
+        if epoch.0 < self.now.epoch {
+            let current = Epoch(self.now.epoch);
+            return Err(SliceError::StaleEpoch { current });
+        }
+        self.now.epoch = epoch.0;
+        self.now.round = round;
+        let open: Vec<InFlight> = self.now.open.values().flatten().copied().collect();
+        self.now.note(&open);
+        if round != 0 {
+            for entry in self.now.table.iter().flatten() {
+                for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
+                    self.now.stamps[page as usize] = round;
+                }
+            }
+        }
+        self.durable = self.now.clone();
+        Ok(SliceReply::Done)
+    }
+
+    fn enter(&mut self, connection: u64, offset: u64, len: u64, stamp: Stamp) {
+        let page = offset / PAGE;
+        let entry = InFlight {
+            page: PageNo(page),
+            count: ((offset + len).div_ceil(PAGE) - page) as u32,
+            epoch: stamp.epoch,
+            op: stamp.op,
+        };
+        let open = self.now.open.entry(connection).or_default();
+        let oldest = stamp.op - u64::from(stamp.open);
+        open.retain(|earlier| earlier.op >= oldest);
+        open.push(entry);
+    }
+
+    fn read(&mut self, offset: u64, len: u32) -> Result<SliceReply, SliceError> {
+        self.reads += 1;
+        let end = offset + u64::from(len);
+        assert!(
+            end <= self.now.pages.len() as u64 * PAGE,
+            "a read beyond the slice"
+        );
+        let mut data = Vec::with_capacity(len as usize);
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            if self.damaged.contains(&page) {
+                let offset = page * PAGE;
+                return Err(SliceError::Damaged { offset });
+            }
+            let start = page * PAGE;
+            let (from, to) = (offset.max(start) - start, end.min(start + PAGE) - start);
+            match &self.now.pages[page as usize] {
+                Some(bytes) => data.extend_from_slice(&bytes[from as usize..to as usize]),
+                None => data.resize(data.len() + (to - from) as usize, 0),
+            }
+        }
+        Ok(SliceReply::Data(data))
+    }
+
+    /// The round's rule for stamps, for one page.
+    fn stamp(&mut self, page: u64, whole: bool) {
+        let round = self.now.round;
+        if whole || round != 0 {
+            self.now.stamps[page as usize] = round;
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], _epoch: Epoch) -> Result<(), SliceError> {
+        let end = offset + data.len() as u64;
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            let whole = page * PAGE >= offset && (page + 1) * PAGE <= end;
+            if !whole && self.damaged.contains(&page) {
+                let offset = page * PAGE;
+                return Err(SliceError::Damaged { offset });
+            }
+        }
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            let start = page * PAGE;
+            let (from, to) = (offset.max(start), end.min(start + PAGE));
+            let whole = to - from == PAGE;
+            let bytes = self.now.pages[page as usize].get_or_insert_with(|| Box::new([0; 4096]));
+            bytes[(from - start) as usize..(to - start) as usize]
+                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+            if whole {
+                self.damaged.remove(&page);
+            }
+            self.stamp(page, whole);
+        }
+        Ok(())
+    }
+
+    fn clear(&mut self, offset: u64, len: u64) -> Result<(), SliceError> {
+        let end = offset + len;
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            let start = page * PAGE;
+            let (from, to) = (offset.max(start), end.min(start + PAGE));
+            if to - from == PAGE {
+                self.now.pages[page as usize] = None;
+                self.damaged.remove(&page);
+                self.stamp(page, true);
+            } else if self.now.pages[page as usize].is_some() {
+                self.write(from, &vec![0; (to - from) as usize], Epoch(0))?;
+            } else {
+                self.stamp(page, false);
+            }
+        }
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> SliceReply {
+        let end = offset + len;
+        let mut all: Vec<Extent> = vec![];
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            let (from, to) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
+            let mapped = self.now.pages[page as usize].is_some();
+            match all.last_mut() {
+                Some(last) if last.mapped == mapped => last.len += to - from,
+                _ => all.push(Extent {
+                    len: to - from,
+                    mapped,
+                }),
+            }
+        }
+        SliceReply::Extents(all)
+    }
+
+    fn checksums(&self, page: u64, count: u32) -> Result<SliceReply, SliceError> {
+        let mut sums = vec![];
+        for page in page..page + u64::from(count) {
+            if self.damaged.contains(&page) {
+                let offset = page * PAGE;
+                return Err(SliceError::Damaged { offset });
+            }
+            let zero = [0; 4096];
+            let bytes = self.now.pages[page as usize].as_deref().unwrap_or(&zero);
+            // Any sum that tells pages apart will do here.
+            let sum = bytes.iter().enumerate().fold(0u32, |sum, (at, byte)| {
+                sum.wrapping_mul(31)
+                    .wrapping_add(u32::from(*byte) ^ at as u32)
+            });
+            sums.push(sum);
+        }
+        Ok(SliceReply::Checksums(sums))
+    }
+
+    fn dirty(&self, round: u8, from: u64) -> SliceReply {
+        let mut runs: Vec<Run> = vec![];
+        for page in from..self.now.stamps.len() as u64 {
+            if self.now.stamps[page as usize] != round {
+                continue;
+            }
+            let full = runs.len() == 3;
+            match runs.last_mut() {
+                Some(run) if run.page.0 + run.count == page => run.count += 1,
+                // Short answers, so that going on is tried, too.
+                _ if full => {
+                    let next = Some(PageNo(page));
+                    return SliceReply::Dirty { runs, next };
+                }
+                _ => runs.push(Run {
+                    page: PageNo(page),
+                    count: 1,
+                }),
+            }
+        }
+        SliceReply::Dirty { runs, next: None }
+    }
+}
+
+struct FakeLeg {
+    fabric: Fabric,
+    number: u64,
+}
+
+impl Leg for FakeLeg {
+    fn submit(&mut self, tag: u64, request: SliceRequest) {
+        let mut bricks = guard(&self.fabric.0);
+        let at_once = bricks.at_once;
+        let connection = bricks
+            .connections
+            .get_mut(&self.number)
+            .expect("connection");
+        let lost = connection.lost;
+        let (brick, slice) = (connection.brick, connection.slice);
+        if lost {
+            let result = Err(SliceError::Lost("the connection broke before".into()));
+            connection.arrived.push(SliceCompletion { tag, result });
+        } else if at_once {
+            let result = bricks.carry_out(brick, slice, self.number, request);
+            let connection = bricks
+                .connections
+                .get_mut(&self.number)
+                .expect("connection");
+            connection.arrived.push(SliceCompletion { tag, result });
+        } else {
+            connection.queue.push_back((tag, request));
+        }
+    }
+
+    fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
+        let mut bricks = guard(&self.fabric.0);
+        let connection = bricks
+            .connections
+            .get_mut(&self.number)
+            .expect("connection");
+        into.append(&mut connection.arrived);
+    }
+
+    fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+}
+
+impl Drop for FakeLeg {
+    /// What was sent may still be carried out.
+    fn drop(&mut self) {
+        let mut bricks = guard(&self.fabric.0);
+        let at_once = bricks.at_once;
+        let connection = bricks
+            .connections
+            .get_mut(&self.number)
+            .expect("connection");
+        connection.orphan = true;
+        if connection.lost {
+            bricks.connections.remove(&self.number);
+        } else if at_once {
+            bricks.cut(self.number);
+        }
+    }
+}
+
+impl Connector for Fabric {
+    fn connect(
+        &self,
+        brick: BrickId,
+        _address: &BrickAddress,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError> {
+        let mut bricks = guard(&self.0);
+        let present = bricks.bricks.get(&brick).filter(|brick| brick.up);
+        let Some(present) = present else {
+            return Err(SliceError::Lost("nobody listens".into()));
+        };
+        let model = present
+            .slices
+            .get(&slice)
+            .ok_or(SliceError::NoSuchSlice(slice))?;
+        if epoch.0 < model.now.epoch {
+            let current = Epoch(model.now.epoch);
+            return Err(SliceError::StaleEpoch { current });
+        }
+        bricks.next += 1;
+        let number = bricks.next;
+        let connection = Connection {
+            brick,
+            slice,
+            orphan: false,
+            lost: false,
+            queue: VecDeque::new(),
+            answers: VecDeque::new(),
+            arrived: vec![],
+        };
+        bricks.connections.insert(number, connection);
+        Ok(Box::new(FakeLeg {
+            fabric: self.clone(),
+            number,
+        }))
+    }
+}

@@ -1,0 +1,181 @@
+//! A manager in memory: layouts under compare-and-swap, and outages before or
+//! after a change is made.
+
+use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+use crate::hub::guard;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{
+    BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, Segment, SliceId,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answering {
+    Yes,
+    No,
+    /// The next change is made, but nobody hears of it.
+    Deafly,
+}
+
+pub(crate) struct Store {
+    pub layout: Layout,
+    pub answering: Answering,
+    pub durability: String,
+    /// The last round of each segment and column.
+    rounds: BTreeMap<(usize, usize), u8>,
+    attachment: Epoch,
+}
+
+#[derive(Clone)]
+pub(crate) struct Manager(pub Arc<Mutex<Store>>);
+
+pub(crate) fn brick(number: u128) -> BrickId {
+    BrickId(Uuid::from_u128(number + 1))
+}
+
+/// A segment of so many columns and copies; brick n of a column is brick n.
+pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) -> Segment {
+    let leg = |column: usize, copy: usize| Leg {
+        brick: brick(copy as u128),
+        slice: SliceId(Uuid::from_u128(
+            (number * 1000 + column * 10 + copy + 1) as u128,
+        )),
+        state: LegState::InSync,
+    };
+    let column = |column| Column {
+        legs: (0..copies).map(|copy| leg(column, copy)).collect(),
+        round: 0,
+    };
+    Segment {
+        bytes,
+        columns: (0..columns).map(column).collect(),
+    }
+}
+
+impl Manager {
+    pub(crate) fn new(segments: Vec<Segment>, durability: &str) -> Manager {
+        let layout = Layout {
+            volume: Uuid::nil(),
+            name: "v".parse().expect("a name"),
+            epoch: EpochNumber(1),
+            segments,
+        };
+        Manager(Arc::new(Mutex::new(Store {
+            layout,
+            answering: Answering::Yes,
+            durability: durability.into(),
+            rounds: BTreeMap::new(),
+            attachment: Epoch(0),
+        })))
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        guard(&self.0).layout.clone()
+    }
+
+    pub(crate) fn answer(&self, how: Answering) {
+        guard(&self.0).answering = how;
+    }
+}
+
+impl Store {
+    fn attached(&self) -> Attached {
+        let legs = self
+            .layout
+            .segments
+            .iter()
+            .flat_map(|s| &s.columns)
+            .flat_map(|c| &c.legs);
+        let address = BrickAddress {
+            durability: self.durability.clone(),
+            ..BrickAddress::default()
+        };
+        Attached {
+            layout: self.layout.clone(),
+            bricks: legs.map(|leg| (leg.brick, address.clone())).collect(),
+        }
+    }
+
+    fn hear(&mut self) -> Result<bool, AuthorityError> {
+        match self.answering {
+            Answering::Yes => Ok(true),
+            Answering::No => Err(AuthorityError::Unreachable("out".into())),
+            Answering::Deafly => {
+                self.answering = Answering::Yes;
+                Ok(false)
+            }
+        }
+    }
+
+    fn change(&mut self, change: &LegChange) {
+        let column = &mut self.layout.segments[change.segment].columns[change.column];
+        column.legs[change.leg].state = change.to;
+        let in_sync = column
+            .legs
+            .iter()
+            .filter(|leg| leg.state == LegState::InSync)
+            .count();
+        assert!(in_sync > 0, "the last in-sync leg was left out");
+        let last = self
+            .rounds
+            .entry((change.segment, change.column))
+            .or_default();
+        if in_sync == column.legs.len() {
+            column.round = 0;
+        } else if column.round == 0 {
+            *last = *last % 15 + 1;
+            column.round = *last;
+        }
+    }
+}
+
+impl Authority for Manager {
+    fn attach(&self, _name: &Name, _client: &str) -> Result<Attached, AuthorityError> {
+        let mut store = guard(&self.0);
+        let heard = store.hear()?;
+        store.layout.epoch.0 += 1;
+        store.attachment = store.layout.epoch.into();
+        if heard {
+            Ok(store.attached())
+        } else {
+            Err(AuthorityError::Unreachable("no answer".into()))
+        }
+    }
+
+    fn change_legs(
+        &self,
+        _name: &Name,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let mut store = guard(&self.0);
+        let heard = store.hear()?;
+        if attachment != store.attachment {
+            return Err(AuthorityError::Fenced);
+        }
+        let current = Epoch::from(store.layout.epoch);
+        if current != expected {
+            return Err(AuthorityError::Conflict { current });
+        }
+        changes.iter().for_each(|change| store.change(change));
+        store.layout.epoch.0 += 1;
+        if heard {
+            Ok(store.layout.clone())
+        } else {
+            Err(AuthorityError::Unreachable("no answer".into()))
+        }
+    }
+
+    fn layout(&self, _name: &Name) -> Result<Attached, AuthorityError> {
+        let mut store = guard(&self.0);
+        store.hear()?;
+        Ok(store.attached())
+    }
+
+    fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {
+        Ok(())
+    }
+}

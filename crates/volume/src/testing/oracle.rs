@@ -1,0 +1,182 @@
+//! What a read may return. The unit is a sector: each write fills its sectors
+//! with a number of its own.
+
+use std::collections::BTreeSet;
+
+pub(crate) const SECTOR: u64 = 512;
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    value: u64,
+    completed: u64,
+    channel: usize,
+    order: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub sectors: std::ops::Range<u64>,
+    pub value: u64,
+    pub channel: usize,
+    order: u64,
+}
+
+pub(crate) struct Oracle {
+    sectors: Vec<Vec<Candidate>>,
+    active: Vec<Change>,
+    /// Reads under way: what each of their sectors may return.
+    reads: Vec<(u64, u64, Vec<BTreeSet<u64>>)>,
+    clock: u64,
+}
+
+impl Oracle {
+    pub(crate) fn new(sectors: u64) -> Oracle {
+        let zero = Candidate {
+            value: 0,
+            completed: 0,
+            channel: usize::MAX,
+            order: 0,
+        };
+        Oracle {
+            sectors: vec![vec![zero]; sectors as usize],
+            active: vec![],
+            reads: vec![],
+            clock: 1,
+        }
+    }
+
+    pub(crate) fn begin(
+        &mut self,
+        channel: usize,
+        sectors: std::ops::Range<u64>,
+        value: u64,
+    ) -> u64 {
+        self.clock += 1;
+        for (_, start, allowed) in &mut self.reads {
+            for sector in sectors.clone() {
+                if let Some(at) = sector.checked_sub(*start)
+                    && let Some(set) = allowed.get_mut(at as usize)
+                {
+                    set.insert(value);
+                }
+            }
+        }
+        self.active.push(Change {
+            sectors,
+            value,
+            channel,
+            order: self.clock,
+        });
+        self.clock
+    }
+
+    /// It was acknowledged.
+    pub(crate) fn complete(&mut self, order: u64) {
+        self.clock += 1;
+        let change = self.take(order);
+        for sector in change.sectors.clone() {
+            let own = Candidate {
+                value: change.value,
+                completed: self.clock,
+                channel: change.channel,
+                order,
+            };
+            let sector = &mut self.sectors[sector as usize];
+            // What ended before it began, or came before it on the same
+            // channel, is overwritten.
+            sector.retain(|c| {
+                c.completed >= order && !(c.channel == change.channel && c.order < order)
+            });
+            let later = sector
+                .iter()
+                .any(|c| c.channel == change.channel && c.order > order);
+            if !later {
+                sector.push(own);
+            }
+        }
+    }
+
+    /// It may have happened, or not.
+    pub(crate) fn forget(&mut self, order: u64) {
+        self.clock += 1;
+        let change = self.take(order);
+        for sector in change.sectors.clone() {
+            self.sectors[sector as usize].push(Candidate {
+                value: change.value,
+                completed: u64::MAX,
+                channel: usize::MAX,
+                order,
+            });
+        }
+    }
+
+    /// The client is gone: so may be all it had under way.
+    pub(crate) fn crash(&mut self) {
+        for order in self.active.iter().map(|c| c.order).collect::<Vec<_>>() {
+            self.forget(order);
+        }
+        self.reads.clear();
+        // From now on each sector has one value; which, the next write ends.
+        for candidate in self.sectors.iter_mut().flatten() {
+            candidate.completed = candidate.completed.min(self.clock);
+            candidate.channel = usize::MAX;
+        }
+    }
+
+    fn take(&mut self, order: u64) -> Change {
+        let at = self
+            .active
+            .iter()
+            .position(|c| c.order == order)
+            .expect("active");
+        self.active.swap_remove(at)
+    }
+
+    pub(crate) fn allowed(&self, sector: u64) -> BTreeSet<u64> {
+        let held = self.sectors[sector as usize].iter().map(|c| c.value);
+        let active = self.active.iter().filter(|c| c.sectors.contains(&sector));
+        held.chain(active.map(|c| c.value)).collect()
+    }
+
+    pub(crate) fn begin_read(&mut self, sectors: std::ops::Range<u64>) -> u64 {
+        self.clock += 1;
+        let allowed = sectors.clone().map(|sector| self.allowed(sector)).collect();
+        self.reads.push((self.clock, sectors.start, allowed));
+        self.clock
+    }
+
+    pub(crate) fn end_read(&mut self, number: u64, data: Option<&[u8]>) -> Result<(), String> {
+        let at = self
+            .reads
+            .iter()
+            .position(|r| r.0 == number)
+            .expect("a read");
+        let (_, start, allowed) = self.reads.swap_remove(at);
+        for (at, sector) in data.unwrap_or_default().chunks(SECTOR as usize).enumerate() {
+            let value = value_of(sector)?;
+            if !allowed[at].contains(&value) {
+                return Err(format!(
+                    "sector {} read as {value}, allowed {:?}",
+                    start + at as u64,
+                    allowed[at]
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn fill(value: u64, sectors: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat((sectors * SECTOR / 8) as usize)
+}
+
+pub(crate) fn value_of(sector: &[u8]) -> Result<u64, String> {
+    let mut words = sector
+        .chunks_exact(8)
+        .map(|w| u64::from_le_bytes(w.try_into().expect("8")));
+    let first = words.next().expect("a sector");
+    match words.find(|word| *word != first) {
+        None => Ok(first),
+        Some(other) => Err(format!("a torn sector: {first} and {other}")),
+    }
+}
