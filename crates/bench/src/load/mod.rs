@@ -1,0 +1,233 @@
+//! Drives a workload on a space: threads, queue depth, block size, share of
+//! reads, order; by time or by count; seeded, so that a run can be repeated.
+
+mod random;
+mod worker;
+
+pub(crate) use random::Random;
+pub use worker::Worker;
+pub(crate) use worker::{SOURCE_BYTES, random_bytes, thread_cpu};
+
+use crate::error::BenchError;
+use crate::stats::Latencies;
+use pagemesh_base::space::{REQUEST_BYTES_MAX, REQUESTS_MAX, Space};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Threads of one run: more than any machine this is for has cores.
+pub const THREADS_MAX: usize = 1024;
+
+/// Where the next request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Anywhere, each block as likely as any other.
+    Random,
+    /// To the next block; each thread starts in a part of its own.
+    Sequential,
+}
+
+/// When to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// After this time.
+    Time(Duration),
+    /// After so many operations in all.
+    Operations(u64),
+}
+
+impl Limit {
+    fn from(self, start: Instant) -> (Instant, u64) {
+        match self {
+            Limit::Time(time) => (start + time, u64::MAX),
+            // A year: as good as no end, and far from overflow.
+            Limit::Operations(count) => (start + Duration::from_secs(31_536_000), count),
+        }
+    }
+
+    fn share(self, nth: u64, of: u64) -> Limit {
+        match self {
+            Limit::Time(time) => Limit::Time(time),
+            Limit::Operations(count) => Limit::Operations(count / of + u64::from(nth < count % of)),
+        }
+    }
+}
+
+/// What each thread does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mix {
+    /// Requests in flight per thread.
+    pub queue_depth: usize,
+    /// Bytes per request.
+    pub block_bytes: u32,
+    /// Reads in a hundred requests.
+    pub read_percent: u8,
+    /// Where they go.
+    pub order: Order,
+    /// Whether writes complete only when they are durable.
+    pub durable: bool,
+    /// Where the sequence of requests starts.
+    pub seed: u64,
+    /// Only the first so many bytes of the space; none: all of it.
+    pub span_bytes: Option<u64>,
+}
+
+impl Default for Mix {
+    /// Random writes of 4 KiB, one at a time.
+    fn default() -> Mix {
+        Mix {
+            queue_depth: 1,
+            block_bytes: 4096,
+            read_percent: 0,
+            order: Order::Random,
+            durable: false,
+            seed: 1,
+            span_bytes: None,
+        }
+    }
+}
+
+impl Mix {
+    /// Blocks in the part of a space that is used.
+    fn blocks_of(&self, size_bytes: u64) -> Result<u64, BenchError> {
+        let option = |text: String| Err(BenchError::Option(text));
+        if !(1..=REQUESTS_MAX).contains(&self.queue_depth) {
+            let depth = self.queue_depth;
+            return option(format!(
+                "a queue depth of {depth} is not 1 to {REQUESTS_MAX}"
+            ));
+        }
+        if !(1..=REQUEST_BYTES_MAX).contains(&self.block_bytes) {
+            let bytes = self.block_bytes;
+            return option(format!(
+                "blocks of {bytes} bytes are not 1 to {REQUEST_BYTES_MAX}"
+            ));
+        }
+        if self.read_percent > 100 {
+            return option(format!("{} % reads are more than all", self.read_percent));
+        }
+        let span = self.span_bytes.unwrap_or(size_bytes).min(size_bytes);
+        match span / u64::from(self.block_bytes) {
+            0 => option(format!(
+                "the {span} bytes to be used hold no block of {}; use a larger volume",
+                self.block_bytes
+            )),
+            blocks => Ok(blocks),
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Latencies of reads.
+    pub reads: Latencies,
+    /// Latencies of writes.
+    pub writes: Latencies,
+    /// Of the longest thread.
+    pub wall: Duration,
+    /// CPU time of the threads that submit, kernel time included.
+    pub cpu: Duration,
+    /// Read and written.
+    pub bytes: u64,
+}
+
+impl Outcome {
+    #[inline]
+    fn record(&mut self, read: bool, latency: Duration) {
+        match read {
+            true => self.reads.record(latency),
+            false => self.writes.record(latency),
+        }
+    }
+
+    /// Reads and writes.
+    pub fn operations(&self) -> u64 {
+        self.reads.count() + self.writes.count()
+    }
+
+    /// Operations per second.
+    pub fn rate(&self) -> f64 {
+        self.operations() as f64 / self.wall.as_secs_f64()
+    }
+
+    /// Latencies of both.
+    pub fn all(&self) -> Latencies {
+        let mut all = self.reads.clone();
+        all.merge(&self.writes);
+        all
+    }
+
+    /// Wall time per operation of one thread that never waits for others.
+    pub fn wall_ns_per_operation(&self) -> f64 {
+        self.wall.as_nanos() as f64 / self.operations() as f64
+    }
+
+    /// CPU time per operation.
+    pub fn cpu_ns_per_operation(&self) -> f64 {
+        self.cpu.as_nanos() as f64 / self.operations() as f64
+    }
+
+    fn merge(&mut self, other: &Outcome) {
+        self.reads.merge(&other.reads);
+        self.writes.merge(&other.writes);
+        self.wall = self.wall.max(other.wall);
+        self.cpu += other.cpu;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Runs the same mix on `threads` threads with a channel each; all start
+/// together, after every channel is open.
+///
+/// # Errors
+/// The first thread's error, after all have stopped.
+pub fn run(
+    space: &dyn Space,
+    mix: &Mix,
+    threads: usize,
+    limit: Limit,
+) -> Result<Outcome, BenchError> {
+    if !(1..=THREADS_MAX).contains(&threads) {
+        let text = format!("{threads} threads are not 1 to {THREADS_MAX}");
+        return Err(BenchError::Option(text));
+    }
+    let of = threads as u64;
+    let workers: Result<Vec<Worker>, BenchError> = (0..of)
+        .map(|nth| Worker::open(space, mix, nth, of))
+        .collect();
+    let shares = workers?.into_iter().zip(0..of).map(|(worker, nth)| {
+        let share = limit.share(nth, of);
+        (worker, share)
+    });
+    run_workers(shares.collect())
+}
+
+/// Runs workers that may differ, each on a thread of its own, together.
+///
+/// # Errors
+/// The first failed worker's error, after all have stopped.
+pub(crate) fn run_workers(workers: Vec<(Worker, Limit)>) -> Result<Outcome, BenchError> {
+    let start = Barrier::new(workers.len());
+    let results: Vec<Result<Outcome, BenchError>> = thread::scope(|scope| {
+        let start = &start;
+        let spawn = |(mut worker, limit): (Worker, Limit)| {
+            scope.spawn(move || {
+                start.wait();
+                worker.run(limit)
+            })
+        };
+        let running: Vec<_> = workers.into_iter().map(spawn).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        running.into_iter().map(join).collect()
+    });
+    let mut outcome = Outcome::default();
+    for result in results {
+        outcome.merge(&result?);
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,276 @@
+//! One thread's closed loop over one channel.
+//!
+//! Invariants:
+//! - Exactly `queue_depth` requests are in flight while the limit is not
+//!   reached, none when `run` returns: rounds do not leak into each other.
+//! - Latency is from before `submit` to after the `reap` that brought the
+//!   completion. With a queue depth of one a single clock reading ends one
+//!   operation and starts the next.
+//! - It never spins: when nothing is reaped it waits on the channel's
+//!   descriptors and deadline. Whether to spin is the channel's choice.
+
+use super::random::Random;
+use super::{Limit, Mix, Order, Outcome};
+use crate::error::BenchError;
+use bytes::Bytes;
+use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, Token};
+use popol::{Event, Sources, interest};
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+/// Longer than a volume waits for a lost leg before it fails requests.
+const STALL_MAX: Duration = Duration::from_secs(120);
+/// Bytes that writes are cut from, besides one block: small enough to stay in
+/// the second-level cache, so that the source's memory is not what is measured.
+pub(crate) const SOURCE_BYTES: usize = 256 << 10;
+
+/// A channel and what is driven through it.
+pub struct Worker {
+    channel: Box<dyn Channel>,
+    mix: Mix,
+    random: Random,
+    blocks: u64,
+    next_block: u64,
+    source: Bytes,
+    flights: Vec<Flight>,
+    free: Vec<usize>,
+    completions: Vec<Completion>,
+    waiter: Waiter,
+}
+
+#[derive(Clone, Copy)]
+struct Flight {
+    started: Instant,
+    read: bool,
+}
+
+impl Worker {
+    /// Opens a channel. `nth` of `of` tells threads apart: their seeds, and
+    /// where sequential ones start.
+    ///
+    /// # Errors
+    /// When the options make no sense for the space, or it refuses.
+    pub fn open(space: &dyn Space, mix: &Mix, nth: u64, of: u64) -> Result<Worker, BenchError> {
+        let blocks = mix.blocks_of(space.size_bytes())?;
+        let channel = space
+            .open()
+            .map_err(BenchError::space("opening a channel"))?;
+        let mut random = Random::new(mix.seed ^ nth.wrapping_mul(0xd6e8_feb8_6659_fd93));
+        let source = random_bytes(&mut random, SOURCE_BYTES + mix.block_bytes as usize);
+        let flight = Flight {
+            started: Instant::now(),
+            read: false,
+        };
+        Ok(Worker {
+            channel,
+            mix: mix.clone(),
+            random,
+            blocks,
+            next_block: (u128::from(blocks) * u128::from(nth) / u128::from(of.max(1))) as u64,
+            source: Bytes::from(source),
+            flights: vec![flight; mix.queue_depth],
+            free: (0..mix.queue_depth).rev().collect(),
+            completions: Vec::with_capacity(mix.queue_depth),
+            waiter: Waiter::default(),
+        })
+    }
+
+    /// Changes the share of reads from here on.
+    pub fn set_read_percent(&mut self, read_percent: u8) {
+        self.mix.read_percent = read_percent.min(100);
+    }
+
+    /// Runs to the limit and waits for all completions.
+    ///
+    /// # Errors
+    /// When a request fails, answers what was not asked, or none completes for
+    /// two minutes. The channel is then not to be used any more.
+    pub fn run(&mut self, limit: Limit) -> Result<Outcome, BenchError> {
+        let mut outcome = Outcome::default();
+        let cpu = thread_cpu();
+        let start = Instant::now();
+        match self.mix.queue_depth {
+            1 => self.run_one(start, limit, &mut outcome)?,
+            _ => self.run_many(start, limit, &mut outcome)?,
+        }
+        outcome.wall = start.elapsed();
+        outcome.cpu = thread_cpu().saturating_sub(cpu);
+        outcome.bytes = outcome.operations() * u64::from(self.mix.block_bytes);
+        Ok(outcome)
+    }
+
+    fn run_one(
+        &mut self,
+        start: Instant,
+        limit: Limit,
+        outcome: &mut Outcome,
+    ) -> Result<(), BenchError> {
+        let (end, count) = limit.from(start);
+        let mut now = start;
+        for _ in 0..count {
+            if now >= end {
+                break;
+            }
+            self.submit(0, now);
+            self.reap()?;
+            let read = self.flights[0].read;
+            let completion = self.completions.pop().expect("reap brought one");
+            self.check(completion)?;
+            let ended = Instant::now();
+            outcome.record(read, ended - now);
+            now = ended;
+        }
+        Ok(())
+    }
+
+    fn run_many(
+        &mut self,
+        start: Instant,
+        limit: Limit,
+        outcome: &mut Outcome,
+    ) -> Result<(), BenchError> {
+        let (end, mut count) = limit.from(start);
+        let mut now = start;
+        loop {
+            while count > 0
+                && now < end
+                && let Some(slot) = self.free.pop()
+            {
+                now = Instant::now();
+                self.submit(slot, now);
+                count -= 1;
+            }
+            if self.free.len() == self.flights.len() {
+                return Ok(());
+            }
+            self.reap()?;
+            now = Instant::now();
+            while let Some(completion) = self.completions.pop() {
+                let slot = self.check(completion)?;
+                let Flight { started, read } = self.flights[slot];
+                outcome.record(read, now - started);
+                self.free.push(slot);
+            }
+        }
+    }
+
+    fn submit(&mut self, slot: usize, now: Instant) {
+        let read = match self.mix.read_percent {
+            0 => false,
+            100 => true,
+            percent => self.random.below(100) < u64::from(percent),
+        };
+        self.flights[slot] = Flight { started: now, read };
+        let len = self.mix.block_bytes;
+        let offset = self.next_offset();
+        let request = match read {
+            true => Request::Read { offset, len },
+            false => Request::Write {
+                offset,
+                data: self.next_data(),
+                durable: self.mix.durable,
+            },
+        };
+        self.channel.submit(Token(slot as u64), request);
+    }
+
+    fn next_offset(&mut self) -> u64 {
+        let block = match self.mix.order {
+            Order::Random => self.random.below(self.blocks),
+            Order::Sequential => {
+                let block = self.next_block;
+                self.next_block = (block + 1) % self.blocks;
+                block
+            }
+        };
+        block * u64::from(self.mix.block_bytes)
+    }
+
+    /// Another part of the source each time, on a page boundary.
+    fn next_data(&mut self) -> Bytes {
+        let len = self.mix.block_bytes as usize;
+        let at = self.random.below((SOURCE_BYTES >> 12) as u64 + 1) as usize;
+        self.source.slice(at << 12..(at << 12) + len)
+    }
+
+    /// Brings at least one completion.
+    fn reap(&mut self) -> Result<(), BenchError> {
+        self.channel.reap(&mut self.completions);
+        if !self.completions.is_empty() {
+            return Ok(());
+        }
+        let give_up = Instant::now() + STALL_MAX;
+        while self.completions.is_empty() {
+            self.waiter.wait(self.channel.as_ref(), give_up)?;
+            self.channel.reap(&mut self.completions);
+        }
+        Ok(())
+    }
+
+    /// That it is the end of what was asked; its slot.
+    fn check(&self, completion: Completion) -> Result<usize, BenchError> {
+        let slot = completion.token.0 as usize;
+        let (during, wanted) = match self.flights[slot].read {
+            true => ("a read", self.mix.block_bytes as usize),
+            false => ("a write", 0),
+        };
+        match completion.result {
+            Err(cause) => Err(BenchError::space(during)(cause)),
+            Ok(Reply::Done) if wanted == 0 => Ok(slot),
+            Ok(Reply::Data(data)) if data.len() == wanted => Ok(slot),
+            Ok(_) => Err(BenchError::WrongReply(during)),
+        }
+    }
+}
+
+/// CPU time of the calling thread.
+pub(crate) fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        time.tv_nsec.unsigned_abs() as u32,
+    )
+}
+
+pub(crate) fn random_bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes());
+    words.take(len).collect()
+}
+
+/// Waits for a channel, with buffers that are kept.
+#[derive(Default)]
+struct Waiter {
+    fds: Vec<RawFd>,
+    events: Vec<Event<RawFd>>,
+}
+
+impl Waiter {
+    fn wait(&mut self, channel: &dyn Channel, give_up: Instant) -> Result<(), BenchError> {
+        self.fds.clear();
+        self.events.clear();
+        channel.wait_on(&mut self.fds);
+        let mut sources = Sources::with_capacity(self.fds.len());
+        for fd in &self.fds {
+            sources.register(*fd, fd, interest::READ);
+        }
+        let now = Instant::now();
+        if now >= give_up {
+            return Err(BenchError::Stalled(STALL_MAX.as_secs()));
+        }
+        let until = channel.deadline().map_or(give_up, |at| at.min(give_up));
+        // poll(2) counts milliseconds: a shorter wait would be a spin.
+        let timeout = match until.saturating_duration_since(now) {
+            Duration::ZERO => Duration::ZERO,
+            some => some.max(Duration::from_millis(1)),
+        };
+        match sources.wait_timeout(&mut self.events, timeout) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.kind() {
+                io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
+                _ => Err(BenchError::system("wait for a completion (poll)")(error)),
+            },
+        }
+    }
+}

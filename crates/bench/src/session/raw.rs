@@ -1,0 +1,126 @@
+//! The raw figure: what two copies cost when nothing else is done.
+//!
+//! Pages go to two mapped memories with non-temporal stores and one fence per
+//! page; places are random, sources stay in the cache. What the mapper does in
+//! the same pass is done: the page's CRC32C. Nothing is allocated, recorded or
+//! locked, and no page is faulted in during the measurement.
+
+use crate::error::BenchError;
+use crate::load::{Random, SOURCE_BYTES, random_bytes};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Mapped, Media};
+use std::fs::File;
+use std::path::Path;
+
+/// Something that makes two copies of random pages, each pair fenced.
+pub trait RawCopies {
+    /// Makes `count` pairs of copies.
+    fn copy_pages(&mut self, count: u64);
+
+    /// The memory's durability class.
+    fn class(&self) -> String;
+}
+
+/// Two files of one directory, mapped and touched throughout.
+pub struct RawMemory {
+    sides: [Mapped; 2],
+    pages: u64,
+    sources: Vec<[u8; PAGE_BYTES]>,
+    random: Random,
+}
+
+impl RawMemory {
+    /// Maps two unnamed files of `bytes` each, whole pages, in `dir`: the
+    /// directory the pools are in, so that the memory is of the same kind.
+    ///
+    /// # Errors
+    /// When the files cannot be made, or there is no room for them.
+    pub fn create(dir: &Path, bytes: usize) -> Result<RawMemory, BenchError> {
+        let mut random = Random::new(7);
+        let page = |_| {
+            let bytes = random_bytes(&mut random, PAGE_BYTES);
+            bytes.try_into().expect("as many bytes as a page has")
+        };
+        let sources: Vec<[u8; PAGE_BYTES]> = (0..SOURCE_BYTES / PAGE_BYTES).map(page).collect();
+        let memory = RawMemory {
+            sides: [map(dir, bytes)?, map(dir, bytes)?],
+            pages: (bytes / PAGE_BYTES) as u64,
+            sources,
+            random,
+        };
+        for page in 0..memory.pages as usize {
+            memory.copy(page, page, page);
+        }
+        Ok(memory)
+    }
+
+    #[inline]
+    fn copy(&self, source: usize, left: usize, right: usize) -> u32 {
+        let [first, second] = &self.sides;
+        let targets = [(first, left * PAGE_BYTES), (second, right * PAGE_BYTES)];
+        let source = &self.sources[source % self.sources.len()];
+        let (crc, stores) = Mapped::stream_page(&targets, source);
+        let _fenced = Mapped::fence_each(&[first, second], stores);
+        crc
+    }
+}
+
+fn map(dir: &Path, bytes: usize) -> Result<Mapped, BenchError> {
+    let cannot = || {
+        let text = format!("make a file of {bytes} bytes in {}", dir.display());
+        BenchError::system(text)
+    };
+    let file: File = tempfile::tempfile_in(dir).map_err(cannot())?;
+    // Allocated, not only sized: a full file system is an error here, not a
+    // SIGBUS later.
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
+        .map_err(|errno| cannot()(errno.into()))?;
+    Mapped::new(file, bytes).map_err(|cause| BenchError::Map {
+        path: dir.to_owned(),
+        cause,
+    })
+}
+
+impl RawCopies for RawMemory {
+    fn copy_pages(&mut self, count: u64) {
+        let mut crcs = 0;
+        for _ in 0..count {
+            let source = self.random.below(self.sources.len() as u64) as usize;
+            let left = self.random.below(self.pages) as usize;
+            let right = self.random.below(self.pages) as usize;
+            crcs ^= self.copy(source, left, right);
+        }
+        std::hint::black_box(crcs);
+    }
+
+    fn class(&self) -> String {
+        self.sides[0].durability().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_get_copies_of_sources() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut memory = RawMemory::create(dir.path(), 64 * PAGE_BYTES).expect("memory");
+        memory.copy_pages(100);
+        for side in &memory.sides {
+            for page in 0..64 {
+                let mut bytes = [0; PAGE_BYTES];
+                side.read(page * PAGE_BYTES, &mut bytes);
+                assert!(memory.sources.contains(&bytes), "page {page}");
+            }
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_named() {
+        let error = RawMemory::create(Path::new("/nonexistent/pagemesh"), 4096).err();
+        let text = error.map(|e| e.to_string()).unwrap_or_default();
+        assert!(text.contains("/nonexistent/pagemesh"), "{text}");
+    }
+}
