@@ -5,11 +5,10 @@
 //! the generation that came later than the answer, so that a leg which was
 //! left out meanwhile cannot serve an old page.
 
-use crate::connector::Connector;
 use crate::engine::{Engine, Outbox};
-use crate::hub::{Hub, Join, Link, Member, Note, guard};
+use crate::hub::{Hub, Link, Member, Note};
 use crate::keeper::{Event, Mailbox};
-use crate::limits::{CHANNELS_MAX, OPEN_TRIES_MAX};
+use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, LockRange};
 use crate::mapped::MappedLeg;
 use crate::status::Count;
@@ -193,9 +192,8 @@ impl Core {
         mailbox: Arc<Mailbox>,
         member: Arc<Member>,
         number: u32,
-        (generation, view): (u64, Arc<View>),
-        links: Vec<Link>,
     ) -> Core {
+        let (generation, view) = hub.view();
         let ports = Ports {
             hub,
             mailbox,
@@ -211,7 +209,7 @@ impl Core {
             ports,
             member,
             generation,
-            arrived: links,
+            arrived: vec![],
             answers: vec![],
             reaped: vec![],
         };
@@ -406,75 +404,22 @@ impl Channel for VolumeChannel {
     }
 }
 
-/// Connects a new channel to every leg of the present view. Blocks.
-pub(crate) fn open(
-    hub: &Arc<Hub>,
-    mailbox: &Arc<Mailbox>,
-    connector: &dyn Connector,
-) -> Result<VolumeChannel, SpaceError> {
+/// Opens a channel. The keeper connects it; requests wait until it has.
+pub(crate) fn open(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Result<VolumeChannel, SpaceError> {
+    if hub.view().1.fenced {
+        return Err(SpaceError::Fenced);
+    }
     let member = Member::new()
         .map_err(|error| SpaceError::Unavailable(format!("no channel could be opened: {error}")))?;
     let member = Arc::new(member);
-    let mut links = vec![];
-    for _ in 0..OPEN_TRIES_MAX {
-        let (generation, view) = hub.view();
-        if view.fenced {
-            return Err(SpaceError::Fenced);
-        }
-        connect(hub, mailbox, connector, &view, &member, &mut links);
-        let number = match hub.join(&member, generation) {
-            Join::Member(number) => number,
-            Join::Changed => continue,
-            Join::Full => {
-                return Err(SpaceError::Unavailable(format!(
-                    "the volume has {CHANNELS_MAX} channels already; close some"
-                )));
-            }
-        };
-        let (hub, seen) = (Arc::clone(hub), (generation, view));
-        let core = Core::new(hub, Arc::clone(mailbox), member, number, seen, links);
-        return Ok(VolumeChannel::new(core, Arc::clone(mailbox)));
-    }
-    Err(SpaceError::Unavailable(
-        "the volume's layout keeps changing; open the channel again".into(),
-    ))
-}
-
-/// Makes the connections that a view needs and the member does not have.
-fn connect(
-    hub: &Hub,
-    mailbox: &Mailbox,
-    connector: &dyn Connector,
-    view: &View,
-    member: &Member,
-    links: &mut Vec<Link>,
-) {
-    for (column, picture) in view.columns.iter().enumerate() {
-        for (leg, wanted) in picture.legs.iter().enumerate() {
-            let serial = wanted.serial;
-            let have = guard(&member.links).insert((column, leg), serial);
-            if serial == 0 || have == Some(serial) {
-                continue;
-            }
-            let address = guard(&hub.bricks).get(&wanted.brick).cloned();
-            let address = address.unwrap_or_default();
-            match connector.connect(wanted.brick, &address, wanted.slice, view.epoch) {
-                Ok(connection) => links.push(Link {
-                    column,
-                    leg,
-                    serial,
-                    connection,
-                }),
-                // The keeper sees to it; requests wait until it has.
-                Err(error) => mailbox.post(Event::Lost {
-                    column,
-                    leg,
-                    serial,
-                    why: error.to_string(),
-                }),
-            }
-        }
-    }
+    let number = hub.join(&member).ok_or_else(|| {
+        SpaceError::Unavailable(format!(
+            "the volume has {CHANNELS_MAX} channels already; close some"
+        ))
+    })?;
+    let core = Core::new(Arc::clone(hub), Arc::clone(mailbox), member, number);
+    mailbox.post(Event::Joined);
+    Ok(VolumeChannel::new(core, Arc::clone(mailbox)))
 }
 
 impl Drop for VolumeChannel {

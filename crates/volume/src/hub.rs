@@ -3,14 +3,12 @@
 //! Invariants: a view is replaced as a whole, and its generation rises after
 //! it is in place; nothing here blocks but for a look at a short list.
 
-use crate::authority::BrickAddress;
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
 use crate::status::Tally;
 use crate::view::View;
 use crate::wake::Wake;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::Leg;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -73,8 +71,6 @@ pub(crate) struct Hub {
     pub locks: RangeLocks,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
-    /// Where the bricks are.
-    pub bricks: Mutex<BTreeMap<BrickId, BrickAddress>>,
 }
 
 impl Hub {
@@ -87,7 +83,6 @@ impl Hub {
             locks: RangeLocks::new(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
-            bricks: Mutex::default(),
         }
     }
 
@@ -157,31 +152,16 @@ impl Hub {
         }
     }
 
-    /// A number for a new member, if there is room and the picture that it
-    /// connected by is still the present one.
-    pub(crate) fn join(&self, member: &Arc<Member>, generation: u64) -> Join {
+    /// A number for a new member, if there is room.
+    pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
         let mut members = guard(&self.members);
-        if self.generation() != generation {
-            return Join::Changed;
-        }
-        let numbers = KEEPER + 1..=KEEPER + CHANNELS_MAX as u32;
-        let mut free = numbers.filter(|number| !members.contains_key(number));
-        match free.next() {
-            Some(number) => {
-                members.insert(number, Arc::clone(member));
-                Join::Member(number)
-            }
-            None => Join::Full,
-        }
+        let mut numbers = KEEPER + 1..=KEEPER + CHANNELS_MAX as u32;
+        let number = numbers.find(|number| !members.contains_key(number))?;
+        members.insert(number, Arc::clone(member));
+        Some(number)
     }
 
     pub(crate) fn leave(&self, number: u32) {
         guard(&self.members).remove(&number);
     }
-}
-
-pub(crate) enum Join {
-    Member(u32),
-    Changed,
-    Full,
 }

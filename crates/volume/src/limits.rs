@@ -23,8 +23,6 @@ pub const REPAIRS_MAX: usize = 16;
 pub const UNFLUSHED_MAX: usize = 512;
 /// Channels of one volume: each takes a session on every brick.
 pub const CHANNELS_MAX: usize = 64;
-/// How often opening a channel starts over because the layout changed.
-pub const OPEN_TRIES_MAX: u32 = 16;
 
 /// First wait before the manager is asked again.
 pub const MANAGER_RETRY_MIN: Duration = Duration::from_millis(20);

@@ -79,7 +79,6 @@ pub struct Volume {
     name: Name,
     hub: Arc<Hub>,
     mailbox: Arc<Mailbox>,
-    connector: Arc<dyn Connector>,
     keeper: Option<JoinHandle<()>>,
 }
 
@@ -134,7 +133,7 @@ impl Volume {
             name: name.clone(),
             client: client.to_owned(),
             authority,
-            connector: Arc::clone(&connector),
+            connector,
             mailbox: Arc::clone(&mailbox),
         };
         let poll = Poll::new().map_err(system)?;
@@ -152,7 +151,6 @@ impl Volume {
             name: name.clone(),
             hub,
             mailbox,
-            connector,
             keeper,
         };
         let failure = match told.recv() {
@@ -248,7 +246,7 @@ impl Space for Volume {
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
-        let channel = channel::open(&self.hub, &self.mailbox, &*self.connector)?;
+        let channel = channel::open(&self.hub, &self.mailbox)?;
         Ok(Box::new(channel))
     }
 }

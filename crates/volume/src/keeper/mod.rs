@@ -49,6 +49,8 @@ pub(crate) enum Event {
         serial: u64,
         why: String,
     },
+    /// A channel was opened, and needs connections.
+    Joined,
     /// A leg has a higher epoch than this client holds.
     Fenced,
     /// A channel was dropped with changes under way.

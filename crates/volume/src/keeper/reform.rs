@@ -13,8 +13,10 @@ use crate::hub::{KEEPER, Link, Member, Note};
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN};
 use crate::status::Count;
 use crate::view::{Gate, View};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{SliceError, SliceRequest};
+use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use std::time::Duration;
 pub(super) const CONNECTS_MAX: usize = 16;
 
 pub(super) async fn run(state: Rc<State>) {
+    state.spawn(Box::pin(say_changes(Rc::clone(&state))));
     while !state.is_over() {
         let due = || state.is_over() || is_due(&state) || !untended(&state).is_empty();
         state.until(due).await;
@@ -31,6 +34,24 @@ pub(super) async fn run(state: Rc<State>) {
         if !state.is_over() && is_due(&state) {
             reform(&state).await;
         }
+    }
+}
+
+/// Has the authority change the legs. Beside everything else: columns that do
+/// not need its word do not wait for it.
+async fn say_changes(state: Rc<State>) {
+    while !state.is_over() {
+        state
+            .until(|| {
+                let model = state.model();
+                let waits = model.retry_at > state.now();
+                if waits {
+                    state.wake_at(model.retry_at);
+                }
+                model.fenced || state.closing.get() || !waits && !model.wanted_changes().is_empty()
+            })
+            .await;
+        change_legs(&state).await;
     }
 }
 
@@ -72,11 +93,6 @@ fn tend(state: &Rc<State>) {
 
 fn is_due(state: &State) -> bool {
     let model = state.model();
-    if model.retry_at > state.now() {
-        state.wake_at(model.retry_at);
-    } else if !model.wanted_changes().is_empty() {
-        return true;
-    }
     for column in &model.columns {
         if let (Gate::Down, Some(since)) = (column.gate, column.down_since) {
             state.wake_at(since + DOWN_LIMIT);
@@ -84,14 +100,19 @@ fn is_due(state: &State) -> bool {
                 return true;
             }
         }
-        let told = (model.epoch(), column.told_round());
-        let behind = |leg: &LegKeep| leg.is_written() && leg.raised != Some(told);
-        let connected = |leg: &&LegKeep| leg.control.is_some();
-        if can_settle(column) || column.legs.iter().filter(connected).any(behind) {
+        if can_settle(column) || is_behind(column, model.epoch()) {
             return true;
         }
     }
-    model.view() != *state.hub.view().1
+    state.joined.get() || model.view() != *state.hub.view().1
+}
+
+/// Whether a leg has yet to hear of the present epoch and round.
+fn is_behind(column: &ColumnKeep, epoch: Epoch) -> bool {
+    let told = (epoch, column.told_round());
+    let written = column.legs.iter().filter(|leg| leg.is_written());
+    let mut connected = written.filter(|leg| leg.control.is_some());
+    connected.any(|leg| leg.raised != Some(told))
 }
 
 fn can_settle(column: &ColumnKeep) -> bool {
@@ -100,7 +121,6 @@ fn can_settle(column: &ColumnKeep) -> bool {
 
 /// One pass. What fails is noted in the model, and is due again.
 pub(super) async fn reform(state: &State) {
-    change_legs(state).await;
     if state.is_over() || !raise_all(state).await {
         return;
     }
@@ -114,6 +134,8 @@ pub(super) async fn reform(state: &State) {
     fail_what_waited_too_long(state);
     if equip(state).await {
         publish(state);
+    } else {
+        state.joined.set(true);
     }
 }
 
@@ -129,7 +151,7 @@ fn fail_what_waited_too_long(state: &State) {
     }
 }
 
-async fn change_legs(state: &State) {
+pub(super) async fn change_legs(state: &State) {
     let (changes, uncertain) = {
         let model = state.model();
         (model.wanted_changes(), model.uncertain)
@@ -235,8 +257,11 @@ pub(super) fn lost_if_gone(state: &State, column: usize, leg: usize, error: &Sli
     }
 }
 
-/// Places of connections that the view needs and a member does not have.
-fn missing(view: &View, member: &Member) -> Vec<(usize, usize, u64)> {
+/// Column, leg and serial of a connection.
+type Seat = (usize, usize, u64);
+
+/// Connections that the view needs and a member does not have.
+fn missing(view: &View, member: &Member) -> Vec<Seat> {
     let links = crate::hub::guard(&member.links);
     let mut all = vec![];
     for (column, picture) in view.columns.iter().enumerate() {
@@ -249,8 +274,17 @@ fn missing(view: &View, member: &Member) -> Vec<(usize, usize, u64)> {
     all
 }
 
+type Wanted = (Arc<Member>, Seat);
+
+/// A connection for a member, not handed over yet.
+struct Fresh {
+    member: Arc<Member>,
+    link: Link,
+}
+
 /// Gives every channel the connections that the next view needs.
 async fn equip(state: &State) -> bool {
+    state.joined.set(false);
     let view = state.model().view();
     let members: Vec<Arc<Member>> = {
         let members = crate::hub::guard(&state.hub.members);
@@ -264,29 +298,78 @@ async fn equip(state: &State) -> bool {
         }
     }
     for batch in wanted.chunks(CONNECTS_MAX) {
-        let start =
-            |(_, (column, leg, _)): &(_, (usize, usize, u64))| state.start_connect(*column, *leg);
-        let calls: Vec<u64> = batch.iter().map(start).collect();
-        let mut all = true;
-        for ((member, (column, leg, serial)), call) in batch.iter().zip(calls) {
-            let (column, leg, serial) = (*column, *leg, *serial);
-            match state.connected(call).await {
-                Ok(connection) => {
-                    crate::hub::guard(&member.links).insert((column, leg), serial);
-                    member.tell(Note::Link(Link {
-                        column,
-                        leg,
-                        serial,
-                        connection,
-                    }));
+        let Some(fresh) = connect(state, batch).await else {
+            return false;
+        };
+        if !vouch(state, &fresh).await {
+            return false;
+        }
+        for Fresh { member, link } in fresh {
+            let place = (link.column, link.leg);
+            crate::hub::guard(&member.links).insert(place, link.serial);
+            member.tell(Note::Link(link));
+        }
+    }
+    true
+}
+
+async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
+    let places = batch.iter().map(|(_, place)| place);
+    let calls: Vec<u64> = places
+        .map(|&(column, leg, _)| state.start_connect(column, leg))
+        .collect();
+    let mut fresh = Some(vec![]);
+    for ((member, (column, leg, serial)), call) in batch.iter().zip(calls) {
+        let (column, leg, serial) = (*column, *leg, *serial);
+        match state.connected(call).await {
+            Ok(connection) => {
+                let link = Link {
+                    column,
+                    leg,
+                    serial,
+                    connection,
+                };
+                let member = Arc::clone(member);
+                if let Some(fresh) = &mut fresh {
+                    fresh.push(Fresh { member, link });
                 }
-                Err(error) => {
-                    all = false;
+            }
+            Err(error) => {
+                fresh = None;
+                if state.serial(column, leg) == serial {
                     failed(state, column, leg, &error);
                 }
             }
         }
-        if !all {
+    }
+    fresh
+}
+
+/// A brick that was restarted may have lost what it had not flushed, and takes
+/// connections all the same. That the keeper's own connection, which is older,
+/// still answers shows that it is the same life of the brick.
+async fn vouch(state: &State, fresh: &[Fresh]) -> bool {
+    let mut places: Vec<Seat> = fresh
+        .iter()
+        .map(|fresh| (fresh.link.column, fresh.link.leg, fresh.link.serial))
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    for (column, leg, serial) in places {
+        let control = {
+            let model = state.model();
+            let keep = &model.columns[column].legs[leg];
+            keep.control.clone().filter(|_| keep.serial == serial)
+        };
+        let Some(control) = control else {
+            return false;
+        };
+        let len = PAGE_BYTES as u64;
+        let request = SliceRequest::Extents { offset: 0, len };
+        if let Err(error) = control.ask(state, request).await {
+            if state.serial(column, leg) == serial {
+                failed(state, column, leg, &error);
+            }
             return false;
         }
     }
@@ -295,15 +378,21 @@ async fn equip(state: &State) -> bool {
 
 /// Channels see it, if nothing has changed since they were equipped for it.
 fn publish(state: &State) {
-    let view = state.model().view();
-    if view == *state.hub.view().1 {
-        return;
-    }
+    let view = {
+        let model = state.model();
+        let epoch = model.epoch();
+        if model.columns.iter().any(|column| is_behind(column, epoch)) {
+            return;
+        }
+        model.view()
+    };
     let ready = |members: &BTreeMap<u32, Arc<Member>>| {
         let mut channels = members.iter().filter(|(number, _)| **number != KEEPER);
         channels.all(|(_, member)| missing(&view, member).is_empty())
     };
-    state.hub.publish_if(view.clone(), ready);
+    if !state.hub.publish_if(view.clone(), ready) {
+        state.joined.set(true);
+    }
     state.act();
     state.touched.set(true);
 }

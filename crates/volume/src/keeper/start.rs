@@ -56,6 +56,7 @@ async fn attach(state: &State) -> Result<(), AttachFailure> {
             return Err(AttachFailure::Fenced);
         }
         check_sources(state)?;
+        reform::change_legs(state).await;
         reform::reform(state).await;
         if is_serving(state) {
             return Ok(());

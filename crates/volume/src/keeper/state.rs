@@ -30,6 +30,8 @@ pub(super) struct State {
     pub activity: Cell<u64>,
     /// The status is to be reported anew.
     pub touched: Cell<bool>,
+    /// Channels have come that lack connections.
+    pub joined: Cell<bool>,
     model: RefCell<Model>,
     calls: RefCell<BTreeMap<u64, Option<Outcome>>>,
     next_id: Cell<u64>,
@@ -51,6 +53,7 @@ impl State {
             deadline: Cell::default(),
             activity: Cell::default(),
             touched: Cell::new(true),
+            joined: Cell::default(),
             model: RefCell::default(),
             calls: RefCell::default(),
             next_id: Cell::default(),
@@ -105,6 +108,7 @@ impl State {
                 why,
             } => self.lose_if(column, leg, serial, &why),
             Event::Fenced => self.fence(),
+            Event::Joined => self.joined.set(true),
             Event::Called(id, outcome) => {
                 if let Some(slot) = self.calls.borrow_mut().get_mut(&id) {
                     *slot = Some(outcome);
@@ -199,7 +203,6 @@ impl State {
 
     /// Takes over where bricks are.
     pub(super) fn adopt_addresses(&self, bricks: BTreeMap<BrickId, BrickAddress>) {
-        crate::hub::guard(&self.hub.bricks).clone_from(&bricks);
         self.edit().bricks = bricks;
     }
 
@@ -236,14 +239,17 @@ impl State {
     // What happens to legs.
 
     fn lose_if(&self, column: usize, leg: usize, serial: u64, why: &str) {
-        let current = {
-            let model = self.model();
-            let keep = model.columns.get(column).and_then(|c| c.legs.get(leg));
-            keep.is_some_and(|keep| keep.serial == serial)
-        };
-        if current {
+        if self.serial(column, leg) == serial {
             self.lose(column, leg, why);
         }
+    }
+
+    /// The serial of a leg's connections, 0 if it has none.
+    pub(super) fn serial(&self, column: usize, leg: usize) -> u64 {
+        let model = self.model();
+        let keep = model.columns.get(column).and_then(|c| c.legs.get(leg));
+        keep.filter(|keep| keep.control.is_some())
+            .map_or(0, |keep| keep.serial)
     }
 
     /// A leg cannot be reached, or cannot go on.

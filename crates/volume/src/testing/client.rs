@@ -80,7 +80,7 @@ impl Client {
     }
 
     pub(crate) fn open(&self) -> VolumeChannel {
-        channel::open(&self.hub, &self.mailbox, &self.fabric).expect("a channel")
+        channel::open(&self.hub, &self.mailbox).expect("a channel")
     }
 
     pub(crate) fn status(&self) -> VolumeStatus {

@@ -211,9 +211,10 @@ impl Life {
             ));
             match (pending, completion.result) {
                 (Pending::Change(order), Ok(Reply::Done)) => self.oracle.complete(order),
-                (Pending::Change(order), Err(SpaceError::Unavailable(_))) => {
-                    self.oracle.forget(order)
-                }
+                (
+                    Pending::Change(order),
+                    Err(SpaceError::Unavailable(_) | SpaceError::NoSpace(_)),
+                ) => self.oracle.forget(order),
                 (Pending::Read(number), Ok(Reply::Data(data))) => {
                     self.oracle
                         .end_read(number, Some(&data))
@@ -230,7 +231,7 @@ impl Life {
 
     fn fault(&mut self) {
         let number = brick(u128::from(self.dice.roll(self.copies as u64)));
-        match self.dice.roll(8) {
+        match self.dice.roll(9) {
             0 | 1 if self.may_kill() => guard(&self.fabric.0).kill(number),
             2..=4 => guard(&self.fabric.0).restart(number),
             5 => {
@@ -244,6 +245,11 @@ impl Life {
             6 => {
                 let how = [Answering::No, Answering::Deafly, Answering::Yes];
                 self.manager.answer(how[self.dice.roll(3) as usize]);
+            }
+            7 => {
+                let mut bricks = guard(&self.fabric.0);
+                let full = self.dice.one_in(2);
+                bricks.bricks.get_mut(&number).expect("brick").full = full;
             }
             _ => self.manager.answer(Answering::Yes),
         }
@@ -325,6 +331,10 @@ impl Life {
         self.manager.answer(Answering::Yes);
         let mut bricks = guard(&self.fabric.0);
         (0..self.copies).for_each(|copy| bricks.restart(brick(copy as u128)));
+        bricks
+            .bricks
+            .values_mut()
+            .for_each(|brick| brick.full = false);
     }
 
     fn rest(&mut self) {
@@ -333,7 +343,9 @@ impl Life {
             self.background();
             (0..self.threads.len()).for_each(|at| self.reap(at));
             let calm = self.threads.iter().all(|t| t.pending.is_empty());
-            if calm && self.client.status().state == VolumeState::Healthy {
+            // Channels that were dropped end their changes, too.
+            let ended = guard(&self.client.hub.members).len() == self.threads.len() + 1;
+            if calm && ended && self.client.status().state == VolumeState::Healthy {
                 return;
             }
         }
