@@ -15,7 +15,7 @@
 //! space does.
 
 use crate::in_flight::{InFlight, Outcome, Progress};
-use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_GAP_US, SPIN_US};
+use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
 use crate::negotiation::{Session, Violation};
 use crate::outbox::Outbox;
 use crate::plan::{Plan, plan};
@@ -67,6 +67,8 @@ pub(crate) struct Connection {
     completions: Vec<Completion>,
     outbox: Outbox,
     spin: Spin,
+    /// Requests answered since the last wait.
+    served: u64,
     descriptors: Vec<RawFd>,
     /// Whether the socket may have bytes.
     readable: bool,
@@ -100,6 +102,7 @@ impl Connection {
             completions: Vec::new(),
             outbox: Outbox::default(),
             spin: Spin::new(),
+            served: 0,
             descriptors: Vec::new(),
             readable: true,
             unparsed: true,
@@ -274,6 +277,7 @@ impl Connection {
     }
 
     fn reply(&mut self, cookie: u64, outcome: Outcome) {
+        self.served += 1;
         self.outbox.put(self.session.structured, cookie, outcome);
     }
 
@@ -312,30 +316,25 @@ impl Connection {
     }
 
     fn may_spin(&mut self) -> bool {
-        self.ending.is_none() && self.outbox.is_empty() && self.spin.is_worth_it()
+        let served = std::mem::take(&mut self.served);
+        self.ending.is_none()
+            && self.outbox.is_empty()
+            && self.spin.is_worth_it(Instant::now(), served)
     }
 
     /// Tries for a short while to receive or reap. True if it brought
     /// something.
     fn spin(&mut self) -> bool {
-        let start = Instant::now();
-        let mut last = start;
-        let mut alone = true;
-        loop {
-            let found =
-                (self.may_receive() && self.receive()) || (self.in_flight.len() > 0 && self.reap());
-            if found && alone {
-                self.spin.hit();
+        let until = Instant::now() + Duration::from_micros(SPIN_US);
+        while Instant::now() < until {
+            if self.may_receive() && self.receive() {
                 return true;
             }
-            let now = Instant::now();
-            alone &= now.duration_since(last) < Duration::from_micros(SPIN_GAP_US);
-            last = now;
-            if found || !alone || now.duration_since(start) >= Duration::from_micros(SPIN_US) {
-                self.spin.miss();
-                return found;
+            if self.in_flight.len() > 0 && self.reap() {
+                return true;
             }
         }
+        false
     }
 
     /// Waits until something can be done.

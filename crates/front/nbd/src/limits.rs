@@ -51,17 +51,18 @@ pub(crate) const ZEROES_BYTES: usize = 1 << 20;
 /// Microseconds of trying to receive before sleeping. A client at depth one
 /// comes back in 5 to 15; a sleep and a wake-up cost about as much.
 pub(crate) const SPIN_US: u64 = 40;
-/// Microseconds between two tries of a spin beyond which the processor was
-/// taken away in between, so somebody else needs it.
-pub(crate) const SPIN_GAP_US: u64 = 25;
-/// Spins in a row that found nothing, after which none is tried for a while.
-pub(crate) const SPIN_MISSES_MAX: u32 = 3;
-/// Waits without a spin after the first such series; each doubles the next.
-pub(crate) const SPIN_PAUSE_MIN: u32 = 32;
-/// The most waits without a spin.
-pub(crate) const SPIN_PAUSE_MAX: u32 = 8192;
-/// Spins in a row that paid, after which a pause is short again.
-pub(crate) const SPIN_HITS_TRUSTED: u32 = 64;
+/// Waits of each trial with and without spinning: a few milliseconds of work.
+pub(crate) const SPIN_TRIAL_WAITS: u32 = 128;
+/// Waits after a pair of trials, until the next; doubled each time the answer
+/// is the same, so that the worse way is tried for less than one percent.
+pub(crate) const SPIN_RUN_MIN: u32 = 1024;
+/// The most waits between two pairs of trials.
+pub(crate) const SPIN_RUN_MAX: u32 = 16 << 10;
+/// By how much spinning must be faster to be worth the processor.
+pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
+/// What counts of a longer time between two waits in a trial: beyond a slice
+/// of the processor it is the client's pause and says nothing.
+pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
 /// Connections that the kernel queues before `accept`.
 pub(crate) const BACKLOG: i32 = 128;
 /// How long accepting rests when descriptors or memory ran out.
