@@ -84,7 +84,10 @@ impl Brick {
     fn keep_house(&self) {
         while !self.stopping.load(Ordering::Acquire) {
             let seen = self.view.control().rung();
-            match self.pool().tend() {
+            // In a statement of its own: the pool must not stay locked while
+            // the housekeeper sleeps.
+            let tended = self.pool().tend();
+            match tended {
                 Ok(true) => continue,
                 Ok(false) => self.view.control().await_bell(seen, None),
                 Err(cause) => {

@@ -133,6 +133,7 @@ pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
         checkpoint: Seq(1),
         used_frames: 0,
         objects_end: 0,
+        lanes_end: OWN + 1,
         heads: vec![0; geometry.lanes as usize],
         geometry,
     };
@@ -490,6 +491,12 @@ impl<M: Media> Pool<M> {
             .lanes
             .free_number()
             .ok_or(ObjectError::SessionsFull(count - 1))?;
+        if number >= self.block.lanes_end {
+            // Recovery must know of the lane before anything is in it.
+            self.block.lanes_end = number + 1;
+            self.block.generation += 1;
+            write_superblock(&*self.view.data, &self.block).map_err(PoolError::from)?;
+        }
         self.lanes.open(&self.view, number, pid, start_time);
         self.refill(number);
         Ok(number)

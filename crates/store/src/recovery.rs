@@ -112,7 +112,7 @@ pub(crate) fn recover<M: Media>(
     let mut overflowed = Vec::new();
     let mut stores = Vec::new();
     let mut summary = Recovered::default();
-    for number in 0..block.geometry.lanes {
+    for number in 0..block.lanes_end {
         let mut lane = lane_of(&block, number);
         let scan = match ordered {
             true => lane.recover(media)?,

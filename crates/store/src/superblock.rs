@@ -33,6 +33,8 @@ pub struct Superblock {
     pub used_frames: u64,
     /// Entries of the object table from here on were never used.
     pub objects_end: u32,
+    /// Lanes from here on were never used: recovery does not read them.
+    pub lanes_end: u32,
     /// The pool's plan.
     pub geometry: Geometry,
     /// Each lane's first retained line, as an absolute position.
@@ -92,6 +94,7 @@ impl Superblock {
         put(&mut page, 72, self.geometry.lane_bytes.to_le_bytes());
         put(&mut page, 80, self.used_frames.to_le_bytes());
         put(&mut page, 88, self.objects_end.to_le_bytes());
+        put(&mut page, 92, self.lanes_end.to_le_bytes());
         for (head, at) in self.heads.iter().zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
@@ -123,11 +126,13 @@ impl Superblock {
             ));
         }
         let (used_frames, objects_end) = (get_u64(page, 80), get_u32(page, 88));
+        let lanes_end = get_u32(page, 92);
         if used_frames > geometry.frames.len / PAGE_BYTES as u64
             || objects_end > geometry.object_count()
+            || lanes_end > geometry.lanes
         {
             return Err(BadSuperblock::Contradiction(
-                "it counts more frames or objects than there are",
+                "it counts more frames, objects or lanes than there are",
             ));
         }
         let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
@@ -139,6 +144,7 @@ impl Superblock {
             checkpoint: Seq(get_u64(page, 48)),
             used_frames,
             objects_end,
+            lanes_end,
             geometry,
             heads: heads.map(|at| get_u64(page, at)).collect(),
         })
@@ -184,6 +190,7 @@ mod tests {
             checkpoint: Seq(generation * 10),
             used_frames: 3,
             objects_end: 1,
+            lanes_end: 2,
             geometry,
             heads: (0..u64::from(geometry.lanes)).collect(),
         }

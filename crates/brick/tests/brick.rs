@@ -1,0 +1,355 @@
+//! Bricks on real files: workers, epochs, rounds, what a dead connection
+//! leaves, and files that are no pools.
+
+use bytes::Bytes;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{
+    BrickControl, InFlight, Run, SliceError, SliceReply, SliceRequest, Stamp,
+};
+use pagemesh_base::space::Extent;
+use pagemesh_brick::brick::{Brick, Housekeeper};
+use pagemesh_brick::file::{self, FileError};
+use pagemesh_brick::worker::Worker;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tempfile::TempDir;
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(5));
+const SIZE: u64 = 4 << 20;
+
+struct Home {
+    directory: TempDir,
+}
+
+impl Home {
+    /// On memory or on a disk: classes `process` and `file-sync`.
+    fn new(parent: &str) -> Home {
+        let home = Home {
+            directory: tempfile::tempdir_in(parent).expect("a directory"),
+        };
+        file::create(&home.path(), 16 << 20).expect("a pool");
+        home
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("pool")
+    }
+
+    fn open(&self) -> (Arc<Brick>, Housekeeper) {
+        let (brick, keeper, _) = Brick::open(&self.path()).expect("a brick");
+        (brick, keeper)
+    }
+}
+
+fn stamp(epoch: u32, op: u64) -> Stamp {
+    Stamp {
+        epoch: Epoch(epoch),
+        op,
+        open: 0,
+    }
+}
+
+fn write(offset: u64, data: Vec<u8>, stamp: Stamp) -> SliceRequest {
+    SliceRequest::Write {
+        offset,
+        data: Bytes::from(data),
+        stamp,
+    }
+}
+
+fn worker(brick: &Arc<Brick>, epoch: u32) -> Worker {
+    let mut worker = Worker::open(brick, 1, 1).expect("a session");
+    assert_eq!(worker.attach(SLICE, Epoch(epoch)), Ok(0));
+    worker
+}
+
+#[track_caller]
+fn check(worker: &mut Worker, request: SliceRequest, expected: Result<SliceReply, SliceError>) {
+    assert_eq!(worker.execute(0, request), expected);
+}
+
+#[test]
+fn a_slice_is_written_read_and_told_about() {
+    for parent in ["/dev/shm", "/var/tmp"] {
+        let home = Home::new(parent);
+        let (brick, _keeper) = home.open();
+        brick.create(SLICE, SIZE).expect("room");
+        assert_eq!(
+            brick.create(SLICE, SIZE),
+            Err(SliceError::SliceExists(SLICE))
+        );
+        let mut one = worker(&brick, 1);
+        check(
+            &mut one,
+            write(8192, vec![7; 8192], stamp(1, 1)),
+            Ok(SliceReply::Done),
+        );
+        check(&mut one, SliceRequest::Flush, Ok(SliceReply::Done));
+        let read = SliceRequest::Read {
+            offset: 12288,
+            len: 8192,
+        };
+        let expected = [vec![7; 4096], vec![0; 4096]].concat();
+        check(&mut one, read, Ok(SliceReply::Data(expected)));
+        let extents = SliceRequest::Extents {
+            offset: 100,
+            len: 20000,
+        };
+        let list = [(8092, false), (8192, true), (3716, false)];
+        let list = list.map(|(len, mapped)| Extent { len, mapped }).to_vec();
+        check(&mut one, extents, Ok(SliceReply::Extents(list)));
+        let clear = SliceRequest::Clear {
+            offset: 8192,
+            len: 4096,
+            stamp: stamp(1, 2),
+        };
+        check(&mut one, clear, Ok(SliceReply::Done));
+        let beyond = one.execute(0, write(SIZE - 1, vec![1; 2], stamp(1, 3)));
+        assert!(
+            matches!(beyond, Err(SliceError::OutOfRange(_))),
+            "{beyond:?}"
+        );
+        let unknown = one.execute(9, SliceRequest::Flush);
+        assert!(
+            matches!(unknown, Err(SliceError::OutOfRange(_))),
+            "{unknown:?}"
+        );
+        brick.delete(SLICE).expect("the slice");
+        check(
+            &mut one,
+            SliceRequest::Read { offset: 0, len: 1 },
+            Err(SliceError::NoSuchSlice(SLICE)),
+        );
+    }
+}
+
+#[test]
+fn epochs_fence_and_rounds_are_tracked() {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let (mut old, mut new) = (worker(&brick, 1), worker(&brick, 1));
+    check(
+        &mut old,
+        write(0, vec![1; 4096], stamp(1, 1)),
+        Ok(SliceReply::Done),
+    );
+    check(
+        &mut new,
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(2),
+            round: 4,
+        },
+        Ok(SliceReply::Done),
+    );
+    let fenced = Err(SliceError::StaleEpoch { current: Epoch(2) });
+    check(
+        &mut old,
+        write(0, vec![2; 4096], stamp(1, 2)),
+        fenced.clone(),
+    );
+    check(
+        &mut old,
+        SliceRequest::Read {
+            offset: 0,
+            len: 4096,
+        },
+        fenced,
+    );
+    let told = InFlight {
+        page: PageNo(0),
+        count: 1,
+        epoch: Epoch(1),
+        op: 1,
+    };
+    check(
+        &mut new,
+        SliceRequest::InFlight,
+        Ok(SliceReply::InFlight(Some(vec![told]))),
+    );
+    check(&mut new, SliceRequest::Settled, Ok(SliceReply::Done));
+    check(
+        &mut new,
+        SliceRequest::InFlight,
+        Ok(SliceReply::InFlight(Some(vec![]))),
+    );
+    check(
+        &mut new,
+        write(40960, vec![3; 8192], stamp(2, 3)),
+        Ok(SliceReply::Done),
+    );
+    // The page in flight was stamped, and so was the new write.
+    let runs = vec![
+        Run {
+            page: PageNo(0),
+            count: 1,
+        },
+        Run {
+            page: PageNo(10),
+            count: 2,
+        },
+    ];
+    let dirty = SliceRequest::Dirty {
+        round: 4,
+        from: PageNo(0),
+    };
+    check(&mut new, dirty, Ok(SliceReply::Dirty { runs, next: None }));
+    // Without a round, a whole page loses the stamp and a part keeps it.
+    check(
+        &mut new,
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(3),
+            round: 0,
+        },
+        Ok(SliceReply::Done),
+    );
+    check(
+        &mut new,
+        write(40960, vec![4; 4096], stamp(3, 4)),
+        Ok(SliceReply::Done),
+    );
+    check(
+        &mut new,
+        write(45056, vec![4; 1], stamp(3, 5)),
+        Ok(SliceReply::Done),
+    );
+    let runs = vec![
+        Run {
+            page: PageNo(0),
+            count: 1,
+        },
+        Run {
+            page: PageNo(11),
+            count: 1,
+        },
+    ];
+    let dirty = SliceRequest::Dirty {
+        round: 4,
+        from: PageNo(0),
+    };
+    check(&mut new, dirty, Ok(SliceReply::Dirty { runs, next: None }));
+    let low = new.execute(
+        0,
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(1),
+            round: 0,
+        },
+    );
+    assert_eq!(low, Err(SliceError::StaleEpoch { current: Epoch(3) }));
+}
+
+#[test]
+fn a_connection_that_ends_leaves_its_open_operations() {
+    let home = Home::new("/dev/shm");
+    let (brick, keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let mut one = worker(&brick, 1);
+    for op in 1..=5 {
+        let open = u32::from(op > 3);
+        let stamp = Stamp {
+            open,
+            ..stamp(1, op)
+        };
+        check(
+            &mut one,
+            write(op * 4096, vec![op as u8; 4096], stamp),
+            Ok(SliceReply::Done),
+        );
+    }
+    drop(one);
+    let mut two = worker(&brick, 1);
+    let told = |found: Result<SliceReply, SliceError>| match found {
+        Ok(SliceReply::InFlight(Some(mut list))) => {
+            list.sort_by_key(|entry| entry.op);
+            list.iter().map(|entry| entry.op).collect::<Vec<_>>()
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(two.execute(0, SliceRequest::InFlight)), [4, 5]);
+    drop(two);
+    // A new brick on the same pool knows it too.
+    keeper.stop();
+    drop(brick);
+    let (brick, _keeper) = home.open();
+    let mut three = worker(&brick, 1);
+    assert_eq!(told(three.execute(0, SliceRequest::InFlight)), [4, 5]);
+    check(
+        &mut three,
+        SliceRequest::Read {
+            offset: 5 * 4096,
+            len: 1,
+        },
+        Ok(SliceReply::Data(vec![5])),
+    );
+}
+
+#[test]
+fn sessions_run_out_with_an_error_and_come_back() {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let mut workers = Vec::new();
+    let error = loop {
+        match Worker::open(&brick, 1, 1) {
+            Ok(worker) => workers.push(worker),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("sessions"), "{error}");
+    assert_eq!(
+        brick.status().expect("a status").sessions as usize,
+        workers.len()
+    );
+    workers.pop();
+    worker(&brick, 1);
+}
+
+#[test]
+fn files_that_are_no_pools_are_told_apart() {
+    let home = Home::new("/dev/shm");
+    let path = home.path();
+    let refused = |path: &PathBuf| match Brick::open(path) {
+        Ok(_) => panic!("{path:?} opened"),
+        Err(error) => error.to_string(),
+    };
+    assert!(matches!(
+        file::create(&path, 16 << 20),
+        Err(FileError::Exists(_))
+    ));
+    let (brick, keeper) = home.open();
+    assert!(refused(&path).contains("in use"));
+    keeper.stop();
+    drop(brick);
+    for (size, word) in [
+        (0, "2M"),
+        (4097, "multiple"),
+        (u64::MAX - 4095, "too large"),
+    ] {
+        let error = file::create(&path.with_extension("new"), size).expect_err("no size of a pool");
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(!path.with_extension("new").exists());
+    }
+    let whole = std::fs::read(&path).expect("the pool");
+    let put = |bytes: &[u8]| std::fs::write(&path, bytes).expect("the pool");
+    put(b"not a pool at all");
+    assert!(refused(&path).contains("not a pagemesh pool"));
+    put(&[]);
+    assert!(refused(&path).contains("not a pagemesh pool"));
+    put(&whole[..8 << 20]);
+    assert!(refused(&path).contains("truncated"));
+    let mut bad = whole.clone();
+    for page in [0, 4096] {
+        bad[page + 100] ^= 1;
+    }
+    put(&bad);
+    assert!(refused(&path).contains("checksum"));
+    // One damaged superblock: the other counts.
+    let mut one_bad = whole.clone();
+    one_bad[100] ^= 1;
+    put(&one_bad);
+    drop(home.open());
+    let missing = home.directory.path().join("missing");
+    assert!(refused(&missing).contains("missing"));
+}
