@@ -1,7 +1,26 @@
 //! Wire messages, and the transports that carry them.
+//!
+//! [`message`] says what is asked and answered, [`auth`] who may ask. [`tcp`]
+//! carries messages between machines; `map` hands a pool's descriptors to a
+//! client on the same machine and carries the few messages that only the
+//! brick can answer. [`service`] is what a brick implements to be served,
+//! [`remote`] a connection for blocking calls.
+//!
+//! Invariants: nothing here knows of pools or volumes. Every length, queue and
+//! wait has a limit named in [`limits`]. No thread of a data path blocks.
 
 #![forbid(unsafe_code)]
 
 pub mod auth;
 pub mod limits;
 pub mod message;
+pub mod remote;
+pub mod service;
+pub mod stop;
+pub mod tcp;
+
+mod inflow;
+mod outflow;
+mod serve;
+mod spin;
+mod stream;

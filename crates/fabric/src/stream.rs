@@ -1,0 +1,154 @@
+//! A connected socket, TCP or unix: bytes in, bytes out, and waiting.
+//!
+//! Invariants: no call blocks, except those that take a deadline, and these
+//! not beyond it. A peer that is gone is an error, never a signal.
+
+use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, send, sendmsg, shutdown, sockopt,
+};
+use std::io::{self, IoSlice};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// A connected socket.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    fd: OwnedFd,
+}
+
+/// What a receive gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Bytes; `all` if there was room for more, so that none are left.
+    Bytes {
+        /// See above.
+        all: bool,
+    },
+    /// Nothing has arrived.
+    Nothing,
+    /// The peer sends no more.
+    End,
+}
+
+impl Stream {
+    /// Takes a TCP connection: no delays, and a dead peer is noticed.
+    pub(crate) fn tcp(socket: TcpStream) -> io::Result<Stream> {
+        socket.set_nonblocking(true)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        sockopt::set_tcp_user_timeout(&socket, USER_TIMEOUT_MS)?;
+        sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_PROBES)?;
+        sockopt::set_socket_keepalive(&socket, true)?;
+        Ok(Stream { fd: socket.into() })
+    }
+
+    /// Takes a connected unix socket, whose peer's death the kernel tells.
+    pub(crate) fn unix(fd: OwnedFd) -> Stream {
+        Stream { fd }
+    }
+
+    /// Receives once into the room that a vector has left.
+    pub(crate) fn receive(&self, into: &mut Vec<u8>) -> io::Result<Received> {
+        let room = into.capacity() - into.len();
+        debug_assert!(room > 0, "no room to receive into");
+        loop {
+            return match recv(&self.fd, spare_capacity(into), RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => Ok(Received::End),
+                Ok((_, len)) => Ok(Received::Bytes { all: len < room }),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(Received::Nothing),
+                Err(cause) => Err(cause.into()),
+            };
+        }
+    }
+
+    /// Sends once; none if there is no room.
+    pub(crate) fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            let sent = match pieces {
+                [one] => send(&self.fd, one, flags),
+                _ => sendmsg(&self.fd, pieces, &mut SendAncillaryBuffer::default(), flags),
+            };
+            return match sent {
+                Ok(len) => Ok(Some(len)),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(None),
+                Err(cause) => Err(cause.into()),
+            };
+        }
+    }
+
+    /// Receives exactly so many bytes.
+    pub(crate) fn receive_exact<const N: usize>(&self, until: Instant) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        let mut at = 0;
+        while at < N {
+            match recv(&self.fd, &mut bytes[at..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((len, _)) => at += len,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, until)?,
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Sends all of some bytes.
+    pub(crate) fn send_all(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.send(&[IoSlice::new(bytes)])? {
+                Some(len) => bytes = &bytes[len..],
+                None => self.wait(PollFlags::OUT, until)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the socket is ready for something.
+    pub(crate) fn wait(&self, flags: PollFlags, until: Instant) -> io::Result<()> {
+        let mut fds = [PollFd::new(&self.fd, flags)];
+        match wait_any(&mut fds, Some(until))? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    /// Whether the peer has closed its end.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        // An error of poll tells nothing about the peer; the next receive does.
+        wait_any(&mut fds, Some(Instant::now())).unwrap_or(false)
+    }
+
+    /// Ends the connection both ways; the peer sees it at once.
+    pub(crate) fn close(&self) {
+        // Fails only if it has ended already.
+        let _ = shutdown(&self.fd, Shutdown::Both);
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one of these is ready; false if none was in time. A signal may
+/// end the wait early, as if one were ready.
+pub(crate) fn wait_any(fds: &mut [PollFd<'_>], until: Option<Instant>) -> io::Result<bool> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let limit = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(fds, limit.as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(cause) => Err(cause.into()),
+    }
+}

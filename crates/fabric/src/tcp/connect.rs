@@ -1,0 +1,90 @@
+//! Connecting to a brick: the client's side of the handshake.
+
+use crate::auth::{self, Agreed, AuthError, Client, Purpose, Versions};
+use crate::limits::Timeouts;
+use crate::remote::Remote;
+use crate::stream::Stream;
+use pagemesh_base::key::Key;
+use pagemesh_base::layout::BrickId;
+use pagemesh_base::slice::SliceError;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+use uuid::Uuid;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("{action}: {cause}")]
+    Socket {
+        action: &'static str,
+        cause: io::Error,
+    },
+    #[error(transparent)]
+    Auth(#[from] AuthError),
+}
+
+/// A number that was never used before.
+pub(super) fn nonce() -> io::Result<auth::Nonce> {
+    let mut nonce = auth::Nonce::default();
+    let mut at = 0;
+    while at < nonce.len() {
+        at += getrandom(&mut nonce[at..], GetRandomFlags::empty())?;
+    }
+    Ok(nonce)
+}
+
+/// Connects and authenticates; the brick's identity is then proven.
+pub(super) fn connect(
+    address: SocketAddr,
+    key: &Key,
+    purpose: Purpose,
+    timeouts: &Timeouts,
+) -> Result<(Stream, BrickId), SliceError> {
+    match try_connect(address, key, purpose, timeouts) {
+        Ok((stream, agreed)) => Ok((stream, BrickId(agreed.identity))),
+        Err(ConnectError::Auth(cause)) => Err(SliceError::Refused(format!(
+            "the brick at {address}: {cause}"
+        ))),
+        Err(cause) => Err(SliceError::Lost(format!("the brick at {address}: {cause}"))),
+    }
+}
+
+fn try_connect(
+    address: SocketAddr,
+    key: &Key,
+    purpose: Purpose,
+    timeouts: &Timeouts,
+) -> Result<(Stream, Agreed), ConnectError> {
+    let failed = |action| move |cause| ConnectError::Socket { action, cause };
+    let socket = TcpStream::connect_timeout(&address, timeouts.connect)
+        .map_err(failed("cannot be reached"))?;
+    let stream = Stream::tcp(socket).map_err(failed("the socket cannot be set up"))?;
+    let nonce = nonce().map_err(failed("the system gives no random numbers"))?;
+    let ours = Versions::OURS;
+    let (client, hello) = Client::new(key, purpose, ours, Uuid::nil(), nonce);
+    let shaking = failed("the handshake failed");
+    let until = Instant::now() + timeouts.handshake;
+    stream.send_all(&hello, until).map_err(shaking)?;
+    let challenge = stream.receive_exact(until).map_err(shaking)?;
+    let (proof, agreed) = client.answer(&challenge)?;
+    stream.send_all(&proof, until).map_err(shaking)?;
+    auth::read_verdict(stream.receive_exact(until).map_err(shaking)?)?;
+    Ok((stream, agreed))
+}
+
+impl Remote {
+    /// Connects to a brick for control calls.
+    ///
+    /// # Errors
+    /// When it is not reachable, has another key, or refuses.
+    pub fn connect(
+        address: SocketAddr,
+        key: &Key,
+        timeouts: Timeouts,
+    ) -> Result<Remote, SliceError> {
+        let (stream, brick) = connect(address, key, Purpose::Control, &timeouts)?;
+        Ok(Remote::new(stream, brick, timeouts.call))
+    }
+}

@@ -1,0 +1,13 @@
+//! The `tcp` transport: the brick runs the session for the client.
+//!
+//! A connection starts with the handshake of [`crate::auth`]; then messages of
+//! [`crate::message`] go both ways. A leg is one connection, attached to one
+//! slice; a manager's calls have a connection of their own.
+
+mod connect;
+mod leg;
+mod pending;
+mod server;
+
+pub use leg::TcpLeg;
+pub use server::{BindError, Options, Server, StillRunning};

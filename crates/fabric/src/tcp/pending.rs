@@ -1,0 +1,145 @@
+//! Requests of a leg that wait for their replies.
+//!
+//! Invariants: bounded by [`LEG_REQUESTS_MAX`]. A tag on the wire names a
+//! place and how often it was used, so that a late or repeated reply is never
+//! taken for another request's.
+
+use crate::message::{Kind, Malformed};
+use pagemesh_base::slice::{LEG_REQUESTS_MAX, SliceReply, SliceRequest};
+
+const _: () = assert!(LEG_REQUESTS_MAX.is_power_of_two());
+const PLACE_BITS: u32 = LEG_REQUESTS_MAX.trailing_zeros();
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    /// The submitter's number.
+    pub(super) tag: u64,
+    kind: Kind,
+    /// Bytes or entries that the reply must have, if the request says it.
+    expected: usize,
+}
+
+impl Pending {
+    pub(super) fn new(tag: u64, kind: Kind, request: &SliceRequest) -> Pending {
+        let expected = match request {
+            SliceRequest::Read { len, .. } => *len as usize,
+            SliceRequest::Checksums { count, .. } => *count as usize,
+            _ => 0,
+        };
+        Pending {
+            tag,
+            kind,
+            expected,
+        }
+    }
+
+    /// Whether a reply has as much as was asked for.
+    pub(super) fn fits(&self, reply: &SliceReply) -> bool {
+        match reply {
+            SliceReply::Data(data) => data.len() == self.expected,
+            SliceReply::Checksums(sums) => sums.len() == self.expected,
+            _ => true,
+        }
+    }
+}
+
+/// A place and its content.
+#[derive(Default)]
+struct Place {
+    /// The tag on the wire of its present or last use.
+    tag: u64,
+    pending: Option<Pending>,
+}
+
+/// The table of requests in flight.
+#[derive(Default)]
+pub(super) struct Table {
+    places: Vec<Place>,
+    free: Vec<usize>,
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() == LEG_REQUESTS_MAX
+    }
+
+    /// Keeps a request; gives its tag on the wire.
+    pub(super) fn insert(&mut self, pending: Pending) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            let at = self.places.len();
+            self.places.push(Place {
+                tag: at as u64,
+                pending: None,
+            });
+            at
+        });
+        let place = &mut self.places[at];
+        place.tag = place.tag.wrapping_add(1 << PLACE_BITS);
+        place.pending = Some(pending);
+        place.tag
+    }
+
+    /// Takes the request that a reply is for.
+    pub(super) fn remove(&mut self, tag: u64, kind: Kind) -> Result<Pending, Malformed> {
+        let at = tag as usize % LEG_REQUESTS_MAX;
+        let place = self.places.get_mut(at).filter(|place| place.tag == tag);
+        let pending = place.and_then(|place| place.pending.take_if(|p| p.kind == kind));
+        let pending = pending.ok_or(Malformed::Unasked(tag))?;
+        self.free.push(at);
+        Ok(pending)
+    }
+
+    /// Takes all.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Pending> + '_ {
+        self.free.clear();
+        self.places.drain(..).filter_map(|place| place.pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_is_taken_once_and_only_for_its_request() {
+        let mut table = Table::default();
+        let pending = Pending::new(7, Kind::Flush, &SliceRequest::Flush);
+        let first = table.insert(pending);
+        assert_eq!(
+            table.remove(first, Kind::Read).err(),
+            Some(Malformed::Unasked(first))
+        );
+        assert_eq!(table.remove(first, Kind::Flush).map(|p| p.tag), Ok(7));
+        let second = table.insert(pending);
+        assert_ne!(first, second);
+        assert!(table.remove(first, Kind::Flush).is_err());
+        assert!(table.remove(u64::MAX, Kind::Flush).is_err());
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn every_place_has_its_own_tag() {
+        let mut table = Table::default();
+        let pending = |tag| Pending::new(tag, Kind::Flush, &SliceRequest::Flush);
+        let tags: Vec<u64> = (0..LEG_REQUESTS_MAX as u64)
+            .map(|tag| table.insert(pending(tag)))
+            .collect();
+        assert!(table.is_full());
+        for (own, wire) in tags.into_iter().enumerate().rev() {
+            assert_eq!(
+                table.remove(wire, Kind::Flush).map(|p| p.tag),
+                Ok(own as u64)
+            );
+        }
+        assert!(table.is_empty());
+    }
+}
