@@ -1,0 +1,41 @@
+//! Time, as a seam: tests move it by hand.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Where the manager reads time.
+pub trait Clock: Send + Sync {
+    /// Time since some fixed moment; never goes back.
+    fn elapsed(&self) -> Duration;
+
+    /// Seconds since 1970, for people; may go back.
+    fn unix_s(&self) -> u64;
+}
+
+/// The system's clock.
+#[derive(Debug)]
+pub struct SystemClock(Instant);
+
+impl SystemClock {
+    /// A clock that starts now.
+    #[must_use]
+    pub fn new() -> SystemClock {
+        SystemClock(Instant::now())
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn unix_s(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(0, |since| since.as_secs())
+    }
+}

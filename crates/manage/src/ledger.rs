@@ -1,0 +1,229 @@
+//! The pure state machine of a layout: which change may follow which.
+//!
+//! Invariants: every column keeps an in-sync leg; the epoch only rises, by one
+//! with each change; a column's round is non-zero exactly while one of its
+//! legs is not in-sync, and a new round is the one after the last (15 is
+//! followed by 1). A change happens as a whole or not at all.
+//!
+//! No clock, no I/O, no randomness; who may ask for a change is not decided
+//! here.
+
+use pagemesh_base::layout::{Column, EpochNumber, Layout, LegState, SEGMENTS_MAX, Segment};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The highest degraded round: what a slot's track bits hold.
+pub const ROUND_MAX: u8 = 15;
+
+/// A layout and what must be remembered beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// The layout.
+    pub layout: Layout,
+    /// The last round that was used, of each segment and column. A round is
+    /// not used twice in a row, or pages stamped before would count as new.
+    pub last_rounds: Vec<Vec<u8>>,
+}
+
+/// What a leg becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegTurn {
+    /// Which segment of the layout.
+    pub segment: usize,
+    /// Which of its columns.
+    pub column: usize,
+    /// Which of its legs.
+    pub leg: usize,
+    /// Its next state.
+    pub to: LegState,
+}
+
+/// A change of a layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A client takes the volume.
+    Attach,
+    /// Legs change their states, if the epoch is still the expected one.
+    Legs {
+        /// The epoch of the layout that led to the wish.
+        expected: EpochNumber,
+        /// Each leg at most once.
+        turns: Vec<LegTurn>,
+    },
+    /// The volume grows.
+    Grow(Vec<Segment>),
+}
+
+/// Why a change is not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// Somebody was faster.
+    #[error("the layout is at epoch {}, not {}", current.0, expected.0)]
+    Conflict {
+        /// The layout's epoch.
+        current: EpochNumber,
+        /// The one the wish was made for.
+        expected: EpochNumber,
+    },
+    /// No such place in the layout.
+    #[error("the layout has no leg {leg} in column {column} of segment {segment}")]
+    NoSuchLeg {
+        /// Segment.
+        segment: usize,
+        /// Column.
+        column: usize,
+        /// Leg.
+        leg: usize,
+    },
+    /// One leg twice in one change.
+    #[error("leg {leg} of column {column} of segment {segment} is named twice")]
+    NamedTwice {
+        /// Segment.
+        segment: usize,
+        /// Column.
+        column: usize,
+        /// Leg.
+        leg: usize,
+    },
+    /// Not a step a leg can take.
+    #[error("a leg that is {} cannot become {}", word(*from), word(*to))]
+    Step {
+        /// What it is.
+        from: LegState,
+        /// What was wished.
+        to: LegState,
+    },
+    /// Nobody would hold what was acknowledged.
+    #[error("column {column} of segment {segment} would have no in-sync leg left")]
+    LastInSync {
+        /// Segment.
+        segment: usize,
+        /// Column.
+        column: usize,
+    },
+    /// A change of nothing.
+    #[error("the change names no leg")]
+    Empty,
+    /// Grown too often.
+    #[error("the volume would have more than {SEGMENTS_MAX} segments")]
+    TooManySegments,
+    /// Changed four billion times.
+    #[error("the volume's epochs are used up")]
+    EpochsUsedUp,
+}
+
+/// The state as it is written in JSON.
+#[must_use]
+pub fn word(state: LegState) -> &'static str {
+    match state {
+        LegState::InSync => "in-sync",
+        LegState::Stale => "stale",
+        LegState::Syncing => "syncing",
+    }
+}
+
+impl Ledger {
+    /// The ledger of a new volume.
+    #[must_use]
+    pub fn new(layout: Layout) -> Ledger {
+        let last_rounds = layout.segments.iter().map(no_rounds).collect();
+        Ledger {
+            layout,
+            last_rounds,
+        }
+    }
+
+    /// What the ledger is after a change.
+    ///
+    /// # Errors
+    /// When the change may not be made; the ledger stays as it is.
+    pub fn apply(&self, change: &Change) -> Result<Ledger, ChangeError> {
+        let mut next = self.clone();
+        match change {
+            Change::Attach => {}
+            Change::Legs { expected, turns } => next.turn(*expected, turns)?,
+            Change::Grow(segments) => next.grow(segments)?,
+        }
+        let epoch = next.layout.epoch.0.checked_add(1);
+        next.layout.epoch = EpochNumber(epoch.ok_or(ChangeError::EpochsUsedUp)?);
+        Ok(next)
+    }
+
+    fn grow(&mut self, segments: &[Segment]) -> Result<(), ChangeError> {
+        if segments.is_empty() || self.layout.segments.len() + segments.len() > SEGMENTS_MAX {
+            return Err(ChangeError::TooManySegments);
+        }
+        self.last_rounds.extend(segments.iter().map(no_rounds));
+        self.layout.segments.extend_from_slice(segments);
+        Ok(())
+    }
+
+    fn turn(&mut self, expected: EpochNumber, turns: &[LegTurn]) -> Result<(), ChangeError> {
+        let current = self.layout.epoch;
+        if current != expected {
+            return Err(ChangeError::Conflict { current, expected });
+        }
+        if turns.is_empty() {
+            return Err(ChangeError::Empty);
+        }
+        let mut seen = BTreeSet::new();
+        for turn in turns {
+            if !seen.insert((turn.segment, turn.column, turn.leg)) {
+                return Err(ChangeError::NamedTwice {
+                    segment: turn.segment,
+                    column: turn.column,
+                    leg: turn.leg,
+                });
+            }
+            self.step(turn)?;
+        }
+        let columns: BTreeSet<_> = turns.iter().map(|t| (t.segment, t.column)).collect();
+        columns
+            .into_iter()
+            .try_for_each(|(segment, column)| self.settle(segment, column))
+    }
+
+    fn step(&mut self, turn: &LegTurn) -> Result<(), ChangeError> {
+        let segments = self.layout.segments.get_mut(turn.segment);
+        let leg = segments
+            .and_then(|segment| segment.columns.get_mut(turn.column))
+            .and_then(|column| column.legs.get_mut(turn.leg))
+            .ok_or(ChangeError::NoSuchLeg {
+                segment: turn.segment,
+                column: turn.column,
+                leg: turn.leg,
+            })?;
+        match (leg.state, turn.to) {
+            (LegState::InSync | LegState::Syncing, LegState::Stale)
+            | (LegState::Stale, LegState::Syncing)
+            | (LegState::Syncing, LegState::InSync) => leg.state = turn.to,
+            (from, to) => return Err(ChangeError::Step { from, to }),
+        }
+        Ok(())
+    }
+
+    /// Checks a column whose legs have changed, and gives it its round.
+    fn settle(&mut self, segment: usize, column: usize) -> Result<(), ChangeError> {
+        let it = &mut self.layout.segments[segment].columns[column];
+        let last = &mut self.last_rounds[segment][column];
+        match in_sync(it) {
+            0 => return Err(ChangeError::LastInSync { segment, column }),
+            all if all == it.legs.len() => it.round = 0,
+            _ if it.round == 0 => {
+                *last = *last % ROUND_MAX + 1;
+                it.round = *last;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn no_rounds(segment: &Segment) -> Vec<u8> {
+    segment.columns.iter().map(|column| column.round).collect()
+}
+
+fn in_sync(column: &Column) -> usize {
+    let in_sync = |leg: &&pagemesh_base::layout::Leg| leg.state == LegState::InSync;
+    column.legs.iter().filter(in_sync).count()
+}

@@ -1,0 +1,268 @@
+//! The manager's state: what the store holds, and what only matters while the
+//! manager runs (heartbeats, and what is under way).
+//!
+//! Invariants: memory follows the store, so a failed commit changes nothing;
+//! the lock is held over commits and never over calls to bricks.
+
+use crate::clock::Clock;
+use crate::fault::Fault;
+use crate::placement::{Candidate, OVERPROVISION_FACTOR};
+use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use crate::store::{Store, StoreError};
+use crate::wire::{BrickAddress, Status};
+use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
+use pagemesh_base::slice::{BrickControl, SliceError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How often a brick sends a heartbeat: often enough that a loss is seen
+/// within seconds, seldom enough that idle bricks cost nothing.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+/// Without a heartbeat for so long a brick counts as dead: three are missing.
+pub const DEAD_AFTER: Duration = Duration::from_secs(7);
+/// Volumes: all of them are kept in memory and listed in one answer.
+pub const VOLUMES_MAX: usize = 4096;
+/// Bricks, for the same reason.
+pub const BRICKS_MAX: usize = 1024;
+
+/// How the manager reaches bricks.
+pub trait Bricks: Send + Sync {
+    /// A connection for control to the brick at `host:port`; opening it may
+    /// block for a bounded time.
+    ///
+    /// # Errors
+    /// When the brick cannot be reached or does not know the cluster's key.
+    fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError>;
+}
+
+/// What can be set.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Without a heartbeat for so long a brick counts as dead.
+    pub dead_after: Duration,
+    /// Bytes of slices that a brick may be promised per byte of capacity.
+    pub overprovision_factor: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            dead_after: DEAD_AFTER,
+            overprovision_factor: OVERPROVISION_FACTOR,
+        }
+    }
+}
+
+/// The manager, without its HTTP server. Calls block: on the store's disk,
+/// and where they say so on bricks.
+pub struct Manager {
+    pub(crate) store: Store,
+    pub(crate) bricks: Arc<dyn Bricks>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) settings: Settings,
+    book: Mutex<Book>,
+    /// Wakes the sweep when a brick with slices to delete returns.
+    pub(crate) returned: tokio::sync::Notify,
+}
+
+/// A brick and its heartbeats.
+#[derive(Clone, Debug)]
+pub(crate) struct Brick {
+    pub record: BrickRecord,
+    pub seen: Option<Seen>,
+    /// What the sweep told last, so that it tells changes only.
+    pub told_alive: bool,
+}
+
+/// The last heartbeat.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub at: Duration,
+    pub incarnation: u32,
+    pub sessions: u32,
+}
+
+/// A slice and where it is, or will be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub brick: BrickId,
+    pub slice: SliceId,
+    pub bytes: u64,
+}
+
+/// A slice to delete, and since when that is tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Doom {
+    pub record: Doomed,
+    pub since: Duration,
+}
+
+/// Everything the lock guards.
+#[derive(Default)]
+pub(crate) struct Book {
+    pub bricks: BTreeMap<BrickId, Brick>,
+    pub volumes: BTreeMap<Name, VolumeRecord>,
+    pub doomed: BTreeMap<(BrickId, SliceId), Doom>,
+    /// Slices being made for a volume that is created or grown.
+    pub building: BTreeMap<Name, Vec<Place>>,
+}
+
+/// The slices of segments.
+pub(crate) fn places(segments: &[Segment]) -> impl Iterator<Item = Place> {
+    segments.iter().flat_map(|segment| {
+        let legs = segment.columns.iter().flat_map(|column| &column.legs);
+        legs.map(|leg| Place {
+            brick: leg.brick,
+            slice: leg.slice,
+            bytes: segment.slice_bytes(),
+        })
+    })
+}
+
+impl Book {
+    /// Every slice that is, or is about to be, part of a volume.
+    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
+        let volumes = self.volumes.values();
+        volumes
+            .flat_map(|volume| places(&volume.ledger.layout.segments))
+            .chain(self.building.values().flatten().cloned())
+    }
+
+    pub(crate) fn is_building(&self, slice: SliceId) -> bool {
+        let mut places = self.building.values().flatten();
+        places.any(|place| place.slice == slice)
+    }
+
+    pub(crate) fn volume(&self, name: &Name) -> Result<&VolumeRecord, Fault> {
+        let volume = self.volumes.get(name);
+        volume.ok_or_else(|| Fault::NoSuchVolume(name.clone()))
+    }
+
+    /// Bytes and number of slices by brick.
+    pub(crate) fn provisioned(&self) -> BTreeMap<BrickId, (u64, usize)> {
+        let mut sums: BTreeMap<BrickId, (u64, usize)> = BTreeMap::new();
+        for place in self.places() {
+            let (bytes, slices) = sums.entry(place.brick).or_default();
+            *bytes = bytes.saturating_add(place.bytes);
+            *slices += 1;
+        }
+        sums
+    }
+
+    /// Where the bricks of segments are.
+    pub(crate) fn addresses(&self, segments: &[Segment]) -> BTreeMap<BrickId, BrickAddress> {
+        let known = |place: Place| {
+            let record = &self.bricks.get(&place.brick)?.record;
+            let address = BrickAddress {
+                tcp: record.address.clone(),
+                map_socket: record.map_socket.clone(),
+                durability: record.durability,
+            };
+            Some((place.brick, address))
+        };
+        places(segments).filter_map(known).collect()
+    }
+}
+
+impl Manager {
+    /// Reads the store and goes on where the last manager ended. Bricks are
+    /// dead until their first heartbeat.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub fn new(
+        store: Store,
+        bricks: Arc<dyn Bricks>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+    ) -> Result<Manager, StoreError> {
+        let contents = store.load()?;
+        let since = clock.elapsed();
+        let brick = |record: BrickRecord| Brick {
+            record,
+            seen: None,
+            told_alive: false,
+        };
+        let volume = |record: VolumeRecord| (record.ledger.layout.name.clone(), record);
+        let doom = |record: Doomed| ((record.brick, record.slice), Doom { record, since });
+        let book = Book {
+            bricks: contents
+                .bricks
+                .into_iter()
+                .map(|record| (record.brick, brick(record)))
+                .collect(),
+            volumes: contents.volumes.into_iter().map(volume).collect(),
+            doomed: contents.doomed.into_iter().map(doom).collect(),
+            building: BTreeMap::new(),
+        };
+        Ok(Manager {
+            store,
+            bricks,
+            clock,
+            settings,
+            book: Mutex::new(book),
+            returned: tokio::sync::Notify::new(),
+        })
+    }
+
+    /// Memory is only ever replaced after a commit, so what a panic leaves
+    /// behind is whole.
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_alive(&self, brick: &Brick) -> bool {
+        let now = self.clock.elapsed();
+        let recent = |seen: Seen| now.saturating_sub(seen.at) < self.settings.dead_after;
+        brick.seen.is_some_and(recent)
+    }
+
+    /// The bricks that new slices may go to.
+    pub(crate) fn candidates(&self, book: &Book) -> Vec<Candidate> {
+        let provisioned = book.provisioned();
+        let alive = book.bricks.values().filter(|brick| self.is_alive(brick));
+        alive
+            .map(|Brick { record, .. }| Candidate {
+                brick: record.brick,
+                domain: record.domain.clone(),
+                durability: record.durability,
+                capacity_bytes: record.capacity_bytes,
+                used_bytes: record.used_bytes,
+                provisioned_bytes: provisioned.get(&record.brick).map_or(0, |sum| sum.0),
+            })
+            .collect()
+    }
+
+    /// The cluster at a glance.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let book = self.book();
+        let sum = |of: fn(&BrickRecord) -> u64| {
+            let figures = book.bricks.values().map(|brick| of(&brick.record));
+            figures.fold(0u64, u64::saturating_add)
+        };
+        let provisioned = book.provisioned();
+        let volumes = || book.volumes.values();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            bricks: book.bricks.len(),
+            bricks_alive: book.bricks.values().filter(|b| self.is_alive(b)).count(),
+            capacity_bytes: sum(|record| record.capacity_bytes),
+            used_bytes: sum(|record| record.used_bytes),
+            provisioned_bytes: provisioned
+                .values()
+                .fold(0, |all, sum| all.saturating_add(sum.0)),
+            overprovision_factor: self.settings.overprovision_factor,
+            volumes: book.volumes.len(),
+            volumes_attached: volumes().filter(|v| v.attachment.is_some()).count(),
+            volumes_degraded: volumes()
+                .filter(|v| {
+                    let columns = v.ledger.layout.segments.iter().flat_map(|s| &s.columns);
+                    columns.into_iter().any(|column| column.round != 0)
+                })
+                .count(),
+            pending_deletions: book.doomed.len(),
+        }
+    }
+}

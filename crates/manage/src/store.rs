@@ -1,0 +1,339 @@
+//! The manager's store: a redb database of JSON records.
+//!
+//! Invariants: one change is one durable transaction: when [`Store::commit`]
+//! returns, all of its writes survive a crash, and if it fails, none is there.
+//! A file that is no manager store is never written to.
+//!
+//! Tables: `meta` (what the file is, and its schema version), `bricks` by
+//! UUID, `volumes` by name, `doomed` by the UUIDs of brick and slice.
+
+use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use pagemesh_base::layout::{BrickId, Name, SliceId};
+use redb::{
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
+    TableError, WriteTransaction,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// The schema this manager writes; higher ones are refused.
+pub const SCHEMA: u64 = 1;
+/// What the file says it is.
+const PURPOSE: &str = "pagemesh manager store";
+/// Memory for pages of the store. It is small, and all of it is also in
+/// memory as records.
+const CACHE_BYTES: usize = 4 << 20;
+/// The first bytes of every redb file.
+const REDB_MAGIC: &[u8; 4] = b"redb";
+
+const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
+const BRICKS: TableDefinition<u128, &[u8]> = TableDefinition::new("bricks");
+const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
+const DOOMED: TableDefinition<(u128, u128), &[u8]> = TableDefinition::new("doomed");
+
+/// Why the store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has it.
+    #[error("the store {} is in use by another manager; stop that one, or name another file with --store", .0.display())]
+    InUse(PathBuf),
+    /// A file of something else.
+    #[error("{} is not a manager store ({why}); it is left as it is, name another file with --store", path.display())]
+    NotAStore {
+        /// The file.
+        path: PathBuf,
+        /// How it is known.
+        why: String,
+    },
+    /// Written by a later version.
+    #[error("the store {} has schema {found}, this manager knows up to {SCHEMA}; use a newer pagemesh", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its schema.
+        found: u64,
+    },
+    /// A record that cannot be understood.
+    #[error("the store {} is damaged: {what}; restore it from a copy", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is damaged.
+        what: String,
+    },
+    /// The file cannot be opened, read or written.
+    #[error("the store {} cannot be used: {cause}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+}
+
+/// One write of a change.
+#[derive(Clone, Debug)]
+pub enum Write<'a> {
+    /// Adds or replaces a brick.
+    PutBrick(&'a BrickRecord),
+    /// Forgets a brick.
+    RemoveBrick(BrickId),
+    /// Adds or replaces a volume.
+    PutVolume(&'a VolumeRecord),
+    /// Forgets a volume.
+    RemoveVolume(&'a Name),
+    /// Remembers a slice that must go.
+    Doom(Doomed),
+    /// It is gone, or belongs to a volume now.
+    Pardon(BrickId, SliceId),
+}
+
+/// Everything in the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Every brick.
+    pub bricks: Vec<BrickRecord>,
+    /// Every volume.
+    pub volumes: Vec<VolumeRecord>,
+    /// Every slice to delete.
+    pub doomed: Vec<Doomed>,
+}
+
+/// An open store; nobody else can open it.
+#[derive(Debug)]
+pub struct Store {
+    database: Database,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens a store, or makes one where there is no file or an empty one.
+    ///
+    /// # Errors
+    /// When it is in use, something else, newer, damaged or out of reach.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        let made = look_at(path)?;
+        let database = Database::builder()
+            .set_cache_size(CACHE_BYTES)
+            .create(path)
+            .map_err(|error| refusal(path, error))?;
+        let store = Store {
+            database,
+            path: path.to_owned(),
+        };
+        if made {
+            sync_directory(path).map_err(|cause| store.io(cause))?;
+        }
+        store.check_purpose()?;
+        Ok(store)
+    }
+
+    /// Makes one change durable.
+    ///
+    /// # Errors
+    /// When it cannot be written; then nothing has changed.
+    pub fn commit(&self, writes: &[Write<'_>]) -> Result<(), StoreError> {
+        let mut transaction = self.database.begin_write().map_err(|e| self.io(e))?;
+        transaction
+            .set_durability(Durability::Immediate)
+            .map_err(|e| self.io(e))?;
+        for write in writes {
+            self.put(&transaction, write).map_err(|e| self.io(e))?;
+        }
+        transaction.commit().map_err(|e| self.io(e))
+    }
+
+    /// Reads all of it.
+    ///
+    /// # Errors
+    /// When a record cannot be read or understood.
+    pub fn load(&self) -> Result<Contents, StoreError> {
+        let transaction = self.database.begin_read().map_err(|e| self.io(e))?;
+        let mut contents = Contents::default();
+        let bricks = transaction.open_table(BRICKS).map_err(|e| self.io(e))?;
+        for entry in bricks.iter().map_err(|e| self.io(e))? {
+            let (_, value) = entry.map_err(|e| self.io(e))?;
+            contents.bricks.push(self.decode("a brick", value.value())?);
+        }
+        let volumes = transaction.open_table(VOLUMES).map_err(|e| self.io(e))?;
+        for entry in volumes.iter().map_err(|e| self.io(e))? {
+            let (name, value) = entry.map_err(|e| self.io(e))?;
+            let what = format!("the volume {}", name.value());
+            contents.volumes.push(self.decode(&what, value.value())?);
+        }
+        let doomed = transaction.open_table(DOOMED).map_err(|e| self.io(e))?;
+        for entry in doomed.iter().map_err(|e| self.io(e))? {
+            let (_, value) = entry.map_err(|e| self.io(e))?;
+            contents
+                .doomed
+                .push(self.decode("a slice to delete", value.value())?);
+        }
+        Ok(contents)
+    }
+
+    fn put(&self, transaction: &WriteTransaction, write: &Write<'_>) -> Result<(), redb::Error> {
+        match write {
+            Write::PutBrick(record) => {
+                let mut table = transaction.open_table(BRICKS)?;
+                table.insert(record.brick.0.as_u128(), encode(record)?.as_slice())?;
+            }
+            Write::RemoveBrick(brick) => {
+                transaction.open_table(BRICKS)?.remove(brick.0.as_u128())?;
+            }
+            Write::PutVolume(record) => {
+                let mut table = transaction.open_table(VOLUMES)?;
+                let name = record.ledger.layout.name.as_str();
+                table.insert(name, encode(record)?.as_slice())?;
+            }
+            Write::RemoveVolume(name) => {
+                transaction.open_table(VOLUMES)?.remove(name.as_str())?;
+            }
+            Write::Doom(doomed) => {
+                let mut table = transaction.open_table(DOOMED)?;
+                let key = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128());
+                table.insert(key, encode(doomed)?.as_slice())?;
+            }
+            Write::Pardon(brick, slice) => {
+                let key = (brick.0.as_u128(), slice.0.as_u128());
+                transaction.open_table(DOOMED)?.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a new file a manager store, and sees that an old one is.
+    fn check_purpose(&self) -> Result<(), StoreError> {
+        let transaction = self.database.begin_read().map_err(|e| self.io(e))?;
+        let mut tables = transaction.list_tables().map_err(|e| self.io(e))?;
+        if tables.next().is_none() {
+            return self.initialise();
+        }
+        let foreign = |why: &str| StoreError::NotAStore {
+            path: self.path.clone(),
+            why: why.into(),
+        };
+        let meta = match transaction.open_table(META) {
+            Ok(meta) => meta,
+            Err(TableError::Storage(error)) => return Err(self.io(error)),
+            Err(_) => return Err(foreign("a redb database of something else")),
+        };
+        let read = |key| -> Result<Option<String>, StoreError> {
+            let value = meta.get(key).map_err(|e| self.io(e))?;
+            Ok(value.map(|value| value.value().to_owned()))
+        };
+        if read("purpose")?.as_deref() != Some(PURPOSE) {
+            return Err(foreign("its meta table does not say so"));
+        }
+        let schema = read("schema")?.unwrap_or_default();
+        match schema.parse::<u64>() {
+            Ok(SCHEMA) => Ok(()),
+            Ok(found) if found > SCHEMA => Err(StoreError::Newer {
+                path: self.path.clone(),
+                found,
+            }),
+            _ => Err(self.damaged(&format!("its schema is {schema:?}"))),
+        }
+    }
+
+    fn initialise(&self) -> Result<(), StoreError> {
+        let make = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            {
+                let mut meta = transaction.open_table(META)?;
+                meta.insert("purpose", PURPOSE)?;
+                meta.insert("schema", SCHEMA.to_string().as_str())?;
+                transaction.open_table(BRICKS)?;
+                transaction.open_table(VOLUMES)?;
+                transaction.open_table(DOOMED)?;
+            }
+            transaction.commit()?;
+            Ok(())
+        };
+        make().map_err(|error| self.io(error))
+    }
+
+    fn decode<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, StoreError> {
+        serde_json::from_slice(bytes)
+            .map_err(|error| self.damaged(&format!("{what} cannot be read: {error}")))
+    }
+
+    fn damaged(&self, what: &str) -> StoreError {
+        StoreError::Damaged {
+            path: self.path.clone(),
+            what: what.to_owned(),
+        }
+    }
+
+    fn io(&self, cause: impl std::fmt::Display) -> StoreError {
+        StoreError::Io {
+            path: self.path.clone(),
+            cause: cause.to_string(),
+        }
+    }
+}
+
+fn encode(record: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
+    serde_json::to_vec(record).map_err(|error| redb::Error::Io(io::Error::other(error)))
+}
+
+/// Looks at a file before redb does, which would write to it. Makes an empty
+/// one that only its owner can read where there is none, and says so.
+fn look_at(path: &Path) -> Result<bool, StoreError> {
+    let io = |cause: io::Error| StoreError::Io {
+        path: path.to_owned(),
+        cause: cause.to_string(),
+    };
+    let foreign = |why: &str| StoreError::NotAStore {
+        path: path.to_owned(),
+        why: why.into(),
+    };
+    let mut options = OpenOptions::new();
+    match options.write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io(error)),
+    }
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(foreign("not a regular file"));
+    }
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).map_err(io)?;
+    file.take(REDB_MAGIC.len() as u64)
+        .read_to_end(&mut start)
+        .map_err(io)?;
+    match start.as_slice() {
+        [] => Ok(true),
+        magic if magic == REDB_MAGIC => Ok(false),
+        _ => Err(foreign("not a redb database")),
+    }
+}
+
+/// A file is only there for sure once its directory says so.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn refusal(path: &Path, error: DatabaseError) -> StoreError {
+    let path = path.to_owned();
+    match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path),
+        DatabaseError::UpgradeRequired(version) => StoreError::NotAStore {
+            path,
+            why: format!("a redb file of the old version {version}"),
+        },
+        DatabaseError::Storage(redb::StorageError::Corrupted(what)) => {
+            StoreError::Damaged { path, what }
+        }
+        error => StoreError::Io {
+            path,
+            cause: error.to_string(),
+        },
+    }
+}

@@ -1,0 +1,323 @@
+//! What goes over HTTP, as JSON. Ids are UUIDs as text, sizes are bytes,
+//! epochs are numbers.
+
+pub use crate::fault::Code;
+pub use crate::records::{Attachment, Note};
+
+use crate::durability::Durability;
+use crate::shape::Kind;
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, Name};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+/// A refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Error)]
+pub struct ErrorBody {
+    /// What is wrong, for people.
+    pub error: String,
+    /// What to do about it.
+    pub hint: String,
+    /// What kind of refusal, for programs.
+    pub code: Code,
+    /// The layout's epoch, in an `epoch-conflict`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
+}
+
+/// What a brick says of itself with each heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickRegistration {
+    /// The UUID of its pool; the same as in the path.
+    #[schema(value_type = Uuid)]
+    pub brick: BrickId,
+    /// `host:port` of its tcp transport.
+    pub address: String,
+    /// The unix socket of its `map` transport: an absolute path.
+    #[serde(default)]
+    pub map_socket: Option<String>,
+    /// What fails together with it: a machine, a rack.
+    pub domain: String,
+    /// Its pool's class.
+    pub durability: Durability,
+    /// Bytes that slices can use in all.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Rises with each opening of the pool: a later one replaces an earlier.
+    pub incarnation: u32,
+    /// Sessions open.
+    #[serde(default)]
+    pub sessions: u32,
+}
+
+/// The answer to a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HeartbeatReply {
+    /// When the next one is due.
+    pub interval_ms: u64,
+    /// Without one for so long, the brick counts as dead.
+    pub dead_after_ms: u64,
+}
+
+/// A brick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickInfo {
+    /// The UUID of its pool.
+    #[schema(value_type = Uuid)]
+    pub brick: BrickId,
+    /// Whether its heartbeats come.
+    pub alive: bool,
+    /// Age of the last heartbeat; none since this manager started if missing.
+    pub heartbeat_age_ms: Option<u64>,
+    /// `host:port` of its tcp transport.
+    pub address: String,
+    /// The unix socket of its `map` transport.
+    pub map_socket: Option<String>,
+    /// What fails together with it.
+    pub domain: String,
+    /// Its pool's class.
+    pub durability: Durability,
+    /// Bytes that slices can use in all.
+    pub capacity_bytes: u64,
+    /// Bytes in use, as last heard.
+    pub used_bytes: u64,
+    /// Bytes of all slices placed there, full or not.
+    pub provisioned_bytes: u64,
+    /// Slices of volumes.
+    pub slices: usize,
+    /// Slices of deleted volumes that it still holds.
+    pub pending_deletions: usize,
+    /// Sessions open, as last heard.
+    pub sessions: u32,
+}
+
+/// A volume to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolume {
+    /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash.
+    #[schema(value_type = String)]
+    pub name: Name,
+    /// Whole pages of 4096 bytes; rounded up to whole stripes if striped.
+    pub size_bytes: u64,
+    /// `mirror` if missing.
+    #[serde(default)]
+    pub layout: Kind,
+    /// Columns of a stripe: 2 if missing.
+    #[serde(default)]
+    pub columns: Option<usize>,
+    /// Copies of a mirror: 2 if missing.
+    #[serde(default)]
+    pub copies: Option<usize>,
+    /// The class of its bricks: the strongest that has room if missing.
+    #[serde(default)]
+    pub durability: Option<Durability>,
+}
+
+/// How much a volume is to grow by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GrowVolume {
+    /// The size afterwards: more than now, by whole pages.
+    pub size_bytes: u64,
+}
+
+/// A volume that was created or has grown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sized {
+    /// The volume.
+    pub volume: VolumeDetail,
+    /// What was asked for.
+    pub asked_bytes: u64,
+    /// Whether it got more, to fill whole stripes.
+    pub rounded: bool,
+    /// The rounding in words, where there was one.
+    pub note: Option<String>,
+}
+
+/// Who wants a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachVolume {
+    /// What the client calls itself, for people: 1 to 128 bytes.
+    pub client: String,
+}
+
+/// How to reach a brick.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickAddress {
+    /// `host:port` of its tcp transport.
+    pub tcp: String,
+    /// The unix socket of its `map` transport.
+    pub map_socket: Option<String>,
+    /// Its pool's class.
+    pub durability: Durability,
+}
+
+/// A layout and where its bricks are; after an attach, the layout's epoch
+/// names the attachment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Attached {
+    /// Where the volume lies.
+    #[schema(value_type = crate::api::document::Layout)]
+    pub layout: Layout,
+    /// By brick.
+    #[schema(value_type = BTreeMap<String, BrickAddress>)]
+    pub bricks: BTreeMap<BrickId, BrickAddress>,
+}
+
+/// Which attachment is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DetachVolume {
+    /// The epoch that the attach gave; another attachment is left alone. If
+    /// missing, any is ended.
+    #[serde(default)]
+    #[schema(value_type = Option<u32>)]
+    pub attachment: Option<EpochNumber>,
+}
+
+/// What came of a detach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Detached {
+    /// Whether there was such an attachment.
+    pub detached: bool,
+}
+
+/// A wish to change what a leg may be used for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LegChange {
+    /// Which segment of the layout, from 0.
+    pub segment: usize,
+    /// Which of its columns, from 0.
+    pub column: usize,
+    /// Which of its legs, from 0.
+    pub leg: usize,
+    /// What it becomes.
+    #[schema(value_type = crate::api::document::LegState)]
+    pub to: LegState,
+    /// Why, for people; kept until the leg is in-sync again.
+    #[serde(default)]
+    pub note: Option<String>,
+}
+
+/// Compare-and-swap of leg states: all changes or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeLegs {
+    /// The epoch of the layout that led to the wish.
+    #[schema(value_type = u32)]
+    pub expected: EpochNumber,
+    /// The attachment that asks; if it is over, the answer is `fenced`.
+    #[serde(default)]
+    #[schema(value_type = Option<u32>)]
+    pub attachment: Option<EpochNumber>,
+    /// Each leg at most once.
+    pub changes: Vec<LegChange>,
+}
+
+/// How a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// All legs are in-sync.
+    InSync,
+    /// Legs are being brought up to date, none is stale.
+    Syncing,
+    /// A leg is stale.
+    Degraded,
+}
+
+/// A volume in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeInfo {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: Name,
+    /// Its identity.
+    pub id: Uuid,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Its kind of layout.
+    pub layout: Kind,
+    /// Columns of each segment.
+    pub columns: usize,
+    /// Copies of each column.
+    pub copies: usize,
+    /// The class of its bricks.
+    pub durability: Durability,
+    /// Its epoch.
+    #[schema(value_type = u32)]
+    pub epoch: EpochNumber,
+    /// How its legs are.
+    pub health: Health,
+    /// Legs on bricks that count as dead.
+    pub unreachable_legs: usize,
+    /// Who has it.
+    pub attached: Option<Attachment>,
+    /// Seconds since 1970.
+    pub created_unix_s: u64,
+}
+
+/// All about a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeDetail {
+    /// As in a list.
+    pub info: VolumeInfo,
+    /// Where it lies.
+    #[schema(value_type = crate::api::document::Layout)]
+    pub layout: Layout,
+    /// Where its bricks are.
+    #[schema(value_type = BTreeMap<String, BrickAddress>)]
+    pub bricks: BTreeMap<BrickId, BrickAddress>,
+    /// Why legs are not in-sync.
+    pub notes: Vec<Note>,
+}
+
+/// Whether to do it although something speaks against it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Force {
+    /// `true` does it anyway.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// What came of a deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Deleted {
+    /// Slices that could not be deleted yet; the manager goes on trying.
+    pub pending_deletions: usize,
+}
+
+/// The cluster at a glance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// The manager's version.
+    pub version: String,
+    /// Bricks known.
+    pub bricks: usize,
+    /// Of these, alive.
+    pub bricks_alive: usize,
+    /// Bytes of all bricks.
+    pub capacity_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes of all slices, full or not.
+    pub provisioned_bytes: u64,
+    /// Bytes of slices that a brick may be promised per byte of capacity.
+    pub overprovision_factor: u64,
+    /// Volumes.
+    pub volumes: usize,
+    /// Of these, attached.
+    pub volumes_attached: usize,
+    /// Of these, with a leg that is stale or syncing.
+    pub volumes_degraded: usize,
+    /// Slices of deleted volumes that bricks still hold.
+    pub pending_deletions: usize,
+}
