@@ -18,6 +18,7 @@
 
 mod error;
 pub mod load;
+pub mod peers;
 pub mod plot;
 pub mod report;
 pub mod session;

@@ -1,0 +1,224 @@
+//! fio with its nbd engine: one cell of the comparison at a time.
+
+use super::process::Child;
+use crate::error::BenchError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// What fio may take beyond its run time, to connect and to sum up.
+const MARGIN: Duration = Duration::from_secs(60);
+/// The longest fill: 64 GiB at a slow 100 MB/s.
+const FILL_MAX: Duration = Duration::from_secs(660);
+/// Names the nbd engine's own package, if fio was split.
+pub(crate) const PACKAGE: &str = "fio";
+
+/// What is done to the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Random reads.
+    Read,
+    /// Random writes.
+    Write,
+}
+
+/// One case of the comparison: random 4 KiB requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Reads or writes.
+    pub direction: Direction,
+    /// Requests in flight.
+    pub queue_depth: u32,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let direction = match self.direction {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        };
+        write!(f, "{direction} QD{}", self.queue_depth)
+    }
+}
+
+/// What fio measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Operations per second.
+    pub iops: f64,
+    /// Mean of the completion latency.
+    pub clat_mean_ns: f64,
+    /// Its median.
+    pub clat_p50_ns: f64,
+    /// 99 %.
+    pub clat_p99_ns: f64,
+    /// 99.9 %.
+    pub clat_p999_ns: f64,
+    /// CPU of fio, user and system, % of one core.
+    pub fio_cpu_percent: f64,
+    /// CPU of the serving processes, % of one core.
+    pub server_cpu_percent: f64,
+}
+
+/// Runs a case against an endpoint.
+pub(crate) fn measure(
+    uri: &str,
+    case: Case,
+    size_bytes: u64,
+    runtime: Duration,
+    seed: u64,
+) -> Result<Sample, BenchError> {
+    let mut command = engine(uri, size_bytes);
+    command.args([
+        match case.direction {
+            Direction::Read => "--rw=randread".to_owned(),
+            Direction::Write => "--rw=randwrite".to_owned(),
+        },
+        "--bs=4k".to_owned(),
+        format!("--iodepth={}", case.queue_depth),
+        "--time_based".to_owned(),
+        format!("--runtime={}ms", runtime.as_millis()),
+        "--norandommap".to_owned(),
+        format!("--randseed={seed}"),
+    ]);
+    parse(&run(command, runtime + MARGIN)?, case.direction)
+}
+
+/// Writes all of the range once, so that no endpoint answers from holes.
+pub(crate) fn fill(uri: &str, size_bytes: u64) -> Result<(), BenchError> {
+    let mut command = engine(uri, size_bytes);
+    command.args(["--rw=write", "--bs=256k", "--iodepth=4"]);
+    run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
+}
+
+fn engine(uri: &str, size_bytes: u64) -> Command {
+    let mut command = Command::new("fio");
+    command.args([
+        "--name=peers",
+        "--ioengine=nbd",
+        "--output-format=json",
+        &format!("--uri={uri}"),
+        &format!("--size={size_bytes}"),
+    ]);
+    command
+}
+
+fn run(mut command: Command, limit: Duration) -> Result<String, BenchError> {
+    let cannot = || BenchError::system("keep fio's output");
+    let mut output = tempfile::tempfile().map_err(cannot())?;
+    let copy = output.try_clone().map_err(cannot())?;
+    command.stdin(Stdio::null()).stdout(copy);
+    Child::start(command, PACKAGE)?.succeed_within(limit)?;
+    let mut text = String::new();
+    output.rewind().map_err(cannot())?;
+    output.read_to_string(&mut text).map_err(cannot())?;
+    Ok(text)
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    error: i64,
+    usr_cpu: f64,
+    sys_cpu: f64,
+    read: Side,
+    write: Side,
+}
+
+#[derive(Deserialize)]
+struct Side {
+    total_ios: u64,
+    iops: f64,
+    clat_ns: Clat,
+}
+
+#[derive(Deserialize)]
+struct Clat {
+    mean: f64,
+    #[serde(default)]
+    percentile: BTreeMap<String, f64>,
+}
+
+fn failure(cause: String) -> BenchError {
+    BenchError::Program {
+        program: "fio".to_owned(),
+        cause,
+    }
+}
+
+/// The only job. fio prints messages before its JSON.
+fn job(text: &str) -> Result<Job, BenchError> {
+    let json = text.find('{').map_or("", |at| &text[at..]);
+    let output: Output = serde_json::from_str(json)
+        .map_err(|error| failure(format!("its JSON cannot be read ({error}): {text:.200}")))?;
+    let mut jobs = output.jobs;
+    match (jobs.pop(), jobs.is_empty()) {
+        (Some(job), true) if job.error == 0 => Ok(job),
+        (Some(job), true) => {
+            let cause = std::io::Error::from_raw_os_error(job.error as i32);
+            Err(failure(format!("an operation failed: {cause}")))
+        }
+        _ => Err(failure("it did not report one job".to_owned())),
+    }
+}
+
+/// Reads fio's JSON; the server's CPU is not in it.
+fn parse(text: &str, direction: Direction) -> Result<Sample, BenchError> {
+    let job = job(text)?;
+    let side = match direction {
+        Direction::Read => job.read,
+        Direction::Write => job.write,
+    };
+    if side.total_ios == 0 {
+        return Err(failure("it did no operation in the time given".to_owned()));
+    }
+    let at = |name: &str| {
+        let found = side.clat_ns.percentile.get(name).copied();
+        found.ok_or_else(|| failure(format!("its JSON has no {name} percentile")))
+    };
+    Ok(Sample {
+        iops: side.iops,
+        clat_mean_ns: side.clat_ns.mean,
+        clat_p50_ns: at("50.000000")?,
+        clat_p99_ns: at("99.000000")?,
+        clat_p999_ns: at("99.900000")?,
+        fio_cpu_percent: job.usr_cpu + job.sys_cpu,
+        server_cpu_percent: 0.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPTURED: &str = include_str!("../../tests/data/fio-randread.json");
+
+    #[test]
+    fn captured_output_is_read() {
+        let sample = parse(CAPTURED, Direction::Read).expect("fio's own output");
+        assert!(sample.iops > 1000.0, "{sample:?}");
+        assert!(sample.clat_p50_ns <= sample.clat_p99_ns, "{sample:?}");
+        assert!(sample.clat_p99_ns <= sample.clat_p999_ns, "{sample:?}");
+        assert!(sample.fio_cpu_percent > 0.0, "{sample:?}");
+    }
+
+    #[test]
+    fn output_without_a_result_is_an_error() {
+        let error = |text: &str, direction| {
+            let error = parse(text, direction).expect_err("no result");
+            error.to_string()
+        };
+        assert!(error(CAPTURED, Direction::Write).contains("no operation"));
+        assert!(error("fio: nothing", Direction::Read).contains("cannot be read"));
+        assert!(error("{\"jobs\":[]}", Direction::Read).contains("one job"));
+        let failed = CAPTURED.replace("\"error\": 0", "\"error\": 5");
+        assert!(error(&failed, Direction::Read).contains("Input/output error"));
+    }
+}

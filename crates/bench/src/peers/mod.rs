@@ -1,0 +1,237 @@
+//! NBD endpoints beside each other: fio's nbd engine against pagemesh and
+//! others, in one alternating run.
+//!
+//! Every endpoint is filled once before, so that none answers from holes, and
+//! is measured over the same range. In each round every case visits every
+//! endpoint; who comes first moves on by one. What is reported are medians of
+//! rounds, and how many times the operations of an endpoint the first one
+//! reaches, as the median of the rounds' own ratios.
+
+mod fio;
+mod process;
+mod servers;
+
+pub use fio::{Case, Direction, Sample};
+pub use process::process_cpu;
+
+use crate::error::BenchError;
+use crate::plot::{Axis, Kind, Plot, Series};
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::{median, median_ratio};
+use serde_json::json;
+use servers::Servers;
+use std::time::{Duration, Instant};
+
+/// An endpoint to be compared.
+pub struct Peer {
+    /// What reports call it.
+    pub name: String,
+    /// As fio takes it, such as `nbd+unix:///volume?socket=/run/pagemesh.sock`.
+    pub uri: String,
+    /// The processes that serve it, for the CPU column; none: not known.
+    pub pids: Vec<u32>,
+    _servers: Option<Servers>,
+}
+
+impl Peer {
+    /// An endpoint that somebody else serves.
+    pub fn given(name: &str, uri: &str, pids: &[u32]) -> Peer {
+        Peer {
+            name: name.to_owned(),
+            uri: uri.to_owned(),
+            pids: pids.to_vec(),
+            _servers: None,
+        }
+    }
+
+    fn cpu(&self) -> Duration {
+        self.pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
+    }
+}
+
+/// How to compare.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds, at least [`crate::session::ROUNDS_MIN`].
+    pub rounds: usize,
+    /// Time of one case on one endpoint in one round; at least 100 ms.
+    pub runtime: Duration,
+    /// The part of each endpoint that is used, from its start.
+    pub size_bytes: u64,
+    /// What is asked of each.
+    pub cases: Vec<Case>,
+    /// The durability class of the first endpoint's pools.
+    pub class: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let case = |direction, queue_depth| Case {
+            direction,
+            queue_depth,
+        };
+        Options {
+            rounds: 5,
+            runtime: Duration::from_secs(2),
+            size_bytes: 1 << 30,
+            cases: vec![
+                case(Direction::Write, 1),
+                case(Direction::Read, 1),
+                case(Direction::Write, 16),
+                case(Direction::Read, 16),
+            ],
+            class: "process".to_owned(),
+        }
+    }
+}
+
+/// The shortest cell: below it, connecting is what is measured.
+const RUNTIME_MIN: Duration = Duration::from_millis(100);
+
+/// Samples by case, peer and round.
+type Samples = Vec<Vec<Vec<Sample>>>;
+
+/// Compares; see the module. The first peer is the one that ratios are of.
+///
+/// # Errors
+/// When an option makes no sense, fio is missing or fails, or an endpoint
+/// fails a request.
+pub fn run_peers(peers: &[Peer], options: &Options) -> Result<Report, BenchError> {
+    check(peers, options)?;
+    process::require("fio", fio::PACKAGE)?;
+    for peer in peers {
+        fio::fill(&peer.uri, options.size_bytes).map_err(|error| blame(peer, error))?;
+    }
+    let mut samples: Samples = vec![vec![Vec::new(); peers.len()]; options.cases.len()];
+    for round in 0..options.rounds {
+        for (case, of_case) in options.cases.iter().zip(&mut samples) {
+            for turn in 0..peers.len() {
+                let at = (turn + round) % peers.len();
+                let sample = measure(&peers[at], *case, options, round as u64 + 1);
+                of_case[at].push(sample.map_err(|error| blame(&peers[at], error))?);
+            }
+        }
+    }
+    Ok(report(peers, options, &samples))
+}
+
+fn check(peers: &[Peer], options: &Options) -> Result<(), BenchError> {
+    check_rounds(options.rounds)?;
+    let problem = if peers.is_empty() || options.cases.is_empty() {
+        "there is nothing to compare; name at least one endpoint and one case"
+    } else if options.runtime < RUNTIME_MIN {
+        "a run time below 100 ms measures the connecting; use a longer one"
+    } else if options.size_bytes < 1 << 20 {
+        "the range is below 1 MiB; use a larger one"
+    } else if options.cases.iter().any(|case| case.queue_depth == 0) {
+        "a queue depth of 0 does nothing; use 1 or more"
+    } else {
+        return Ok(());
+    };
+    Err(BenchError::Option(problem.to_owned()))
+}
+
+fn blame(peer: &Peer, error: BenchError) -> BenchError {
+    match error {
+        BenchError::Program { program, cause } => BenchError::Program {
+            program: format!("{program} against {} at {}", peer.name, peer.uri),
+            cause,
+        },
+        other => other,
+    }
+}
+
+fn measure(peer: &Peer, case: Case, options: &Options, seed: u64) -> Result<Sample, BenchError> {
+    let (cpu, start) = (peer.cpu(), Instant::now());
+    let mut sample = fio::measure(&peer.uri, case, options.size_bytes, options.runtime, seed)?;
+    // Of the time that requests came: fio's own start and end are idle for
+    // the server.
+    let busy = options.runtime.min(start.elapsed());
+    let used = peer.cpu().saturating_sub(cpu);
+    sample.server_cpu_percent = used.as_secs_f64() / busy.as_secs_f64() * 100.0;
+    Ok(sample)
+}
+
+fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
+    let title = "fio's nbd engine, random 4 KiB, one connection, all in one alternating run";
+    let ratio = format!("{} / it", peers[0].name);
+    let columns = [
+        ("case", ""),
+        ("endpoint", ""),
+        ("IOPS", "1/s"),
+        ("mean", "µs"),
+        ("p50", "µs"),
+        ("p99", "µs"),
+        ("p99.9", "µs"),
+        ("fio CPU", "% of a core"),
+        ("server CPU", "% of a core"),
+        (ratio.as_str(), "× IOPS"),
+    ];
+    let mut report = Report::new("peers", title, &options.class, &columns);
+    for (case, of_case) in options.cases.iter().zip(samples) {
+        let first = pick(&of_case[0], |s| s.iops);
+        for (peer, rounds) in peers.iter().zip(of_case) {
+            report.push(row(*case, peer, rounds, &first));
+        }
+    }
+    report.note(format!(
+        "medians of {} alternating rounds of {} ms per cell over {} MiB that were written once \
+         before; the last column is the median of the rounds' own ratios",
+        options.rounds,
+        options.runtime.as_millis(),
+        options.size_bytes >> 20
+    ));
+    report
+        .note("the durability class is that of the first endpoint; the other servers keep nothing");
+    report.plots.push(plot(peers, options, samples));
+    report.raw = json!({
+        "cases": options.cases,
+        "endpoints": peers.iter().map(|peer| &peer.name).collect::<Vec<_>>(),
+        "samples_by_case_endpoint_round": samples,
+    });
+    report
+}
+
+fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
+    rounds.iter().map(of).collect()
+}
+
+fn row(case: Case, peer: &Peer, rounds: &[Sample], first: &[f64]) -> Vec<Cell> {
+    let middle = |of| median(&pick(rounds, of));
+    let us = |of| Cell::from(middle(of).map(|ns| ns / 1000.0));
+    let server = match peer.pids.is_empty() {
+        true => Cell::Missing,
+        false => middle(|s| s.server_cpu_percent).into(),
+    };
+    vec![
+        case.to_string().into(),
+        peer.name.as_str().into(),
+        middle(|s| s.iops).into(),
+        us(|s| s.clat_mean_ns),
+        us(|s| s.clat_p50_ns),
+        us(|s| s.clat_p99_ns),
+        us(|s| s.clat_p999_ns),
+        middle(|s| s.fio_cpu_percent).into(),
+        server,
+        median_ratio(first, &pick(rounds, |s| s.iops)).into(),
+    ]
+}
+
+fn plot(peers: &[Peer], options: &Options, samples: &Samples) -> Plot {
+    let series = |(at, peer): (usize, &Peer)| Series {
+        name: peer.name.clone(),
+        points: (0u32..)
+            .zip(samples)
+            .filter_map(|(case, of)| Some((f64::from(case), median(&pick(&of[at], |s| s.iops))?)))
+            .collect(),
+    };
+    Plot {
+        title: "Random 4 KiB over NBD".to_owned(),
+        kind: Kind::Bars,
+        x: Axis::linear(""),
+        y: Axis::linear("operations per second"),
+        categories: options.cases.iter().map(Case::to_string).collect(),
+        series: peers.iter().enumerate().map(series).collect(),
+    }
+}

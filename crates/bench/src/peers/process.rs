@@ -1,0 +1,204 @@
+//! Programs as child processes, and the CPU time of any process.
+//!
+//! A [`Child`] is killed and reaped when it is dropped; nothing is ended by
+//! name. Output goes to a file, so that a talkative program never blocks.
+
+use crate::error::BenchError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _};
+use std::os::fd::OwnedFd;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Bytes of a program's last words that an error shows.
+const WORDS_BYTES_MAX: usize = 2000;
+
+/// A running program.
+pub(crate) struct Child {
+    program: String,
+    child: std::process::Child,
+    ended: OwnedFd,
+    words: File,
+}
+
+impl Child {
+    /// Starts it with no input and its errors kept. `package` is the Debian
+    /// package to name when it is not installed.
+    pub(crate) fn start(mut command: Command, package: &'static str) -> Result<Child, BenchError> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let cannot = || BenchError::system(format!("start {program}"));
+        let words = tempfile::tempfile().map_err(cannot())?;
+        let errors = words.try_clone().map_err(cannot())?;
+        let child = command.stderr(errors).spawn();
+        let mut child = child.map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound => BenchError::Missing {
+                program: program.clone(),
+                package,
+            },
+            _ => cannot()(cause),
+        })?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("it has no process id"));
+        let ended = pid.and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
+        match ended {
+            Ok(ended) => Ok(Child {
+                program,
+                child,
+                ended,
+                words,
+            }),
+            Err(cause) => {
+                end(&mut child);
+                Err(cannot()(cause))
+            }
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it ends, at most so long; whether it has.
+    pub(crate) fn ends_within(&self, limit: Duration) -> Result<bool, BenchError> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let mut fds = [PollFd::new(&self.ended, PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(count) => return Ok(count > 0),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => {
+                    let cannot = BenchError::system(format!("wait for {}", self.program));
+                    return Err(cannot(errno.into()));
+                }
+            }
+        }
+    }
+
+    /// Waits for a good end, at most so long.
+    pub(crate) fn succeed_within(mut self, limit: Duration) -> Result<(), BenchError> {
+        if !self.ends_within(limit)? {
+            return Err(self.failure(&format!("it did not end within {} s", limit.as_secs())));
+        }
+        let status = self.child.wait();
+        match status.as_ref().map(ExitStatus::success) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.failure(&format!("{}", status.unwrap_or_default()))),
+            Err(error) => Err(self.failure(&error.to_string())),
+        }
+    }
+
+    /// An error that says what happened and what the program said last.
+    pub(crate) fn failure(&mut self, what: &str) -> BenchError {
+        let mut words = Vec::new();
+        let read = self
+            .words
+            .rewind()
+            .and_then(|()| self.words.read_to_end(&mut words));
+        let from = words.len().saturating_sub(WORDS_BYTES_MAX);
+        let said = match read {
+            Ok(0) | Err(_) => "it said nothing".to_owned(),
+            Ok(_) => format!(
+                "it said: {}",
+                String::from_utf8_lossy(&words[from..]).trim()
+            ),
+        };
+        BenchError::Program {
+            program: self.program.clone(),
+            cause: format!("{what}; {said}"),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// Both calls fail only if it has ended and was waited for.
+fn end(child: &mut std::process::Child) {
+    let _already_ended = child.kill();
+    let _already_reaped = child.wait();
+}
+
+/// Fails when a program is not there.
+pub(crate) fn require(program: &'static str, package: &'static str) -> Result<(), BenchError> {
+    let mut command = Command::new(program);
+    command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    Child::start(command, package)?.succeed_within(Duration::from_secs(10))
+}
+
+/// CPU time that a process has used, all its threads together; nothing if it
+/// is gone. The kernel counts it in ticks, usually of 10 ms.
+pub fn process_cpu(pid: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks = cpu_ticks(&stat)?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_nanos(
+        ticks.saturating_mul(1_000_000_000 / per_second.max(1)),
+    ))
+}
+
+/// The sum of fields 14 and 15 of proc(5)'s stat. The second field is a name
+/// in parentheses that may hold blanks and parentheses.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_found_behind_any_name() {
+        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 300 44 0 0 20";
+        assert_eq!(cpu_ticks(stat), Some(344));
+        assert_eq!(cpu_ticks("12 (a) S 1"), None);
+        assert!(process_cpu(std::process::id()).is_some());
+        assert_eq!(process_cpu(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_missing_program_names_its_package() {
+        let error = require("pagemesh-has-no-such-program", "the-package").expect_err("missing");
+        let text = error.to_string();
+        assert!(text.contains("apt-get install the-package"), "{text}");
+    }
+
+    #[test]
+    fn a_failing_program_is_quoted() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo broken >&2; exit 3"]);
+        let child = Child::start(command, "dash").expect("started");
+        let error = child
+            .succeed_within(Duration::from_secs(10))
+            .expect_err("it failed");
+        let text = error.to_string();
+        assert!(text.contains("broken") && text.contains('3'), "{text}");
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone() {
+        let mut command = Command::new("cat");
+        command.stdin(Stdio::piped());
+        let child = Child::start(command, "coreutils").expect("started");
+        let pid = child.pid();
+        assert!(!child.ends_within(Duration::ZERO).expect("asked"));
+        drop(child);
+        assert_eq!(process_cpu(pid), None);
+    }
+}

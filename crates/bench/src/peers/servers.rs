@@ -1,0 +1,190 @@
+//! The other NBD servers, each started in a directory of its own with its
+//! sockets there, and gone when dropped.
+
+use super::Peer;
+use super::process::{Child, require};
+use crate::error::BenchError;
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a server may take until it greets.
+const READY_MAX: Duration = Duration::from_secs(10);
+/// Between two tries to connect, unless the server dies before.
+const TRY_AGAIN: Duration = Duration::from_millis(5);
+/// What an NBD server sends first (the protocol's "newstyle").
+const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
+
+/// Servers of one peer. The order of the fields is the order of their end.
+pub(crate) struct Servers {
+    children: Vec<Child>,
+    dir: TempDir,
+}
+
+impl Servers {
+    fn new() -> Result<Servers, BenchError> {
+        let dir = tempfile::Builder::new().prefix("pagemesh-peer-").tempdir();
+        Ok(Servers {
+            children: Vec::new(),
+            dir: dir.map_err(BenchError::system("make a directory for sockets"))?,
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("nbd.sock")
+    }
+
+    fn start(&mut self, command: Command, package: &'static str) -> Result<(), BenchError> {
+        self.children.push(Child::start(command, package)?);
+        Ok(())
+    }
+
+    /// Waits for the last server's greeting on the socket.
+    fn into_peer(mut self, name: &str, export: &str) -> Result<Peer, BenchError> {
+        let socket = self.socket();
+        if let Some(child) = self.children.last_mut() {
+            wait_until_ready(child, &socket)?;
+        }
+        Ok(Peer {
+            name: name.to_owned(),
+            uri: format!("nbd+unix:///{export}?socket={}", socket.display()),
+            pids: self.children.iter().map(Child::pid).collect(),
+            _servers: Some(self),
+        })
+    }
+}
+
+fn wait_until_ready(child: &mut Child, socket: &Path) -> Result<(), BenchError> {
+    let give_up = Instant::now() + READY_MAX;
+    loop {
+        let cause = match greeting(socket) {
+            Ok(()) => return Ok(()),
+            Err(cause) => cause,
+        };
+        if child.ends_within(TRY_AGAIN)? {
+            return Err(child.failure("it ended before it served"));
+        }
+        if Instant::now() >= give_up {
+            return Err(child.failure(&format!("no greeting at {}: {cause}", socket.display())));
+        }
+    }
+}
+
+fn greeting(socket: &Path) -> std::io::Result<()> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(READY_MAX))?;
+    let mut bytes = [0; GREETING.len()];
+    stream.read_exact(&mut bytes)?;
+    match &bytes == GREETING {
+        true => Ok(()),
+        false => Err(std::io::Error::other("this is no NBD greeting")),
+    }
+}
+
+impl Peer {
+    /// `nbdkit memory`: neither mirrored nor persistent.
+    ///
+    /// # Errors
+    /// When it is not installed or does not start.
+    pub fn nbdkit_memory(size_bytes: u64) -> Result<Peer, BenchError> {
+        let mut servers = Servers::new()?;
+        let mut command = nbdkit();
+        command
+            .arg("-U")
+            .arg(servers.socket())
+            .args(["memory", &size_bytes.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        servers.start(command, "nbdkit")?;
+        servers.into_peer("nbdkit memory", "")
+    }
+
+    /// `qemu-nbd` of a raw file in `dir`, which should be on tmpfs.
+    ///
+    /// # Errors
+    /// When it is not installed or does not start, or the file cannot be made.
+    pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<Peer, BenchError> {
+        let mut servers = Servers::new()?;
+        let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
+        // qemu-nbd opens it by its name under /proc, so that it has none to
+        // be left over.
+        let file = tempfile::tempfile_in(dir).map_err(cannot())?;
+        file.set_len(size_bytes).map_err(cannot())?;
+        let mut command = Command::new("qemu-nbd");
+        command
+            .args(["--persistent", "--format=raw", "--shared=0", "--socket"])
+            .arg(servers.socket())
+            .arg("/dev/stdin")
+            .stdin(OwnedFd::from(file))
+            .stdout(Stdio::null());
+        servers.start(command, "qemu-utils")?;
+        servers.into_peer("qemu-nbd", "")
+    }
+
+    /// `qemu-storage-daemon` with a quorum of two: it writes to two `nbdkit
+    /// memory` over TCP on the loopback and reads and compares both, as a
+    /// mirror on the client's side.
+    ///
+    /// # Errors
+    /// When a program is not installed or does not start.
+    pub fn qemu_quorum(size_bytes: u64) -> Result<Peer, BenchError> {
+        require("nbdkit", "nbdkit")?;
+        let mut servers = Servers::new()?;
+        let mut daemon = Command::new("qemu-storage-daemon");
+        for node in ["left", "right"] {
+            let port = start_nbdkit_tcp(&mut servers, size_bytes)?;
+            daemon.arg("--blockdev").arg(format!(
+                "driver=nbd,node-name={node},server.type=inet,server.host=127.0.0.1,server.port={port}"
+            ));
+        }
+        let quorum =
+            "driver=quorum,node-name=quorum,vote-threshold=2,children.0=left,children.1=right";
+        let server = format!(
+            "addr.type=unix,addr.path={},max-connections=0",
+            servers.socket().display()
+        );
+        daemon
+            .args(["--blockdev", quorum, "--nbd-server", &server])
+            .args([
+                "--export",
+                "type=nbd,id=export,node-name=quorum,name=quorum,writable=on",
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        servers.start(daemon, "qemu-system-common")?;
+        servers.into_peer("qemu quorum (TCP)", "quorum")
+    }
+}
+
+fn nbdkit() -> Command {
+    let mut command = Command::new("nbdkit");
+    command.args(["--foreground", "--exit-with-parent"]);
+    command
+}
+
+/// Starts `nbdkit memory` on a listening socket of ours, handed over as
+/// descriptor 3 (systemd's socket activation): no port is guessed, and clients
+/// may connect at once. The shell only puts the descriptor in its place and
+/// the process id into the environment.
+fn start_nbdkit_tcp(servers: &mut Servers, size_bytes: u64) -> Result<u16, BenchError> {
+    let cannot = || BenchError::system("listen on a port of the loopback");
+    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(cannot())?;
+    let port = listener.local_addr().map_err(cannot())?.port();
+    let activate = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&0 0</dev/null";
+    let program = nbdkit();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", activate, "sh"])
+        .arg(program.get_program())
+        .args(program.get_args())
+        .args(["memory", &size_bytes.to_string()])
+        .stdin(OwnedFd::from(listener))
+        .stdout(Stdio::null());
+    servers.start(command, "dash")?;
+    Ok(port)
+}
