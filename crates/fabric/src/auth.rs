@@ -23,7 +23,7 @@
 //! `min` and `max` are versions of the messages that follow; the highest that
 //! both know is used. Role: 1 client, 2 server. Purpose, of the client: 1
 //! control, 2 session. Status, of the server: 0 go on, 1 no common version,
-//! 2 wrong key, 3 too many connections. Identity: the client's, or the
+//! 2 wrong key, 3 too many connections, 4 unknown purpose. Identity: the client's, or the
 //! brick's.
 //!
 //! Invariants: this is a pure state machine, without I/O, clock or randomness.
@@ -130,6 +130,9 @@ pub enum AuthError {
     /// The proof is wrong.
     #[error("the peer has another cluster key; give both ends the same key file")]
     WrongKey,
+    /// A purpose that the brick has never heard of.
+    #[error("the brick does not know this kind of client; update the brick")]
+    Purpose,
     /// The server has as many as it takes.
     #[error("the brick has too many connections; end some or try again later")]
     Busy,
@@ -153,6 +156,7 @@ enum Status {
     NoVersion = 1,
     WrongKey = 2,
     Busy = 3,
+    NoPurpose = 4,
 }
 
 struct Hello {
@@ -244,6 +248,7 @@ fn refusal(status: u8, theirs: Versions, ours: Versions) -> Result<(), AuthError
         1 => Err(AuthError::Versions { theirs, ours }),
         2 => Err(AuthError::WrongKey),
         3 => Err(AuthError::Busy),
+        4 => Err(AuthError::Purpose),
         _ => Err(AuthError::NotAHello),
     }
 }
@@ -330,6 +335,7 @@ pub fn verdict(outcome: Result<(), &AuthError>) -> [u8; VERDICT_BYTES] {
         Ok(()) => Status::GoOn,
         Err(AuthError::Busy) => Status::Busy,
         Err(AuthError::Versions { .. }) => Status::NoVersion,
+        Err(AuthError::Purpose) => Status::NoPurpose,
         Err(AuthError::WrongKey | AuthError::NotAHello) => Status::WrongKey,
     };
     let mut bytes = [0; VERDICT_BYTES];
@@ -367,8 +373,19 @@ impl<'a> Server<'a> {
         hello: &[u8; HELLO_BYTES],
     ) -> Result<Welcome<'a>, AuthError> {
         let client = Hello::decode(hello, CLIENT_ROLE)?;
-        let purpose = Purpose::from_code(client.purpose);
-        let agreed = versions.common(client.versions).zip(purpose);
+        let common = versions.common(client.versions);
+        let common = common.ok_or((
+            Status::NoVersion,
+            AuthError::Versions {
+                theirs: client.versions,
+                ours: versions,
+            },
+        ));
+        let agreed = common.and_then(|version| {
+            let purpose = Purpose::from_code(client.purpose);
+            let purpose = purpose.ok_or((Status::NoPurpose, AuthError::Purpose))?;
+            Ok((version, purpose))
+        });
         let mut server = Hello {
             versions,
             role: SERVER_ROLE,
@@ -377,15 +394,14 @@ impl<'a> Server<'a> {
             identity,
             nonce,
         };
-        let Some((version, purpose)) = agreed else {
-            server.status = Status::NoVersion as u8;
-            let mut refusal = [0; CHALLENGE_BYTES];
-            refusal[..HELLO_BYTES].copy_from_slice(&server.encode());
-            let cause = AuthError::Versions {
-                theirs: client.versions,
-                ours: versions,
-            };
-            return Ok(Welcome::Refuse(refusal, cause));
+        let (version, purpose) = match agreed {
+            Ok(agreed) => agreed,
+            Err((status, cause)) => {
+                server.status = status as u8;
+                let mut refusal = [0; CHALLENGE_BYTES];
+                refusal[..HELLO_BYTES].copy_from_slice(&server.encode());
+                return Ok(Welcome::Refuse(refusal, cause));
+            }
         };
         let server = server.encode();
         let mut challenge = [0; CHALLENGE_BYTES];
@@ -526,6 +542,18 @@ mod tests {
                 ours: range(4, 6)
             }
         );
+    }
+
+    #[test]
+    fn an_unknown_purpose_is_refused_by_its_name() {
+        let key = key(1);
+        let (client, mut hello) = client(&key, 10);
+        hello[7] = 9;
+        let welcome = Server::welcome(&key, Versions::OURS, Uuid::nil(), [2; 32], &hello);
+        let Ok(Welcome::Refuse(said, AuthError::Purpose)) = welcome else {
+            panic!("not refused");
+        };
+        assert_eq!(client.answer(&said).err(), Some(AuthError::Purpose));
     }
 
     proptest! {

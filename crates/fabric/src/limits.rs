@@ -37,8 +37,22 @@ pub const UNSENT_REPLY_BYTES_MAX: usize = 4 << 20;
 /// send of loopback TCP takes well.
 pub const GATHERED_BYTES_MAX: usize = 64 << 10;
 
-/// Requests of one connection whose replies come later. More are refused.
+/// Requests of one connection whose replies come later. Until they are fewer,
+/// further requests stay in the socket: a client may have as many as
+/// [`LEG_REQUESTS_MAX`] on their way, and none of them is refused for that.
+///
+/// [`LEG_REQUESTS_MAX`]: pagemesh_base::slice::LEG_REQUESTS_MAX
 pub const LATER_MAX: usize = 1024;
+
+/// Bytes that those requests hold: of writes, and for the replies of reads.
+/// From then on further requests stay in the socket too.
+pub const LATER_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes of the longest clear, as `SliceRequest::Clear` promises: what a brick
+/// can free without keeping the connection's other requests waiting.
+pub const CLEAR_BYTES_MAX: u64 = 1 << 30;
+/// The highest degraded round: the 4 bits that a slot has for it.
+pub const ROUND_MAX: u8 = 15;
 
 /// Connections of one server, each a thread and at most one session; pools
 /// have at most 256 lanes, and control connections come on top.
@@ -82,6 +96,9 @@ pub const USER_TIMEOUT_MS: u32 = 5000;
 /// never ends is a broken brick.
 pub const LIST_ANSWERS_MAX: usize = 4096;
 
+/// Sessions of one map socket: as many as a pool has lanes.
+pub const MAP_SESSIONS_MAX: usize = 256;
+
 /// Clients of a map socket that have connected and not yet said what for.
 pub const MAP_VISITORS_MAX: usize = 32;
 
@@ -90,7 +107,7 @@ pub const MAP_VISITORS_MAX: usize = 32;
 pub struct Timeouts {
     /// For the connection to be made.
     pub connect: Duration,
-    /// For the handshake, attach included.
+    /// For the handshake, and once more for the attach that follows it.
     pub handshake: Duration,
     /// Without a single byte of a reply while requests are in flight on a leg.
     pub stall: Duration,

@@ -6,8 +6,8 @@
 
 use crate::inflow::Inflow;
 use crate::limits::LIST_ANSWERS_MAX;
-use crate::message::reply::{self, Answer, Attached, Reply};
-use crate::message::request::{Control, Request};
+use crate::message::reply::{self, Answer, Attached, Expected, Reply};
+use crate::message::request::{Control, Request, check_limits};
 use crate::message::{Direction, Malformed};
 use crate::outflow::Outflow;
 use crate::stream::{Received, Stream};
@@ -101,8 +101,10 @@ impl Remote {
     /// # Errors
     /// What the slice answers, or when the brick is lost.
     pub fn execute(&self, handle: u32, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        check_limits(&request)?;
+        let expected = Expected::of(&request);
         match self.call(&Request::Slice { handle, request })? {
-            Reply::Slice(reply) => Ok(reply),
+            Reply::Slice(reply) if expected.fits(&reply) => Ok(reply),
             _ => Err(self.nonsense()),
         }
     }
@@ -114,13 +116,16 @@ impl Remote {
         }
     }
 
-    /// A reply of the right kind is never of the wrong form, as decoding goes
-    /// by the kind.
+    /// Ends a connection to a brick whose answers do not fit what was asked.
     fn nonsense(&self) -> SliceError {
-        SliceError::Lost(format!(
-            "brick {} answers something that was not asked",
-            self.brick
-        ))
+        self.lose(&mut self.calls(), "it answers something that was not asked")
+    }
+
+    fn lose(&self, calls: &mut Calls, cause: &str) -> SliceError {
+        let reason = format!("brick {}: {cause}", self.brick);
+        calls.lost = Some(reason.clone());
+        self.stream.close();
+        SliceError::Lost(reason)
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
@@ -134,13 +139,9 @@ impl Remote {
         }
         let until = Instant::now() + self.limit;
         match calls.exchange(&self.stream, request, until) {
+            Ok(Err(SliceError::Lost(reason))) => Err(self.lose(&mut calls, &reason)),
             Ok(answer) => answer,
-            Err(cause) => {
-                let reason = format!("brick {}: {}", self.brick, told(&cause, self.limit));
-                calls.lost = Some(reason.clone());
-                self.stream.close();
-                Err(SliceError::Lost(reason))
-            }
+            Err(cause) => Err(self.lose(&mut calls, &told(&cause, self.limit))),
         }
     }
 
@@ -148,6 +149,13 @@ impl Remote {
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
+}
+
+/// Whether these slices are in order and behind what is known already: a
+/// listing that does not move on would never end.
+fn goes_on(after: Option<SliceId>, slices: &[SliceInfo]) -> bool {
+    let ids = slices.iter().map(|info| info.slice);
+    after.into_iter().chain(ids).is_sorted_by(|a, b| a < b)
 }
 
 /// The cause as people read it.
@@ -217,7 +225,7 @@ impl BrickControl for Remote {
         for _ in 0..LIST_ANSWERS_MAX {
             let after = all.last().map(|info| info.slice);
             match self.call(&Request::Control(Control::List { after }))? {
-                Reply::Listed { slices, more } => {
+                Reply::Listed { slices, more } if goes_on(after, &slices) => {
                     let more = more && !slices.is_empty();
                     all.extend(slices);
                     if !more {

@@ -3,21 +3,23 @@
 //! A round takes one receive, does every request that has arrived in full,
 //! and sends all replies with one send.
 //!
-//! Invariants: replies that wait for a slow client are bounded; beyond the
-//! bound no further request is taken. A message that is not well formed ends
-//! the connection. Replies are sent only after the batch's end was told to the
-//! handler. Dropping a connection drops its handler.
+//! Invariants: replies that wait for a slow client are bounded, and so are
+//! requests that a handler finishes later; beyond the bounds no further request
+//! is taken. A message that is not well formed ends the connection, a request
+//! beyond limits is refused before the handler sees it. Replies are sent only
+//! after the batch's end was told to the handler. Dropping a connection drops
+//! its handler.
 
 use crate::inflow::{Body, Inflow};
-use crate::limits::{LATER_MAX, UNSENT_REPLY_BYTES_MAX};
+use crate::limits::{LATER_BYTES_MAX, LATER_MAX, UNSENT_REPLY_BYTES_MAX};
 use crate::message::reply::{self, Answer, Reply};
-use crate::message::request::{Control, Request};
+use crate::message::request::{Control, Request, check_limits};
 use crate::message::{Direction, Header, Kind, Malformed};
 use crate::outflow::Outflow;
 use crate::service::{Finished, Handler, Outcome, Ticket};
 use crate::spin::Spin;
 use crate::stop::Stop;
-use crate::stream::{Received, Stream, wait_any};
+use crate::stream::{GONE, Received, Stream, wait_any};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, LISTED_MAX, SliceError, SliceReply, SliceRequest};
 use rustix::event::{PollFd, PollFlags};
@@ -34,6 +36,16 @@ pub(crate) enum Broken {
     Malformed(#[from] Malformed),
     #[error("a batch could not be ended: {0}")]
     Batch(SliceError),
+    #[error("the handler used {0:?} for two requests at once")]
+    TicketTwice(Ticket),
+}
+
+/// A request whose reply comes later.
+struct Later {
+    kind: Kind,
+    tag: u64,
+    /// Bytes that it holds, see [`LATER_BYTES_MAX`].
+    held: usize,
 }
 
 /// Where a connection's handler comes from.
@@ -48,7 +60,9 @@ pub(crate) struct Connection<'a> {
     handler: Option<Box<dyn Handler>>,
     inflow: Inflow,
     outflow: Outflow,
-    later: HashMap<Ticket, (Kind, u64)>,
+    later: HashMap<Ticket, Later>,
+    /// Bytes held by all of `later`.
+    held: usize,
     done: Vec<Finished>,
     /// Whether the handler has been asked something since its last batch.
     executed: bool,
@@ -73,25 +87,34 @@ impl<'a> Connection<'a> {
             inflow: Inflow::new(Direction::Request, true),
             outflow: Outflow::default(),
             later: HashMap::new(),
+            held: 0,
             done: Vec::new(),
             executed: false,
             spin: Spin::new(spin_us_max),
         }
     }
 
+    /// The same with a handler that is open already.
+    pub(crate) fn with_handler(mut self, handler: Box<dyn Handler>) -> Connection<'a> {
+        self.handler = Some(handler);
+        self
+    }
+
     /// Serves until the client or [`Stop`] ends it.
     pub(crate) fn run(mut self) -> Result<(), Broken> {
         while !self.stop.is_said() {
             let drained = self.take_requests()?;
-            self.finish_later();
+            // The end of a batch may be what finishes a ticket.
             self.end_batch()?;
+            self.finish_later();
             self.outflow.flush(self.stream)?;
-            if !drained && self.may_take() {
-                continue;
-            }
-            if !self.may_take() {
-                self.sleep(PollFlags::OUT)?;
-            } else if !self.receive()? {
+            let goes_on = match (self.may_take(), drained) {
+                (true, false) => true,
+                (true, true) => self.receive()?,
+                // A client that is gone would end this wait again and again.
+                (false, _) => !self.sleep(PollFlags::empty())?.intersects(GONE),
+            };
+            if !goes_on {
                 return Ok(());
             }
         }
@@ -109,10 +132,12 @@ impl<'a> Connection<'a> {
 
     fn may_take(&self) -> bool {
         self.outflow.len() < UNSENT_REPLY_BYTES_MAX
+            && self.later.len() < LATER_MAX
+            && self.held < LATER_BYTES_MAX
     }
 
-    /// Does what has arrived; false if it stopped because too many bytes wait
-    /// for the client.
+    /// Does what has arrived; false if it stopped because too much waits for
+    /// the client or the handler.
     fn take_requests(&mut self) -> Result<bool, Broken> {
         while self.may_take() {
             let Some((header, body)) = self.inflow.next()? else {
@@ -123,7 +148,7 @@ impl<'a> Connection<'a> {
         Ok(false)
     }
 
-    fn take_request(&mut self, header: &Header, body: Body) -> Result<(), Malformed> {
+    fn take_request(&mut self, header: &Header, body: Body) -> Result<(), Broken> {
         let request = Request::decode(header, self.inflow.share(body))?;
         let answer = match request {
             Request::Control(control) => self.control(control),
@@ -131,16 +156,25 @@ impl<'a> Connection<'a> {
                 let attached = handler.attach(slice, epoch)?;
                 Ok(Reply::Attached(attached))
             }),
-            Request::Slice { handle, request } => match self.execute(handle, request) {
-                Outcome::Now(result) => result.map(Reply::Slice),
-                Outcome::Later(ticket) => {
-                    self.later.insert(ticket, (header.kind, header.tag));
-                    return Ok(());
+            Request::Slice { handle, request } => {
+                let held = held_bytes(&request);
+                match self.execute(handle, request) {
+                    Outcome::Now(result) => result.map(Reply::Slice),
+                    Outcome::Later(ticket) => return self.keep(ticket, header, held),
                 }
-            },
+            }
         };
         self.answer(header.kind, header.tag, answer);
         Ok(())
+    }
+
+    fn keep(&mut self, ticket: Ticket, header: &Header, held: usize) -> Result<(), Broken> {
+        let (kind, tag) = (header.kind, header.tag);
+        self.held += held;
+        match self.later.insert(ticket, Later { kind, tag, held }) {
+            None => Ok(()),
+            Some(_) => Err(Broken::TicketTwice(ticket)),
+        }
     }
 
     fn handler(&mut self) -> Result<&mut Box<dyn Handler>, SliceError> {
@@ -151,9 +185,8 @@ impl<'a> Connection<'a> {
     }
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
-        if self.later.len() == LATER_MAX {
-            let cause = format!("a connection waits for at most {LATER_MAX} requests; end some");
-            return Outcome::Now(Err(SliceError::Refused(cause)));
+        if let Err(cause) = check_limits(&request) {
+            return Outcome::Now(Err(cause));
         }
         match &mut self.handler {
             Some(handler) => {
@@ -181,7 +214,10 @@ impl<'a> Connection<'a> {
         let mut done = std::mem::take(&mut self.done);
         for (ticket, result) in done.drain(..) {
             match self.later.remove(&ticket) {
-                Some((kind, tag)) => self.answer(kind, tag, result.map(Reply::Slice)),
+                Some(Later { kind, tag, held }) => {
+                    self.held -= held;
+                    self.answer(kind, tag, result.map(Reply::Slice));
+                }
                 None => tracing::error!(?ticket, "a handler finished what was not begun"),
             }
         }
@@ -238,8 +274,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Sleeps until the socket is ready for this or, if replies wait, for
-    /// sending; or a ticket may be finished; or [`Stop`] is said.
-    fn sleep(&self, flags: PollFlags) -> io::Result<()> {
+    /// sending; or a ticket may be finished; or [`Stop`] is said. Tells what
+    /// the socket is ready for.
+    fn sleep(&self, flags: PollFlags) -> io::Result<PollFlags> {
         let flags = match self.outflow.is_empty() {
             true => flags,
             false => flags | PollFlags::OUT,
@@ -250,7 +287,8 @@ impl<'a> Connection<'a> {
         ];
         if self.later.is_empty() {
             let mut fds = fixed;
-            return wait_any(&mut fds, None).map(drop);
+            wait_any(&mut fds, None)?;
+            return Ok(fds[0].revents());
         }
         let mut handlers = Vec::new();
         if let Some(handler) = &self.handler {
@@ -259,6 +297,16 @@ impl<'a> Connection<'a> {
         let mut fds = fixed.to_vec();
         let watched = handlers.into_iter();
         fds.extend(watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        wait_any(&mut fds, None).map(drop)
+        wait_any(&mut fds, None)?;
+        Ok(fds[0].revents())
+    }
+}
+
+/// Bytes that a request holds until it is finished: its own, or its reply's.
+fn held_bytes(request: &SliceRequest) -> usize {
+    match request {
+        SliceRequest::Write { data, .. } => data.len(),
+        SliceRequest::Read { len, .. } => *len as usize,
+        _ => 0,
     }
 }

@@ -21,6 +21,9 @@ pub(crate) struct Stream {
     fd: OwnedFd,
 }
 
+/// What poll says of a socket that carries nothing any more, either way.
+pub(crate) const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR);
+
 /// What a receive gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
@@ -124,8 +127,10 @@ impl Stream {
     /// Whether the peer has closed its end.
     pub(crate) fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::RDHUP)];
-        // An error of poll tells nothing about the peer; the next receive does.
-        wait_any(&mut fds, Some(Instant::now())).unwrap_or(false)
+        // An error of poll tells nothing about the peer, nor does a signal; the
+        // next receive does.
+        let _ = wait_any(&mut fds, Some(Instant::now()));
+        fds[0].revents().intersects(GONE | PollFlags::RDHUP)
     }
 
     /// Ends the connection both ways; the peer sees it at once.

@@ -33,7 +33,9 @@ use crate::limits::TEXT_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
-use pagemesh_base::slice::{BrickStatus, InFlight, Run, SliceError, SliceInfo, SliceReply};
+use pagemesh_base::slice::{
+    BrickStatus, InFlight, Run, SliceError, SliceInfo, SliceReply, SliceRequest,
+};
 use pagemesh_base::space::Extent;
 use uuid::Uuid;
 
@@ -65,6 +67,29 @@ pub enum Reply {
     },
     /// To status.
     Status(BrickStatus),
+}
+
+/// Bytes or entries that the reply must have, if the request says it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected(usize);
+
+impl Expected {
+    pub(crate) fn of(request: &SliceRequest) -> Expected {
+        Expected(match request {
+            SliceRequest::Read { len, .. } => *len as usize,
+            SliceRequest::Checksums { count, .. } => *count as usize,
+            _ => 0,
+        })
+    }
+
+    /// Whether a reply, of the request's kind, has as much as was asked for.
+    pub(crate) fn fits(self, reply: &SliceReply) -> bool {
+        match reply {
+            SliceReply::Data(data) => data.len() == self.0,
+            SliceReply::Checksums(sums) => sums.len() == self.0,
+            _ => true,
+        }
+    }
 }
 
 /// A reply or the reason why there is none.

@@ -19,10 +19,11 @@
 //! A slice is its 16-byte UUID in the order of its text form.
 
 use super::{Direction, Header, ID_BYTES, Kind, Malformed};
+use crate::limits::{CLEAR_BYTES_MAX, ROUND_MAX};
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_base::slice::{LISTED_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp};
 use uuid::Uuid;
 
 /// What a client asks of a brick.
@@ -205,6 +206,38 @@ impl Request {
 }
 
 const _: () = assert!(ID_BYTES == size_of::<Uuid>());
+
+/// Checks what a request asks for against the limits of its kind. Both ends
+/// do: the client before it sends, the brick before it makes room.
+///
+/// # Errors
+/// [`SliceError::OutOfRange`] with the limit.
+pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
+    let (what, asked, max) = match request {
+        SliceRequest::Read { len, .. } => ("bytes at once", u64::from(*len), IO_MAX),
+        SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
+        SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
+        SliceRequest::Checksums { count, .. } => {
+            ("checksums at once", u64::from(*count), LISTED_MAX as u64)
+        }
+        SliceRequest::Dirty { round: 0, .. } => {
+            let cause = "round 0 is not a degraded one; ask for 1 to 15";
+            return Err(SliceError::OutOfRange(cause.into()));
+        }
+        SliceRequest::Dirty { round, .. } | SliceRequest::RaiseEpoch { round, .. } => {
+            ("as a round", u64::from(*round), u64::from(ROUND_MAX))
+        }
+        _ => return Ok(()),
+    };
+    match asked <= max {
+        true => Ok(()),
+        false => Err(SliceError::OutOfRange(format!(
+            "{asked} {what}; the most is {max}"
+        ))),
+    }
+}
+
+const IO_MAX: u64 = SLICE_IO_BYTES_MAX as u64;
 
 fn place(request: &SliceRequest, header: &mut Header) {
     match request {

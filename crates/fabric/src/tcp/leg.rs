@@ -20,8 +20,8 @@ use super::pending::{Pending, Table};
 use crate::auth::Purpose;
 use crate::inflow::Inflow;
 use crate::limits::{FULL_SOCKET_PAUSE, GATHERED_BYTES_MAX, Timeouts};
-use crate::message::reply::{self, Reply};
-use crate::message::request::Request;
+use crate::message::reply::{self, Attached, Reply};
+use crate::message::request::{Request, check_limits};
 use crate::message::{Direction, Malformed};
 use crate::outflow::Outflow;
 use crate::remote::Remote;
@@ -30,8 +30,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    LEG_REQUESTS_MAX, Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply,
-    SliceRequest,
+    LEG_REQUESTS_MAX, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
 use rustix::event::epoll;
 use std::io;
@@ -88,20 +87,25 @@ impl TcpLeg {
         let (stream, brick) = connect(address, key, Purpose::Session, &timeouts)?;
         let remote = Remote::new(stream, brick, timeouts.handshake);
         let attached = remote.attach(slice, epoch)?;
-        Ok(TcpLeg {
+        Ok(TcpLeg::over(remote, attached, timeouts.stall))
+    }
+
+    /// A leg over a connection that has attached a slice.
+    pub(crate) fn over(remote: Remote, attached: Attached, stall: Duration) -> TcpLeg {
+        TcpLeg {
+            brick: remote.brick(),
             stream: remote.into_stream(),
             inflow: Inflow::new(Direction::Reply, false),
             outflow: Outflow::default(),
-            brick,
             handle: attached.handle,
             size_bytes: attached.size_bytes,
             in_flight: Table::default(),
             completed: Vec::new(),
             lost: None,
             progress: Instant::now(),
-            stall: timeouts.stall,
+            stall,
             room: None,
-        })
+        }
     }
 
     /// The brick's identity, which it has proven.
@@ -122,18 +126,11 @@ impl TcpLeg {
 
     /// Why a request cannot be sent at all.
     fn objection(&self, request: &SliceRequest) -> Option<SliceError> {
-        let len = match request {
-            SliceRequest::Read { len, .. } => *len as usize,
-            SliceRequest::Write { data, .. } => data.len(),
-            _ => 0,
-        };
         if let Some(reason) = &self.lost {
             return Some(SliceError::Lost(reason.clone()));
         }
-        if len > SLICE_IO_BYTES_MAX as usize {
-            return Some(SliceError::OutOfRange(format!(
-                "{len} bytes at once; a leg takes at most {SLICE_IO_BYTES_MAX}"
-            )));
+        if let Err(cause) = check_limits(request) {
+            return Some(cause);
         }
         self.in_flight.is_full().then(|| {
             SliceError::Refused(format!(

@@ -4,6 +4,7 @@
 //! place and how often it was used, so that a late or repeated reply is never
 //! taken for another request's.
 
+use crate::message::reply::Expected;
 use crate::message::{Kind, Malformed};
 use pagemesh_base::slice::{LEG_REQUESTS_MAX, SliceReply, SliceRequest};
 
@@ -16,31 +17,21 @@ pub(super) struct Pending {
     /// The submitter's number.
     pub(super) tag: u64,
     kind: Kind,
-    /// Bytes or entries that the reply must have, if the request says it.
-    expected: usize,
+    expected: Expected,
 }
 
 impl Pending {
     pub(super) fn new(tag: u64, kind: Kind, request: &SliceRequest) -> Pending {
-        let expected = match request {
-            SliceRequest::Read { len, .. } => *len as usize,
-            SliceRequest::Checksums { count, .. } => *count as usize,
-            _ => 0,
-        };
         Pending {
             tag,
             kind,
-            expected,
+            expected: Expected::of(request),
         }
     }
 
     /// Whether a reply has as much as was asked for.
     pub(super) fn fits(&self, reply: &SliceReply) -> bool {
-        match reply {
-            SliceReply::Data(data) => data.len() == self.expected,
-            SliceReply::Checksums(sums) => sums.len() == self.expected,
-            _ => true,
-        }
+        self.expected.fits(reply)
     }
 }
 
