@@ -17,6 +17,7 @@
 //! state of a leg by itself, and never calls a brick while it holds its lock.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod api;
 mod bricks;

@@ -25,6 +25,9 @@ pub const DEAD_AFTER: Duration = Duration::from_secs(7);
 pub const VOLUMES_MAX: usize = 4096;
 /// Bricks, for the same reason.
 pub const BRICKS_MAX: usize = 1024;
+/// Slices to delete, beyond which none are made: a brick that loses requests
+/// to make slices must not fill the store. Deleting goes on beyond it.
+pub const DOOMED_MAX: usize = 1 << 16;
 
 /// How the manager reaches bricks.
 pub trait Bricks: Send + Sync {
@@ -91,11 +94,21 @@ pub(crate) struct Place {
     pub bytes: u64,
 }
 
-/// A slice to delete, and since when that is tried.
+/// A slice to delete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Doom {
     pub record: Doomed,
-    pub since: Duration,
+    /// When its brick first said that there is none.
+    pub absent_since: Option<Duration>,
+}
+
+impl Doom {
+    pub(crate) fn new(record: Doomed) -> Doom {
+        Doom {
+            record,
+            absent_since: None,
+        }
+    }
 }
 
 /// Everything the lock guards.
@@ -106,6 +119,8 @@ pub(crate) struct Book {
     pub doomed: BTreeMap<(BrickId, SliceId), Doom>,
     /// Slices being made for a volume that is created or grown.
     pub building: BTreeMap<Name, Vec<Place>>,
+    /// The last doomed slice that the sweep has tried.
+    pub swept_to: Option<(BrickId, SliceId)>,
 }
 
 /// The slices of segments.
@@ -178,14 +193,13 @@ impl Manager {
         settings: Settings,
     ) -> Result<Manager, StoreError> {
         let contents = store.load()?;
-        let since = clock.elapsed();
         let brick = |record: BrickRecord| Brick {
             record,
             seen: None,
             told_alive: false,
         };
         let volume = |record: VolumeRecord| (record.ledger.layout.name.clone(), record);
-        let doom = |record: Doomed| ((record.brick, record.slice), Doom { record, since });
+        let doom = |record: Doomed| ((record.brick, record.slice), Doom::new(record));
         let book = Book {
             bricks: contents
                 .bricks
@@ -194,7 +208,7 @@ impl Manager {
                 .collect(),
             volumes: contents.volumes.into_iter().map(volume).collect(),
             doomed: contents.doomed.into_iter().map(doom).collect(),
-            building: BTreeMap::new(),
+            ..Book::default()
         };
         Ok(Manager {
             store,

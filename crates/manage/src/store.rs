@@ -1,7 +1,8 @@
 //! The manager's store: a redb database of JSON records.
 //!
 //! Invariants: one change is one durable transaction: when [`Store::commit`]
-//! returns, all of its writes survive a crash, and if it fails, none is there.
+//! returns, all of its writes survive a crash. If it fails, all of them or none
+//! are there, and nothing is written after it until the store is opened anew.
 //! A file that is no manager store is never written to.
 //!
 //! Tables: `meta` (what the file is, and its schema version), `bricks` by
@@ -19,6 +20,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The schema this manager writes; higher ones are refused.
 pub const SCHEMA: u64 = 1;
@@ -65,6 +67,9 @@ pub enum StoreError {
         /// What is damaged.
         what: String,
     },
+    /// A change could not be written before.
+    #[error("the store {} takes no changes since it failed to write one; see to its disk and start the manager again", .0.display())]
+    Failed(PathBuf),
     /// The file cannot be opened, read or written.
     #[error("the store {} cannot be used: {cause}", path.display())]
     Io {
@@ -108,6 +113,9 @@ pub struct Contents {
 pub struct Store {
     database: Database,
     path: PathBuf,
+    /// Whether a commit has failed. It may be there all the same, so what the
+    /// file says is not known until it is opened again.
+    failed: AtomicBool,
 }
 
 impl Store {
@@ -124,6 +132,7 @@ impl Store {
         let store = Store {
             database,
             path: path.to_owned(),
+            failed: AtomicBool::new(false),
         };
         if made {
             sync_directory(path).map_err(|cause| store.io(cause))?;
@@ -135,16 +144,32 @@ impl Store {
     /// Makes one change durable.
     ///
     /// # Errors
-    /// When it cannot be written; then nothing has changed.
+    /// When it cannot be written. Whether it is there after the next opening
+    /// is then not known, so that every later change is refused.
     pub fn commit(&self, writes: &[Write<'_>]) -> Result<(), StoreError> {
-        let mut transaction = self.database.begin_write().map_err(|e| self.io(e))?;
-        transaction
-            .set_durability(Durability::Immediate)
-            .map_err(|e| self.io(e))?;
-        for write in writes {
-            self.put(&transaction, write).map_err(|e| self.io(e))?;
+        if self.has_failed() {
+            return Err(StoreError::Failed(self.path.clone()));
         }
-        transaction.commit().map_err(|e| self.io(e))
+        let done = self.try_commit(writes);
+        if done.is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
+        done.map_err(|error| self.io(error))
+    }
+
+    /// Whether a commit has failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    fn try_commit(&self, writes: &[Write<'_>]) -> Result<(), redb::Error> {
+        let mut transaction = self.database.begin_write()?;
+        transaction.set_durability(Durability::Immediate)?;
+        for write in writes {
+            put(&transaction, write)?;
+        }
+        Ok(transaction.commit()?)
     }
 
     /// Reads all of it.
@@ -173,36 +198,6 @@ impl Store {
                 .push(self.decode("a slice to delete", value.value())?);
         }
         Ok(contents)
-    }
-
-    fn put(&self, transaction: &WriteTransaction, write: &Write<'_>) -> Result<(), redb::Error> {
-        match write {
-            Write::PutBrick(record) => {
-                let mut table = transaction.open_table(BRICKS)?;
-                table.insert(record.brick.0.as_u128(), encode(record)?.as_slice())?;
-            }
-            Write::RemoveBrick(brick) => {
-                transaction.open_table(BRICKS)?.remove(brick.0.as_u128())?;
-            }
-            Write::PutVolume(record) => {
-                let mut table = transaction.open_table(VOLUMES)?;
-                let name = record.ledger.layout.name.as_str();
-                table.insert(name, encode(record)?.as_slice())?;
-            }
-            Write::RemoveVolume(name) => {
-                transaction.open_table(VOLUMES)?.remove(name.as_str())?;
-            }
-            Write::Doom(doomed) => {
-                let mut table = transaction.open_table(DOOMED)?;
-                let key = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128());
-                table.insert(key, encode(doomed)?.as_slice())?;
-            }
-            Write::Pardon(brick, slice) => {
-                let key = (brick.0.as_u128(), slice.0.as_u128());
-                transaction.open_table(DOOMED)?.remove(key)?;
-            }
-        }
-        Ok(())
     }
 
     /// Makes a new file a manager store, and sees that an old one is.
@@ -274,6 +269,36 @@ impl Store {
             cause: cause.to_string(),
         }
     }
+}
+
+fn put(transaction: &WriteTransaction, write: &Write<'_>) -> Result<(), redb::Error> {
+    match write {
+        Write::PutBrick(record) => {
+            let mut table = transaction.open_table(BRICKS)?;
+            table.insert(record.brick.0.as_u128(), encode(record)?.as_slice())?;
+        }
+        Write::RemoveBrick(brick) => {
+            transaction.open_table(BRICKS)?.remove(brick.0.as_u128())?;
+        }
+        Write::PutVolume(record) => {
+            let mut table = transaction.open_table(VOLUMES)?;
+            let name = record.ledger.layout.name.as_str();
+            table.insert(name, encode(record)?.as_slice())?;
+        }
+        Write::RemoveVolume(name) => {
+            transaction.open_table(VOLUMES)?.remove(name.as_str())?;
+        }
+        Write::Doom(doomed) => {
+            let mut table = transaction.open_table(DOOMED)?;
+            let key = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128());
+            table.insert(key, encode(doomed)?.as_slice())?;
+        }
+        Write::Pardon(brick, slice) => {
+            let key = (brick.0.as_u128(), slice.0.as_u128());
+            transaction.open_table(DOOMED)?.remove(key)?;
+        }
+    }
+    Ok(())
 }
 
 fn encode(record: &impl Serialize) -> Result<Vec<u8>, redb::Error> {

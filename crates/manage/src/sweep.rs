@@ -10,9 +10,10 @@ use crate::fault::Fault;
 use crate::manager::{Brick, Manager, Place, places};
 use crate::records::Doomed;
 use crate::store::Write;
-use pagemesh_base::layout::{BrickId, Segment};
+use pagemesh_base::layout::{BrickId, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// How often slices that could not be deleted are tried again. Returning
@@ -20,9 +21,11 @@ use std::time::Duration;
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Slices that one pass tries to delete; the next pass goes on.
 const SWEEP_SLICES_MAX: usize = 1024;
-/// A request to make a slice may reach its brick this long after it was given
-/// up; until then "no such slice" does not mean that there will be none. Far
-/// longer than the timeouts of control connections.
+/// A request to make a slice may be carried out this long after its brick was
+/// first seen to answer without having the slice; until then "no such slice"
+/// does not mean that there will be none. Counted from an answer and not from
+/// the request, because a brick that stood still finds old requests in its
+/// sockets when it goes on. Far longer than the timeouts of connections.
 const UNCERTAIN_FOR: Duration = Duration::from_secs(120);
 
 /// Connections to bricks, opened when first needed.
@@ -47,14 +50,14 @@ impl Controls<'_> {
     }
 }
 
-/// What is known of a slice after it was asked for.
-enum Made {
-    /// It is there.
-    Yes,
-    /// It is not there, or is not ours.
-    No,
-    /// No answer.
-    Unknown,
+/// What a failed attempt to make a slice may have left.
+enum Trace {
+    /// Nothing of ours: the brick was not asked, or the slice is another's.
+    None,
+    /// Perhaps a slice, and nothing will follow: the brick has answered.
+    Settled,
+    /// Perhaps a slice, now or later: there was no answer.
+    Open,
 }
 
 impl Manager {
@@ -79,9 +82,8 @@ impl Manager {
         let places: Vec<Place> = places(segments).collect();
         let mut controls = self.controls();
         for (at, place) in places.iter().enumerate() {
-            let (made, cause) = match make(&mut controls, place) {
-                (_, Ok(())) => continue,
-                (made, Err(cause)) => (made, cause),
+            let Err((trace, cause)) = make(&mut controls, place) else {
+                continue;
             };
             let fault = Fault::Brick {
                 brick: place.brick,
@@ -89,37 +91,40 @@ impl Manager {
                 cause,
             };
             drop(controls);
-            self.undo(&places, at, &made);
+            self.undo(&places, at, &trace);
             return Err(fault);
         }
         Ok(())
     }
 
-    /// Deletes the first `failed` slices and forgets those that never were.
-    fn undo(&self, places: &[Place], failed: usize, made: &Made) {
-        let mut never: Vec<&Place> = places[failed + 1..].iter().collect();
-        if matches!(made, Made::No) {
-            never.push(&places[failed]);
-        }
-        let gone: Vec<_> = never
-            .iter()
-            .map(|place| (place.brick, place.slice))
-            .collect();
-        self.pardon(&gone);
-        let doomed: Vec<Doomed> = places[..failed]
-            .iter()
-            .map(|place| Doomed {
-                brick: place.brick,
-                slice: place.slice,
-                uncertain: false,
-            })
-            .collect();
-        self.retire(&doomed);
+    /// Deletes the slices up to the one that failed and forgets those that
+    /// were never asked for.
+    fn undo(&self, places: &[Place], failed: usize, trace: &Trace) {
+        let (asked, never) = match trace {
+            Trace::None => (failed, failed),
+            Trace::Settled => (failed + 1, failed + 1),
+            Trace::Open => (failed, failed + 1),
+        };
+        let key = |place: &Place| (place.brick, place.slice);
+        let never: Vec<_> = places[never..].iter().map(key).collect();
+        self.pardon(&never);
+        let doomed = |place: &Place| Doomed {
+            brick: place.brick,
+            slice: place.slice,
+            uncertain: false,
+        };
+        let asked: Vec<_> = places[..asked].iter().map(doomed).collect();
+        self.retire(&asked);
     }
 
     /// Tries to delete slices; those that are gone are forgotten. A brick
-    /// that is dead, or fails once, is left for the next pass.
+    /// that is dead or gets lost is left for the next pass. Once the store has
+    /// failed, nothing is deleted any more: it may name as part of a volume
+    /// what memory still has as doomed.
     pub(crate) fn retire(&self, doomed: &[Doomed]) {
+        if self.store.has_failed() {
+            return;
+        }
         let mut by_brick: BTreeMap<BrickId, Vec<Doomed>> = BTreeMap::new();
         for &slice in doomed {
             by_brick.entry(slice.brick).or_default().push(slice);
@@ -147,31 +152,42 @@ impl Manager {
         controls: &mut Controls<'_>,
         brick: BrickId,
         slices: &[Doomed],
-        gone: &mut Vec<(BrickId, pagemesh_base::layout::SliceId)>,
+        gone: &mut Vec<(BrickId, SliceId)>,
     ) -> Result<(), SliceError> {
         let control = controls.get(brick)?;
         for doomed in slices {
-            match control.delete(doomed.slice) {
-                Ok(()) => gone.push((brick, doomed.slice)),
-                Err(SliceError::NoSuchSlice(_)) if self.is_settled(doomed) => {
-                    gone.push((brick, doomed.slice));
+            let slice = doomed.slice;
+            match control.delete(slice) {
+                Ok(()) => gone.push((brick, slice)),
+                Err(SliceError::NoSuchSlice(_)) if self.stays_away(doomed) => {
+                    gone.push((brick, slice));
                 }
                 Err(SliceError::NoSuchSlice(_)) => {}
-                Err(cause) => return Err(cause),
+                Err(cause @ SliceError::Lost(_)) => return Err(cause),
+                // One slice that cannot go must not keep the others.
+                Err(cause) => {
+                    tracing::warn!(%brick, %slice, %cause, "cannot delete a slice; trying again later");
+                }
             }
         }
         Ok(())
     }
 
-    fn is_settled(&self, doomed: &Doomed) -> bool {
-        let book = self.book();
-        let since = book.doomed.get(&(doomed.brick, doomed.slice));
+    /// Whether a slice that its brick does not have will not appear later.
+    fn stays_away(&self, doomed: &Doomed) -> bool {
+        if !doomed.uncertain {
+            return true;
+        }
         let now = self.clock.elapsed();
-        !doomed.uncertain
-            || since.is_none_or(|doom| now.saturating_sub(doom.since) >= UNCERTAIN_FOR)
+        let mut book = self.book();
+        let Some(doom) = book.doomed.get_mut(&(doomed.brick, doomed.slice)) else {
+            return true;
+        };
+        let since = *doom.absent_since.get_or_insert(now);
+        now.saturating_sub(since) >= UNCERTAIN_FOR
     }
 
-    fn pardon(&self, gone: &[(BrickId, pagemesh_base::layout::SliceId)]) {
+    fn pardon(&self, gone: &[(BrickId, SliceId)]) {
         if gone.is_empty() {
             return;
         }
@@ -191,18 +207,30 @@ impl Manager {
     /// tries again to delete what is left of deleted volumes.
     pub fn sweep(&self) {
         self.tell_deaths();
-        let doomed: Vec<Doomed> = {
-            let book = self.book();
-            let idle = book.doomed.values().filter(|doom| {
-                let brick = book.bricks.get(&doom.record.brick);
-                brick.is_some_and(|brick| self.is_alive(brick))
-                    && !book.is_building(doom.record.slice)
-            });
-            idle.map(|doom| doom.record)
-                .take(SWEEP_SLICES_MAX)
-                .collect()
-        };
+        let doomed = self.next_to_retire();
         self.retire(&doomed);
+    }
+
+    /// The doomed slices that can be tried now. Each pass begins behind the
+    /// last one of the pass before, so that slices that cannot be deleted do
+    /// not keep others waiting for ever.
+    fn next_to_retire(&self) -> Vec<Doomed> {
+        let mut book = self.book();
+        let behind = book.swept_to.map_or(Bound::Unbounded, Bound::Excluded);
+        let up_to = book.swept_to.map(Bound::Included);
+        let later = book.doomed.range((behind, Bound::Unbounded));
+        let earlier = up_to.map(|to| book.doomed.range((Bound::Unbounded, to)));
+        let next: Vec<Doomed> = later
+            .chain(earlier.into_iter().flatten())
+            .map(|(_, doom)| doom.record)
+            .filter(|record| {
+                let brick = book.bricks.get(&record.brick);
+                brick.is_some_and(|brick| self.is_alive(brick)) && !book.is_building(record.slice)
+            })
+            .take(SWEEP_SLICES_MAX)
+            .collect();
+        book.swept_to = next.last().map(|record| (record.brick, record.slice));
+        next
     }
 
     fn tell_deaths(&self) {
@@ -226,14 +254,17 @@ fn tell(brick: &Brick, alive: bool) {
     }
 }
 
-fn make(controls: &mut Controls<'_>, place: &Place) -> (Made, Result<(), SliceError>) {
-    let control = match controls.get(place.brick) {
-        Ok(control) => control,
-        Err(cause) => return (Made::No, Err(cause)),
-    };
-    match control.create(place.slice, place.bytes) {
-        Ok(()) => (Made::Yes, Ok(())),
-        Err(cause @ SliceError::Lost(_)) => (Made::Unknown, Err(cause)),
-        Err(cause) => (Made::No, Err(cause)),
-    }
+fn make(controls: &mut Controls<'_>, place: &Place) -> Result<(), (Trace, SliceError)> {
+    let control = controls
+        .get(place.brick)
+        .map_err(|cause| (Trace::None, cause))?;
+    control.create(place.slice, place.bytes).map_err(|cause| {
+        let trace = match cause {
+            SliceError::Lost(_) => Trace::Open,
+            SliceError::SliceExists(_) => Trace::None,
+            // A brick that could not make a slice durable may have it still.
+            _ => Trace::Settled,
+        };
+        (trace, cause)
+    })
 }

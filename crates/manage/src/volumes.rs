@@ -7,7 +7,7 @@
 
 use crate::fault::Fault;
 use crate::ledger::{Change, Ledger, LegTurn};
-use crate::manager::{Book, Doom, Manager, Place, VOLUMES_MAX, places};
+use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places};
 use crate::placement::{PlacedSegment, Placement, Wish, place};
 use crate::records::{Attachment, Doomed, Note, VolumeRecord};
 use crate::shape::Shape;
@@ -146,7 +146,7 @@ impl Manager {
             let mut writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
             writes.push(Write::RemoveVolume(name));
             self.store.commit(&writes)?;
-            self.remember(&mut book, &doomed);
+            Manager::remember(&mut book, &doomed);
             book.volumes.remove(name);
             doomed
         };
@@ -270,9 +270,15 @@ impl Manager {
             uncertain: true,
         };
         let doomed: Vec<Doomed> = places.iter().map(doom).collect();
+        if book.doomed.len() + doomed.len() > DOOMED_MAX {
+            return Err(Fault::TooMany {
+                what: "slices to delete",
+                most: DOOMED_MAX,
+            });
+        }
         let writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
         self.store.commit(&writes)?;
-        self.remember(book, &doomed);
+        Manager::remember(book, &doomed);
         book.building.insert(name.clone(), places);
         Ok(Plan {
             manager: self,
@@ -282,9 +288,8 @@ impl Manager {
         })
     }
 
-    pub(crate) fn remember(&self, book: &mut Book, doomed: &[Doomed]) {
-        let since = self.clock.elapsed();
-        let doom = |&record: &Doomed| ((record.brick, record.slice), Doom { record, since });
+    fn remember(book: &mut Book, doomed: &[Doomed]) {
+        let doom = |&record: &Doomed| ((record.brick, record.slice), Doom::new(record));
         book.doomed.extend(doomed.iter().map(doom));
     }
 
