@@ -41,6 +41,17 @@ pub enum BenchError {
         /// The system's word.
         cause: io::Error,
     },
+    /// A recovery was not made.
+    #[error("recovery {round} of a pool of {size_bytes} bytes failed: {cause}")]
+    Recovery {
+        /// The pool.
+        size_bytes: u64,
+        /// Which, from 1.
+        round: usize,
+        /// The word of who makes them.
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A program is not installed.
     #[error("{program} is not installed; `apt-get install {package}` provides it")]
     Missing {

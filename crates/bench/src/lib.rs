@@ -20,8 +20,12 @@ mod error;
 pub mod load;
 pub mod peers;
 pub mod plot;
+pub mod ramp;
+pub mod recovery;
 pub mod report;
 pub mod session;
 pub mod stats;
+pub mod sweep;
+pub mod table;
 
 pub use error::BenchError;

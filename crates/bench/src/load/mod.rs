@@ -203,6 +203,67 @@ pub fn run(
     run_workers(shares.collect())
 }
 
+/// Spreads `places` over as many threads as there are, at most `threads_max`,
+/// with a channel each. Each place is a closed loop of its own: one request in
+/// flight, the next one as soon as it has completed. The mix's own queue depth
+/// is not used.
+///
+/// # Errors
+/// When the options make no sense, or the space refuses a channel.
+pub(crate) fn open_places(
+    space: &dyn Space,
+    mix: &Mix,
+    places: usize,
+    threads_max: usize,
+) -> Result<Vec<Worker>, BenchError> {
+    if places == 0 || !(1..=THREADS_MAX).contains(&threads_max) {
+        let text = format!(
+            "{places} requests in flight on {threads_max} threads; use at least one, and 1 to \
+             {THREADS_MAX} threads"
+        );
+        return Err(BenchError::Option(text));
+    }
+    let threads = places.min(threads_max);
+    let open = |nth: usize| {
+        let share = Mix {
+            queue_depth: places / threads + usize::from(nth < places % threads),
+            ..mix.clone()
+        };
+        Worker::open(space, &share, nth as u64, threads as u64)
+    };
+    (0..threads).map(open).collect()
+}
+
+/// The longest block that [`fill`] writes.
+const FILL_BLOCK_BYTES_MAX: u64 = 256 << 10;
+
+/// Writes the first `span_bytes` once, a multiple of 4096, so that reads are
+/// not answered from holes. What was there is lost.
+///
+/// # Errors
+/// When the span makes no sense for the space, or a request fails.
+pub fn fill(space: &dyn Space, span_bytes: u64) -> Result<(), BenchError> {
+    if span_bytes == 0 || !span_bytes.is_multiple_of(4096) || span_bytes > space.size_bytes() {
+        let text = format!(
+            "{span_bytes} bytes to fill are not whole pages of 4096 within {}",
+            space.size_bytes()
+        );
+        return Err(BenchError::Option(text));
+    }
+    // The longest power of two that leaves no rest.
+    let block = (1 << span_bytes.trailing_zeros().min(63)).min(FILL_BLOCK_BYTES_MAX);
+    let mix = Mix {
+        queue_depth: 4,
+        block_bytes: block as u32,
+        order: Order::Sequential,
+        span_bytes: Some(span_bytes),
+        ..Mix::default()
+    };
+    let blocks = span_bytes / block;
+    Worker::open(space, &mix, 0, 1)?.run(Limit::Operations(blocks))?;
+    Ok(())
+}
+
 /// Runs workers that may differ, each on a thread of its own, together.
 ///
 /// # Errors

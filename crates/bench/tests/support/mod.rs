@@ -27,6 +27,8 @@ pub struct Seen {
     pub channels: AtomicUsize,
     pub depth_max: AtomicUsize,
     pub offsets: Mutex<Vec<u64>>,
+    /// Bytes of the requests, in the same order.
+    pub lens: Mutex<Vec<u64>>,
 }
 
 pub struct Memory {
@@ -86,6 +88,7 @@ impl Core {
         };
         counter.fetch_add(1, Ordering::Relaxed);
         seen.offsets.lock().expect("not poisoned").push(offset);
+        seen.lens.lock().expect("not poisoned").push(len);
         let count = seen.reads.load(Ordering::Relaxed) + seen.writes.load(Ordering::Relaxed);
         let result = check_range(self.size_bytes, offset, len).and_then(|()| match request {
             _ if count > self.good => Err(SpaceError::Fenced),

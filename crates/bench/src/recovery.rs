@@ -1,0 +1,226 @@
+//! How long pools take to be opened after their brick was killed, beside each
+//! other by size: recovery must not depend on the size of the pool.
+//!
+//! Who measures supplies how one recovery is made: a pool of the given size,
+//! load, a kill, and the time from the start of opening until it serves. In
+//! each round every size has its recovery; which comes first moves on by one.
+//! Every recovery counts, the first as well: there is no second one for who
+//! waits for it.
+//!
+//! It never opens or kills anything itself.
+
+use crate::error::BenchError;
+use crate::plot::{Axis, Kind, Plot, Series};
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::{median, median_ratio};
+use serde::Serialize;
+use serde_json::json;
+use std::error::Error;
+use std::time::Duration;
+
+/// Sizes of one comparison: more than a chart can show.
+pub const SIZES_MAX: usize = 16;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Recoveries per size, [`crate::session::ROUNDS_MIN`] to
+    /// [`crate::session::ROUNDS_MAX`].
+    pub rounds: usize,
+    /// Pool sizes in bytes; ratios are to the first.
+    pub sizes_bytes: Vec<u64>,
+    /// The pools' durability class.
+    pub class: String,
+    /// What the pools go through, such as `kill -9 under 4 KiB random writes`.
+    pub load: String,
+}
+
+impl Default for Options {
+    /// 8 GiB and eight times as much.
+    fn default() -> Options {
+        Options {
+            rounds: 5,
+            sizes_bytes: vec![8 << 30, 64 << 30],
+            class: "process".to_owned(),
+            load: "kill -9 under 4 KiB random writes".to_owned(),
+        }
+    }
+}
+
+/// One measured recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Recovered {
+    /// From the start of opening until the pool could serve.
+    #[serde(rename = "wall_ns", serialize_with = "as_ns")]
+    pub wall: Duration,
+    /// Records that were replayed.
+    pub records: u64,
+    /// Bytes that the pool held when its brick was killed.
+    pub held_bytes: u64,
+}
+
+fn as_ns<S: serde::Serializer>(wall: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Makes one measured recovery at a time.
+pub trait Recover {
+    /// Loads a pool of this size, kills what serves it, opens it again and
+    /// says how long that took. `round` counts from 1. A pool may be used
+    /// again in the next round.
+    ///
+    /// # Errors
+    /// Whatever prevented it; the run then ends.
+    fn recover(
+        &mut self,
+        size_bytes: u64,
+        round: usize,
+    ) -> Result<Recovered, Box<dyn Error + Send + Sync>>;
+}
+
+impl<F> Recover for F
+where
+    F: FnMut(u64, usize) -> Result<Recovered, Box<dyn Error + Send + Sync>>,
+{
+    fn recover(
+        &mut self,
+        size_bytes: u64,
+        round: usize,
+    ) -> Result<Recovered, Box<dyn Error + Send + Sync>> {
+        self(size_bytes, round)
+    }
+}
+
+/// Measures; see the module. The report has a row per size, times in ms; the
+/// ratio is the median of the rounds' own ratios to the first size.
+///
+/// # Errors
+/// When an option makes no sense, or a recovery fails.
+pub fn run_recovery(recover: &mut dyn Recover, options: &Options) -> Result<Report, BenchError> {
+    check(options)?;
+    let sizes = &options.sizes_bytes;
+    let mut found: Vec<Vec<Recovered>> = vec![Vec::new(); sizes.len()];
+    for round in 0..options.rounds {
+        for turn in 0..sizes.len() {
+            let at = (turn + round) % sizes.len();
+            let recovered = recover.recover(sizes[at], round + 1);
+            found[at].push(recovered.map_err(|cause| BenchError::Recovery {
+                size_bytes: sizes[at],
+                round: round + 1,
+                cause,
+            })?);
+        }
+    }
+    Ok(report(&found, options))
+}
+
+fn check(options: &Options) -> Result<(), BenchError> {
+    check_rounds(options.rounds)?;
+    let sizes = &options.sizes_bytes;
+    if !(1..=SIZES_MAX).contains(&sizes.len()) {
+        let text = format!("{} pool sizes are not 1 to {SIZES_MAX}", sizes.len());
+        return Err(BenchError::Option(text));
+    }
+    if sizes.contains(&0) {
+        let text = "a pool of 0 bytes cannot be opened; use a larger one";
+        return Err(BenchError::Option(text.to_owned()));
+    }
+    Ok(())
+}
+
+fn report(found: &[Vec<Recovered>], options: &Options) -> Report {
+    let title = format!("opening a pool again, {}", options.load);
+    let columns = [
+        ("pool", ""),
+        ("median", "ms"),
+        ("min", "ms"),
+        ("max", "ms"),
+        ("to the first", "×"),
+        ("records replayed", "median"),
+        ("held", "MiB, median"),
+    ];
+    let mut report = Report::new("recovery", &title, &options.class, &columns);
+    let first = walls_ms(&found[0]);
+    for (size, rounds) in options.sizes_bytes.iter().zip(found) {
+        report.push(row(*size, rounds, &first));
+    }
+    report.note(format!(
+        "{} recoveries per size, alternating; the ratio is the median of the rounds' own ratios",
+        options.rounds
+    ));
+    warn_of_idle(&mut report, found);
+    report.plots.push(plot(found, options));
+    report.raw = json!({
+        "sizes_bytes": options.sizes_bytes,
+        "recoveries_by_size_round": found,
+    });
+    report
+}
+
+fn walls_ms(rounds: &[Recovered]) -> Vec<f64> {
+    rounds.iter().map(|r| r.wall.as_secs_f64() * 1e3).collect()
+}
+
+fn row(size_bytes: u64, rounds: &[Recovered], first_ms: &[f64]) -> Vec<Cell> {
+    let walls = walls_ms(rounds);
+    let middle = |of: fn(&Recovered) -> f64| median(&rounds.iter().map(of).collect::<Vec<_>>());
+    vec![
+        size_name(size_bytes).into(),
+        median(&walls).into(),
+        walls.iter().copied().reduce(f64::min).into(),
+        walls.iter().copied().reduce(f64::max).into(),
+        median_ratio(&walls, first_ms).into(),
+        middle(|r| r.records as f64).into(),
+        middle(|r| r.held_bytes as f64 / 1_048_576.0).into(),
+    ]
+}
+
+/// 8589934592 as 8 GiB.
+fn size_name(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = units
+        .iter()
+        .find(|(shift, _)| bytes.trailing_zeros() >= *shift);
+    match whole {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// A recovery that found nothing to replay shows less than it seems to.
+fn warn_of_idle(report: &mut Report, found: &[Vec<Recovered>]) {
+    let all: Vec<&Recovered> = found.iter().flatten().collect();
+    let idle = all.iter().filter(|r| r.records == 0).count();
+    if idle > 0 {
+        report.note(format!(
+            "beware: {idle} of {} recoveries had nothing to replay",
+            all.len()
+        ));
+    }
+}
+
+fn plot(found: &[Vec<Recovered>], options: &Options) -> Plot {
+    let bars = |name: &str, of: fn(&[f64]) -> Option<f64>| Series {
+        name: name.to_owned(),
+        points: (0u32..)
+            .zip(found)
+            .filter_map(|(at, rounds)| Some((f64::from(at), of(&walls_ms(rounds))?)))
+            .collect(),
+    };
+    Plot {
+        title: "Opening a pool after a kill".to_owned(),
+        kind: Kind::Bars,
+        x: Axis::linear("pool"),
+        y: Axis::linear("ms"),
+        categories: options
+            .sizes_bytes
+            .iter()
+            .map(|size| size_name(*size))
+            .collect(),
+        series: vec![
+            bars("median", median),
+            bars("max", |walls| walls.iter().copied().reduce(f64::max)),
+        ],
+    }
+}

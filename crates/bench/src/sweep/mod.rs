@@ -1,0 +1,230 @@
+//! One space under several cases of load, in one alternating run: what the
+//! ramp and the table have in common.
+//!
+//! The part of the space that is used is written once before, unless told
+//! otherwise. Then, round by round, every case has its time; which comes first
+//! moves on by one. One round before the first does not count. All cases of a
+//! round start with the same seed.
+//!
+//! **A place** is one request in flight, followed by the next as soon as it has
+//! completed. Places are spread over few threads with a channel each, because
+//! more threads than cores would measure the scheduler. The places of a thread
+//! share its core: where a space answers within `submit`, as over `map`, a
+//! request's latency includes the requests that its thread submitted after it,
+//! and grows with the number of places although nothing waits in the space.
+//!
+//! CPU time is that of the submitting threads and, beside it, what `brick_cpu`
+//! says; the machine's is that of everything that ran on it.
+
+mod machine;
+
+pub(crate) use machine::MachineCpu;
+
+use crate::error::BenchError;
+use crate::load::{Limit, Mix, fill, open_places, run_workers};
+use crate::report::Report;
+use crate::session::check_rounds;
+use crate::stats::{Summary, median};
+use pagemesh_base::space::Space;
+use pagemesh_base::units::PAGE_BYTES;
+use serde::Serialize;
+use std::time::Duration;
+
+/// The shortest time of a case: below it, starting threads is what is measured.
+pub const RUNTIME_MIN: Duration = Duration::from_millis(10);
+/// The longest time of a case: nobody waits longer for one of many.
+pub const RUNTIME_MAX: Duration = Duration::from_secs(3600);
+/// Cases of one sweep: more than a chart can show.
+pub const CASES_MAX: usize = 64;
+
+/// How to run, whatever the cases are.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Alternating rounds, [`crate::session::ROUNDS_MIN`] to
+    /// [`crate::session::ROUNDS_MAX`].
+    pub rounds: usize,
+    /// Time of one case in one round, [`RUNTIME_MIN`] to [`RUNTIME_MAX`].
+    pub runtime: Duration,
+    /// Threads that places are spread over; a case with fewer places uses as
+    /// many as it has places.
+    pub threads: usize,
+    /// Only the first so many bytes of the space, rounded down to whole pages;
+    /// none: all of it.
+    pub span_bytes: Option<u64>,
+    /// Whether to write that part once before: what is there is lost. Without
+    /// it, what was never written is read from holes.
+    pub fill: bool,
+    /// Whether writes complete only when they are durable.
+    pub durable: bool,
+    /// The pools' durability class.
+    pub class: String,
+    /// What the space is, such as `mirror over map`.
+    pub space: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            rounds: 5,
+            runtime: Duration::from_secs(1),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            span_bytes: Some(1 << 30),
+            fill: true,
+            durable: false,
+            class: "process".to_owned(),
+            space: "volume".to_owned(),
+        }
+    }
+}
+
+/// One kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Case {
+    pub block_bytes: u32,
+    pub read_percent: u8,
+    pub places: usize,
+}
+
+/// What a case gave in one round.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Sample {
+    /// Operations per second.
+    pub rate: f64,
+    /// Bytes per second.
+    pub bytes_rate: f64,
+    pub reads: Summary,
+    pub writes: Summary,
+    pub all: Summary,
+    /// Of the submitting threads.
+    pub cpu_ns_per_operation: f64,
+    pub brick_cpu_ns_per_operation: f64,
+    /// Share of all cores, user and system; none where the kernel does not say.
+    pub machine_percent: Option<f64>,
+    /// System alone.
+    pub machine_system_percent: Option<f64>,
+}
+
+/// The samples of one case, by round.
+pub(crate) struct Rounds(pub Vec<Sample>);
+
+impl Rounds {
+    /// The median of one figure over the rounds.
+    pub(crate) fn median(&self, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+        median(&self.0.iter().map(of).collect::<Vec<f64>>())
+    }
+
+    /// The median of a figure that not every round has.
+    pub(crate) fn median_of_known(&self, of: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
+        median(&self.0.iter().filter_map(of).collect::<Vec<f64>>())
+    }
+
+    /// The median of a time in ns, as µs.
+    pub(crate) fn median_us(&self, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+        self.median(of).map(|ns| ns / 1000.0)
+    }
+}
+
+/// Runs the cases; see the module. One entry per case.
+pub(crate) fn sweep(
+    space: &dyn Space,
+    cases: &[Case],
+    brick_cpu: &mut dyn FnMut() -> Duration,
+    options: &Options,
+) -> Result<Vec<Rounds>, BenchError> {
+    let span = check(space, cases, options)?;
+    if options.fill {
+        fill(space, span)?;
+    }
+    let mut found: Vec<Rounds> = cases.iter().map(|_| Rounds(Vec::new())).collect();
+    for round in 0..=options.rounds {
+        for turn in 0..cases.len() {
+            let at = (turn + round) % cases.len();
+            let mix = Mix {
+                block_bytes: cases[at].block_bytes,
+                read_percent: cases[at].read_percent,
+                durable: options.durable,
+                seed: round as u64 + 1,
+                span_bytes: Some(span),
+                ..Mix::default()
+            };
+            let sample = measure(space, &mix, cases[at].places, brick_cpu, options)?;
+            if round > 0 {
+                found[at].0.push(sample);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The bytes that are used.
+fn check(space: &dyn Space, cases: &[Case], options: &Options) -> Result<u64, BenchError> {
+    check_rounds(options.rounds)?;
+    let refuse = |text: String| Err(BenchError::Option(text));
+    if !(1..=CASES_MAX).contains(&cases.len()) {
+        return refuse(format!("{} steps are not 1 to {CASES_MAX}", cases.len()));
+    }
+    if !(RUNTIME_MIN..=RUNTIME_MAX).contains(&options.runtime) {
+        return refuse(format!(
+            "{:?} per step and round is not {RUNTIME_MIN:?} to {RUNTIME_MAX:?}",
+            options.runtime
+        ));
+    }
+    let size = space.size_bytes();
+    let page = PAGE_BYTES as u64;
+    let span = options.span_bytes.unwrap_or(size).min(size) / page * page;
+    let longest = cases.iter().map(|case| u64::from(case.block_bytes)).max();
+    match longest {
+        Some(bytes) if bytes <= span => Ok(span),
+        _ => refuse(format!(
+            "the {span} bytes to be used do not hold the largest block; use a larger volume or part"
+        )),
+    }
+}
+
+fn measure(
+    space: &dyn Space,
+    mix: &Mix,
+    places: usize,
+    brick_cpu: &mut dyn FnMut() -> Duration,
+    options: &Options,
+) -> Result<Sample, BenchError> {
+    let workers = open_places(space, mix, places, options.threads)?;
+    let limit = Limit::Time(options.runtime);
+    let workers = workers.into_iter().map(|worker| (worker, limit)).collect();
+    let (brick, machine) = (brick_cpu(), MachineCpu::now());
+    let outcome = run_workers(workers)?;
+    let machine = machine.zip(MachineCpu::now());
+    let brick = brick_cpu().saturating_sub(brick);
+    let share = machine.and_then(|(before, after)| after.share_since(&before));
+    Ok(Sample {
+        rate: outcome.rate(),
+        bytes_rate: outcome.bytes as f64 / outcome.wall.as_secs_f64(),
+        reads: outcome.reads.summary(),
+        writes: outcome.writes.summary(),
+        all: outcome.all().summary(),
+        cpu_ns_per_operation: outcome.cpu_ns_per_operation(),
+        brick_cpu_ns_per_operation: brick.as_nanos() as f64 / outcome.operations() as f64,
+        machine_percent: share.map(|share| share.busy_percent),
+        machine_system_percent: share.map(|share| share.system_percent),
+    })
+}
+
+/// Says how the figures came about.
+pub(crate) fn describe(report: &mut Report, options: &Options) {
+    let filled = match options.fill {
+        true => "a part of the space that was written once before",
+        false => "a part of the space that was not written before: holes may have been read",
+    };
+    report.note(format!(
+        "medians of {} alternating rounds of {} ms per step after one that does not count, over {}",
+        options.rounds,
+        options.runtime.as_millis(),
+        filled
+    ));
+    report.note(format!(
+        "requests in flight are places in the queues of at most {} threads; where the space answers \
+         at once, latency includes what the same thread submitted after the request",
+        options.threads
+    ));
+    report.note("CPU is of the submitting threads; brick CPU is of the bricks, divided likewise");
+}
