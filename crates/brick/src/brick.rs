@@ -6,6 +6,7 @@
 //! until a session rings, so an idle brick costs nothing.
 
 use crate::file::{self, FileError};
+use crate::process;
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
@@ -18,14 +19,23 @@ use pagemesh_store::session::Session;
 use pagemesh_store::view::View;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Processes that one barrier ends before it gives up: each takes a second to
+/// be found.
+const STUCK_MAX: usize = 8;
+/// How long after its process's end a connection is expected to close.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A running pool.
 pub struct Brick {
     pool: Mutex<Pool<Mapped>>,
     view: Arc<View<Mapped>>,
     durability: Durability,
+    /// Told whenever a session was closed.
+    closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
 }
@@ -61,6 +71,7 @@ impl Brick {
             pool: Mutex::new(pool),
             view,
             durability,
+            closed: Condvar::new(),
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
         });
@@ -86,9 +97,11 @@ impl Brick {
             let seen = self.view.control().rung();
             // In a statement of its own: the pool must not stay locked while
             // the housekeeper sleeps.
-            let tended = self.pool().tend();
+            let tended = self.unstuck(Pool::tend);
             match tended {
                 Ok(true) => continue,
+                // Told already; the next ring tries again.
+                Err(ObjectError::Stuck { .. }) => self.view.control().await_bell(seen, None),
                 Ok(false) => self.view.control().await_bell(seen, None),
                 Err(cause) => {
                     tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
@@ -127,6 +140,12 @@ impl Brick {
         self.failed.load(Ordering::Acquire)
     }
 
+    /// Whether clients may map the pool themselves.
+    #[must_use]
+    pub fn can_be_mapped(&self) -> bool {
+        !file::needs_sync(self.durability)
+    }
+
     /// Opens a session for a thread of this process or for another process.
     ///
     /// # Errors
@@ -140,6 +159,51 @@ impl Brick {
         if let Err(cause) = self.pool().close_session(number) {
             tracing::error!(%cause, number, "cannot end a session");
         }
+        self.closed.notify_all();
+        // Its frames can be granted again.
+        self.view.control().ring();
+    }
+
+    /// Runs something that waits for all operations to end. A client's process
+    /// that is stopped inside one is ended, as nothing else keeps its late
+    /// stores out.
+    fn unstuck<T>(
+        &self,
+        mut run: impl FnMut(&mut Pool<Mapped>) -> Result<T, ObjectError>,
+    ) -> Result<T, ObjectError> {
+        let mut pool = self.pool();
+        let mut tries = 0;
+        loop {
+            let result = run(&mut pool);
+            let Err(ObjectError::Stuck { session, pid }) = result else {
+                return result;
+            };
+            tracing::warn!(
+                session,
+                pid,
+                "ending a process that is stopped in an operation"
+            );
+            tries += 1;
+            if tries == STUCK_MAX {
+                return result;
+            }
+            if let Err(cause) = process::end(pid, pool.started(session)) {
+                tracing::error!(pid, %cause, "a session is stuck");
+                return result;
+            }
+            pool = self.await_close(pool, session);
+        }
+    }
+
+    /// Waits until a dead session's connection has been noticed.
+    fn await_close<'a>(
+        &self,
+        pool: MutexGuard<'a, Pool<Mapped>>,
+        session: u32,
+    ) -> MutexGuard<'a, Pool<Mapped>> {
+        let open = |pool: &mut Pool<Mapped>| pool.is_open(session);
+        let waited = self.closed.wait_timeout_while(pool, CLOSE_LIMIT, open);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Does what only the owner of the pool can do for a slice.
@@ -163,7 +227,9 @@ impl Brick {
                 Err(SliceError::OutOfRange(cause))
             }
             SliceRequest::RaiseEpoch { epoch, round } => {
-                pool.raise_epoch(slice, epoch, round).map_err(refused)?;
+                drop(pool);
+                self.unstuck(|pool| pool.raise_epoch(slice, epoch, round))
+                    .map_err(refused)?;
                 Ok(SliceReply::Done)
             }
             other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
@@ -247,7 +313,7 @@ impl BrickControl for Brick {
     }
 
     fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
-        let deleted = self.pool().delete(slice).map_err(refused);
+        let deleted = self.unstuck(|pool| pool.delete(slice)).map_err(refused);
         self.view.control().ring();
         deleted
     }

@@ -1,9 +1,11 @@
 //! The file or device that holds a pool.
 //!
 //! Invariants: whoever has the pool mapped shares an open file description
-//! that is locked; so nobody recovers a pool that a client still maps. Plain
+//! that is locked; so nobody recovers a pool that a client still maps. A brick
+//! holds a second lock, of its process, that tells it from its clients. Plain
 //! files are fully allocated before they become a pool.
 
+use crate::process;
 use pagemesh_pmem::{Durability, MapError, Mapped};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
@@ -12,7 +14,16 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
+
+/// How long clients of a dead brick have to unmap its pool; they notice the
+/// brick's end at once, so later ones are stopped, and are ended.
+const UNMAP_LIMIT: Duration = Duration::from_secs(2);
+/// How long to wait for a pool in all.
+const LOCK_LIMIT: Duration = Duration::from_secs(4);
+/// How often to look whether the pool is free.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a pool's file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -127,10 +138,45 @@ fn open_locked(path: &Path) -> Result<File, FileError> {
         .write(true)
         .open(path)
         .map_err(system("open", path))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(FileError::InUse(path.into())),
+    claim(path, &file)?;
+    let began = Instant::now();
+    let mut ended = false;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(cause) => return Err(system("lock", path)(cause.into())),
+        }
+        if began.elapsed() > UNMAP_LIMIT && !ended {
+            end_stragglers(path);
+            ended = true;
+        }
+        if began.elapsed() > LOCK_LIMIT {
+            return Err(FileError::InUse(path.into()));
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+}
+
+/// Takes the lock that belongs to this process and never to a client, so that
+/// a running brick is told from clients of a dead one.
+fn claim(path: &Path, file: &File) -> Result<(), FileError> {
+    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => {
+            Err(FileError::InUse(path.into()))
+        }
         Err(cause) => Err(system("lock", path)(cause.into())),
+    }
+}
+
+/// Ends clients of a dead brick that did not unmap its pool: they are stopped.
+fn end_stragglers(path: &Path) {
+    for (pid, started) in process::mappers(path) {
+        tracing::warn!(pid, path = %path.display(), "ending a client that does not unmap the pool of a dead brick");
+        if let Err(cause) = process::end(pid, started) {
+            tracing::error!(pid, %cause, "cannot end a client");
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! The brick: the daemon that owns a pool.
 //!
 //! [`file`] finds and locks the pool, [`brick`] keeps house, [`worker`] is one
-//! connection's session. Nothing here knows of volumes.
+//! connection's session, [`service`] joins them to the fabric. Nothing here
+//! knows of volumes.
 
 #![forbid(unsafe_code)]
 
 pub mod brick;
 pub mod file;
+mod process;
+pub mod service;
 pub mod worker;

@@ -45,12 +45,13 @@ impl Worker {
         })
     }
 
-    /// Attaches a slice; the handle names it in requests.
+    /// Attaches a slice. Gives the handle that names it in requests, and its
+    /// size.
     ///
     /// # Errors
     /// When there is none, it has a newer epoch, or too many are attached.
-    pub fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<u32, SliceError> {
-        let (object, _) = self.brick.attach(slice, epoch)?;
+    pub fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<(u32, u64), SliceError> {
+        let (object, size_bytes) = self.brick.attach(slice, epoch)?;
         let handle = self.session.view().handle(object, slice)?;
         if self.attached.len() == ATTACHED_MAX {
             return Err(SliceError::Refused(format!(
@@ -63,7 +64,7 @@ impl Worker {
             handle,
             epoch,
         });
-        Ok(self.attached.len() as u32 - 1)
+        Ok((self.attached.len() as u32 - 1, size_bytes))
     }
 
     /// The slice and handle behind an attached number.

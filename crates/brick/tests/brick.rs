@@ -61,7 +61,7 @@ fn write(offset: u64, data: Vec<u8>, stamp: Stamp) -> SliceRequest {
 
 fn worker(brick: &Arc<Brick>, epoch: u32) -> Worker {
     let mut worker = Worker::open(brick, 1, 1).expect("a session");
-    assert_eq!(worker.attach(SLICE, Epoch(epoch)), Ok(0));
+    assert_eq!(worker.attach(SLICE, Epoch(epoch)), Ok((0, SIZE)));
     worker
 }
 

@@ -1,7 +1,7 @@
 //! Wire messages, and the transports that carry them.
 //!
 //! [`message`] says what is asked and answered, [`auth`] who may ask. [`tcp`]
-//! carries messages between machines; `map` hands a pool's descriptors to a
+//! carries messages between machines; [`map`] hands a pool's descriptors to a
 //! client on the same machine and carries the few messages that only the
 //! brick can answer. [`service`] is what a brick implements to be served,
 //! [`remote`] a connection for blocking calls.
@@ -13,6 +13,7 @@
 
 pub mod auth;
 pub mod limits;
+pub mod map;
 pub mod message;
 pub mod remote;
 pub mod service;

@@ -101,6 +101,11 @@ impl Shared {
         Ok(Shared { base, len, file })
     }
 
+    /// The memory's file, to be passed to other processes.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Bytes.
     pub fn len_bytes(&self) -> usize {
         self.len

@@ -513,6 +513,19 @@ impl<M: Media> Pool<M> {
         self.bury(number)
     }
 
+    /// Whether a session is open.
+    #[must_use]
+    pub fn is_open(&self, number: u32) -> bool {
+        self.lanes.numbers_open().contains(&number)
+    }
+
+    /// When the process of a session started, as told when it was opened.
+    #[must_use]
+    pub fn started(&self, number: u32) -> u64 {
+        let cells = self.view.control.cells(number);
+        cells.start_time().load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Makes everything committed so far durable.
     ///
     /// # Errors

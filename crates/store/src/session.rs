@@ -170,7 +170,7 @@ impl<M: Media> Session<M> {
     /// asks the owner for them if it must.
     pub(crate) fn prepare(&mut self, frames: u64, entry_lines: usize) -> Result<(), StoreError> {
         for tries in 0.. {
-            if self.view.is_abandoned() {
+            if self.view.is_gone() {
                 return Err(StoreError::Gone);
             }
             self.refresh();
@@ -228,7 +228,7 @@ impl<M: Media> Session<M> {
             .store(u64::from(self.ticket) | frames << 32, Ordering::SeqCst);
         self.view.control.ring();
         cells.await_answer(self.ticket, OWNER_WAIT_MAX);
-        if self.view.is_abandoned() {
+        if self.view.is_gone() {
             return Err(StoreError::Gone);
         }
         match cells.answered().load(Ordering::Acquire) == self.ticket {
@@ -267,7 +267,7 @@ impl<M: Media> Session<M> {
         if cells.revoked().load(Ordering::Acquire) != 0 {
             return Err(StoreError::Revoked);
         }
-        if self.view.is_abandoned() {
+        if self.view.is_gone() {
             return Err(StoreError::Gone);
         }
         if cells.recalls().load(Ordering::Acquire) != self.grants.recalls {

@@ -159,7 +159,9 @@ impl<M: Media> View<M> {
         self.gone.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_abandoned(&self) -> bool {
+    /// Whether the owner is known to be gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 

@@ -28,6 +28,7 @@ mod mapped;
 mod status;
 #[cfg(test)]
 mod testing;
+mod transport;
 mod view;
 mod volume;
 mod wake;
@@ -39,4 +40,5 @@ pub use mapped::MappedLeg;
 pub use status::{
     CheckReport, ColumnStatus, Counters, Difference, LegStatus, Resync, VolumeState, VolumeStatus,
 };
+pub use transport::{Transport, Transports};
 pub use volume::{AttachError, CheckError, RefreshError, Volume};

@@ -58,6 +58,3 @@ pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Completions of a mapped leg between two reaps: every request in flight.
 pub(crate) const MAPPED_DONE_MAX: usize = pagemesh_base::slice::LEG_REQUESTS_MAX;
-/// How often the watcher of a mapped pool looks whether it is still needed;
-/// the brick's end wakes it at once.
-pub(crate) const WATCH_INTERVAL: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@
 //! was noticed; the mapping goes with the last leg, so that a new brick can
 //! recover the pool. The watcher never touches the pool.
 
-use crate::limits::{MAPPED_DONE_MAX, WATCH_INTERVAL};
+use crate::limits::MAPPED_DONE_MAX;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{
     Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
@@ -15,9 +15,11 @@ use pagemesh_pmem::Mapped;
 use pagemesh_store::requests::{Executed, execute};
 use pagemesh_store::session::{Member, Session, write};
 use pagemesh_store::view::{Handle, View};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{Shutdown, shutdown};
 use std::any::Any;
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -32,6 +34,14 @@ pub struct MappedLeg {
     /// Requests that the owner has not answered.
     asked: u32,
     done: Vec<SliceCompletion>,
+    life: Arc<Life>,
+}
+
+/// The connection that a session lives and dies with.
+struct Life {
+    socket: OwnedFd,
+    /// Whether this end closed it.
+    ended: AtomicBool,
 }
 
 impl MappedLeg {
@@ -48,8 +58,13 @@ impl MappedLeg {
         life: OwnedFd,
     ) -> std::io::Result<MappedLeg> {
         let view = Arc::downgrade(session.view());
+        let life = Arc::new(Life {
+            socket: life,
+            ended: AtomicBool::new(false),
+        });
+        let watched = life.clone();
         let watcher = std::thread::Builder::new().name("brick-watcher".into());
-        watcher.spawn(move || watch(&view, &life))?;
+        watcher.spawn(move || watch(&view, &watched))?;
         Ok(MappedLeg {
             session,
             handle,
@@ -57,6 +72,7 @@ impl MappedLeg {
             owner,
             asked: 0,
             done: Vec::new(),
+            life,
         })
     }
 
@@ -114,15 +130,12 @@ impl MappedLeg {
 
 /// Waits for the brick's end; then no session of the mapping does anything
 /// more.
-fn watch(view: &Weak<View<Mapped>>, life: &OwnedFd) {
-    let interval = Timespec {
-        tv_sec: WATCH_INTERVAL.as_secs().cast_signed(),
-        tv_nsec: 0,
-    };
-    while view.strong_count() > 0 {
-        let mut fds = [PollFd::new(life, PollFlags::RDHUP)];
-        match poll(&mut fds, Some(&interval)) {
+fn watch(view: &Weak<View<Mapped>>, life: &Life) {
+    loop {
+        let mut fds = [PollFd::new(&life.socket, PollFlags::RDHUP)];
+        match poll(&mut fds, None) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            _ if life.ended.load(Ordering::Acquire) => return,
             _ => {
                 if let Some(view) = view.upgrade() {
                     view.abandon();
@@ -130,6 +143,14 @@ fn watch(view: &Weak<View<Mapped>>, life: &OwnedFd) {
                 return;
             }
         }
+    }
+}
+
+impl Drop for MappedLeg {
+    fn drop(&mut self) {
+        self.life.ended.store(true, Ordering::Release);
+        // Ends the session and its watcher; fails only if the brick is gone.
+        let _ = shutdown(&self.life.socket, Shutdown::Both);
     }
 }
 

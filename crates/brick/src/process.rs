@@ -1,0 +1,96 @@
+//! Other processes: who they are, and their end.
+//!
+//! Invariants: a process is named by its number and its start time, so that a
+//! later one of the same number is never ended.
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The start time of a process, in clock ticks since boot; none if it is gone.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; field 22 counts from 1.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// Ends a process for good, if it is still the one that started then.
+pub(crate) fn end(pid: u32, started: u64) -> Result<(), String> {
+    let told = |cause: rustix::io::Errno| {
+        format!("process {pid} is stopped inside an operation and cannot be ended: {cause}; end it")
+    };
+    if pid == std::process::id() {
+        return Err(
+            "a thread of the brick is stopped inside an operation; restart the brick".into(),
+        );
+    }
+    let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return Ok(());
+    };
+    let handle = match pidfd_open(target, PidfdFlags::empty()) {
+        Ok(handle) => handle,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(cause) => return Err(told(cause)),
+    };
+    // The handle pins the process, so that this cannot name another one.
+    if start_time(pid) != Some(started) {
+        return Ok(());
+    }
+    match pidfd_send_signal(&handle, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(cause) => Err(told(cause)),
+    }
+}
+
+/// Processes that have a file mapped, with their start times.
+pub(crate) fn mappers(file: &Path) -> Vec<(u32, u64)> {
+    let Ok(wanted) = file.metadata() else {
+        return Vec::new();
+    };
+    let Ok(listed) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|&pid| pid != std::process::id())
+        .filter_map(|pid| Some((pid, start_time(pid)?)))
+        .filter(|&(pid, _)| maps(pid, wanted.dev(), wanted.ino()))
+        .collect()
+}
+
+/// Whether a process has this inode mapped; false for what cannot be looked at.
+fn maps(pid: u32, dev: u64, inode: u64) -> bool {
+    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else {
+        return false;
+    };
+    let wanted = (rustix::fs::major(dev), rustix::fs::minor(dev), inode);
+    maps.lines().any(|line| mapped(line) == Some(wanted))
+}
+
+/// Device and inode of a line of `/proc/PID/maps`.
+fn mapped(line: &str) -> Option<(u32, u32, u64)> {
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let hex = |digits| u32::from_str_radix(digits, 16).ok();
+    Some((hex(major)?, hex(minor)?, fields.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_start_time_and_others_do_not_pass_for_it() {
+        let pid = std::process::id();
+        assert!(start_time(pid).is_some());
+        assert_eq!(start_time(u32::MAX), None);
+        assert!(end(pid, 0).is_err(), "never itself");
+    }
+
+    #[test]
+    fn lines_of_maps_are_read() {
+        let line = "7f00-7f10 rw-s 00000000 00:1b 4711    /dev/shm/pool (deleted)";
+        assert_eq!(mapped(line), Some((0, 0x1b, 4711)));
+        assert_eq!(mapped("nonsense"), None);
+    }
+}

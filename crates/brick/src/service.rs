@@ -1,0 +1,133 @@
+//! The brick as the fabric serves it: over tcp a worker runs the session, over
+//! `map` the client does.
+//!
+//! Invariants: a map session ends when its connection does. A pool of class
+//! `file-sync` is not mapped by clients: its slots live in an overlay that is
+//! private to the brick.
+
+use crate::brick::Brick;
+use crate::process::start_time;
+use crate::worker::{ATTACHED_MAX, Worker};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{BrickControl, SliceError, SliceRequest};
+use pagemesh_fabric::map::{Granted, MapService, Peer};
+use pagemesh_fabric::message::reply::Attached;
+use pagemesh_fabric::service::{Handler, Outcome, PeerInfo, Service};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Serves a brick.
+pub struct Served(pub Arc<Brick>);
+
+impl Service for Served {
+    fn brick(&self) -> BrickId {
+        self.0.id()
+    }
+
+    fn open(&self, _peer: PeerInfo) -> Result<Box<dyn Handler>, SliceError> {
+        let pid = std::process::id();
+        let worker = Worker::open(&self.0, pid, start_time(pid).unwrap_or(0))?;
+        Ok(Box::new(worker))
+    }
+
+    fn control(&self) -> &dyn BrickControl {
+        &*self.0
+    }
+}
+
+impl Handler for Worker {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+        let (handle, size_bytes) = Worker::attach(self, slice, epoch)?;
+        Ok(Attached { handle, size_bytes })
+    }
+
+    fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
+        Outcome::Now(Worker::execute(self, handle, request))
+    }
+}
+
+impl MapService for Served {
+    fn brick(&self) -> BrickId {
+        self.0.id()
+    }
+
+    fn grant(&self, peer: Peer) -> Result<Granted, SliceError> {
+        let brick = &self.0;
+        if !brick.can_be_mapped() {
+            return Err(SliceError::Refused(format!(
+                "a pool of class {} is reached over tcp only",
+                brick.durability()
+            )));
+        }
+        let started = start_time(peer.pid)
+            .ok_or_else(|| SliceError::Lost(format!("process {} is gone", peer.pid)))?;
+        let number = brick.open_session(peer.pid, started)?;
+        let owner = Owner {
+            brick: brick.clone(),
+            number,
+            attached: Vec::new(),
+        };
+        let view = brick.view();
+        let (media, shared) = (view.media(), view.control().shared());
+        let share = |fd: &std::fs::File| fd.as_fd().try_clone_to_owned();
+        let refused = |cause| SliceError::Refused(format!("no descriptor is left: {cause}"));
+        Ok(Granted {
+            session: number,
+            incarnation: view.incarnation().0,
+            pool: share(media.file()).map_err(refused)?,
+            pool_bytes: view.geometry().pool_bytes,
+            control: share(shared.file()).map_err(refused)?,
+            control_bytes: shared.len_bytes() as u64,
+            handler: Box::new(owner),
+        })
+    }
+
+    fn control(&self) -> &dyn BrickControl {
+        &*self.0
+    }
+}
+
+/// Does for a mapped session what only the pool's owner can.
+struct Owner {
+    brick: Arc<Brick>,
+    number: u32,
+    attached: Vec<(u32, SliceId)>,
+}
+
+impl Handler for Owner {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+        let (object, size_bytes) = self.brick.attach(slice, epoch)?;
+        if self.attached.len() == ATTACHED_MAX {
+            return Err(SliceError::Refused(format!(
+                "a connection attaches at most {ATTACHED_MAX} slices"
+            )));
+        }
+        self.attached.push((object.0, slice));
+        Ok(Attached {
+            handle: object.0,
+            size_bytes,
+        })
+    }
+
+    fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
+        // The latest: the number of a deleted object is used again.
+        let named = self
+            .attached
+            .iter()
+            .rev()
+            .find(|(known, _)| *known == handle);
+        Outcome::Now(match named {
+            Some(&(_, slice)) => self.brick.own(slice, request),
+            None => Err(SliceError::OutOfRange(format!(
+                "nothing is attached as {handle}"
+            ))),
+        })
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.brick.close_session(self.number);
+    }
+}

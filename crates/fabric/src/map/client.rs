@@ -1,0 +1,169 @@
+//! The client's side: asks for a session, and gets the descriptors.
+
+use super::wire::{GRANT_BYTES, GrantHeader, NotUnderstood, hello};
+use crate::limits::{TEXT_BYTES_MAX, Timeouts};
+use crate::message::reply::Attached;
+use crate::remote::Remote;
+use crate::stream::Stream;
+use crate::tcp::TcpLeg;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::SliceError;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, recvmsg, socket_with,
+};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Instant;
+
+/// Descriptors of a grant: the pool and its control segment.
+const GRANT_FDS: usize = 2;
+
+/// A session of a pool, to be taken up in this process.
+#[derive(Debug)]
+pub struct Grant {
+    /// The pool's identity, as its brick told.
+    pub brick: BrickId,
+    /// The opening of the pool.
+    pub incarnation: u32,
+    /// The session's number.
+    pub session: u32,
+    /// The pool's file. Its lock is held while a copy of it is open.
+    pub pool: OwnedFd,
+    /// Bytes to map of it.
+    pub pool_bytes: u64,
+    /// The control segment.
+    pub control: OwnedFd,
+    /// Bytes to map of it.
+    pub control_bytes: u64,
+}
+
+/// The connection that a grant came with. The session ends with it.
+pub struct MapLink {
+    remote: Remote,
+    timeouts: Timeouts,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error("{0}")]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    NotUnderstood(#[from] NotUnderstood),
+    #[error("it granted a session without its memory")]
+    NoDescriptors,
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks the brick behind a unix socket for a session.
+///
+/// # Errors
+/// When nobody listens there, the brick refuses, or it is of another version.
+pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), SliceError> {
+    try_connect(socket, timeouts).map_err(|cause| {
+        let told = format!("the brick at {}: {cause}", socket.display());
+        match cause {
+            Failed::Socket(_) => SliceError::Lost(told),
+            _ => SliceError::Refused(told),
+        }
+    })
+}
+
+fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Failed> {
+    let until = Instant::now() + timeouts.handshake;
+    let stream = open(socket)?;
+    stream.send_all(&hello(), until)?;
+    let (bytes, fds) = receive_grant(&stream, until)?;
+    let header = GrantHeader::decode(&bytes)?;
+    if let Some(len) = header.refused {
+        return Err(Failed::Refused(receive_reason(&stream, len, until)?));
+    }
+    let [pool, control] = fds.try_into().map_err(|_| Failed::NoDescriptors)?;
+    let grant = Grant {
+        brick: header.brick,
+        incarnation: header.incarnation,
+        session: header.session,
+        pool,
+        pool_bytes: header.pool_bytes,
+        control,
+        control_bytes: header.control_bytes,
+    };
+    let remote = Remote::new(stream, header.brick, timeouts.call);
+    Ok((grant, MapLink { remote, timeouts }))
+}
+
+/// Connects without waiting: a brick that does not accept is as good as none.
+fn open(path: &Path) -> io::Result<Stream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(Stream::unix(socket))
+}
+
+fn receive_grant(
+    stream: &Stream,
+    until: Instant,
+) -> Result<([u8; GRANT_BYTES], Vec<OwnedFd>), Failed> {
+    let mut bytes = [0; GRANT_BYTES];
+    let mut fds = Vec::new();
+    let mut at = 0;
+    while at < GRANT_BYTES {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(GRANT_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes[at..])];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(stream.as_fd(), &mut into, &mut ancillary, flags) {
+            Ok(received) if received.bytes == 0 => {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            Ok(received) => at += received.bytes,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => {
+                stream.wait(PollFlags::IN, until)?;
+                continue;
+            }
+            Err(cause) => return Err(io::Error::from(cause).into()),
+        }
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+    }
+    Ok((bytes, fds))
+}
+
+fn receive_reason(stream: &Stream, len: u32, until: Instant) -> io::Result<String> {
+    let mut text = Vec::new();
+    for _ in 0..(len as usize).min(TEXT_BYTES_MAX) {
+        text.extend(stream.receive_exact::<1>(until)?);
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+impl MapLink {
+    /// Attaches a slice. Gives its handle, which is the object's number in
+    /// the pool; a leg for what only the owner of the pool does; and a
+    /// descriptor that hangs up when the owner is gone.
+    ///
+    /// # Errors
+    /// When there is no such slice, it has a newer epoch, or the brick is
+    /// lost.
+    pub fn attach(
+        self,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<(Attached, TcpLeg, OwnedFd), SliceError> {
+        let life = self.remote.as_fd().try_clone_to_owned();
+        let life = life.map_err(|cause| SliceError::Lost(cause.to_string()))?;
+        let attached = self.remote.attach(slice, epoch)?;
+        let leg = TcpLeg::over(self.remote, attached, self.timeouts.stall);
+        Ok((attached, leg, life))
+    }
+}

@@ -1,0 +1,25 @@
+//! The `map` transport: a client on the brick's machine gets the pool and the
+//! control segment as descriptors and runs a session of its own. Over the same
+//! unix socket go the few messages that only the pool's owner can answer.
+//!
+//! ```text
+//!  client                              brick
+//!    │ hello                             │
+//!    ├──────────────────────────────────▶│  same user? a session free?
+//!    │      grant, pool fd, control fd   │
+//!    │◀──────────────────────────────────┤
+//!    │ attach, raise epoch, in flight …  │  messages, as over tcp
+//!    ├──────────────────────────────────▶│
+//! ```
+//!
+//! Invariants: a connection is one session; when it closes, whoever dies, the
+//! brick cleans the session up. Only processes of the brick's user, or of
+//! root, are let in: the socket's mode says so, and the kernel's word about
+//! the peer is checked. The lock on the pool's file goes with its descriptor.
+
+mod client;
+mod server;
+mod wire;
+
+pub use client::{Grant, MapLink, connect};
+pub use server::{Granted, MapService, Peer, Server, SocketError};

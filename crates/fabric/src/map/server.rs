@@ -1,0 +1,402 @@
+//! The brick's side: a listening unix socket, and a thread for each session.
+
+use super::wire::{GrantHeader, HELLO_BYTES, NotUnderstood, check_hello};
+use crate::limits::{
+    ACCEPT_PAUSE, HANDSHAKE_LIMIT, MAP_SESSIONS_MAX, MAP_VISITORS_MAX, STOP_LIMIT, TEXT_BYTES_MAX,
+};
+use crate::serve::Connection;
+use crate::service::Handler;
+use crate::stop::Stop;
+use crate::stream::{Stream, wait_any};
+use pagemesh_base::layout::BrickId;
+use pagemesh_base::slice::{BrickControl, SliceError};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, acceptfrom_with, sendmsg, socket_with, sockopt,
+};
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// The process at the other end, as the kernel names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// A session that was opened for a client.
+pub struct Granted {
+    /// Its number.
+    pub session: u32,
+    /// The opening of the pool.
+    pub incarnation: u32,
+    /// The pool's file, locked.
+    pub pool: OwnedFd,
+    /// Bytes to map of it.
+    pub pool_bytes: u64,
+    /// The control segment.
+    pub control: OwnedFd,
+    /// Bytes to map of it.
+    pub control_bytes: u64,
+    /// Answers what only the pool's owner can; dropping it ends the session.
+    pub handler: Box<dyn Handler>,
+}
+
+/// A brick as its map socket sees it.
+pub trait MapService: Send + Sync {
+    /// The brick's identity.
+    fn brick(&self) -> BrickId;
+
+    /// Opens a session for a process.
+    ///
+    /// # Errors
+    /// When there are too many, or the pool cannot be shared; the client gets
+    /// the reason.
+    fn grant(&self, peer: Peer) -> Result<Granted, SliceError>;
+
+    /// What managers ask.
+    fn control(&self) -> &dyn BrickControl;
+}
+
+/// Why a map socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody serves it.
+    #[error("{0} is served by another process; stop it, or choose another socket with --map")]
+    InUse(PathBuf),
+    /// Something else is there.
+    #[error("{0} exists and is no socket; choose another place with --map")]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("cannot listen on {path}: {cause}; choose another place with --map")]
+    System {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+/// A brick's map socket; removed when dropped.
+pub struct Server {
+    path: PathBuf,
+    house: Arc<House>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct House {
+    service: Arc<dyn MapService>,
+    uid: u32,
+    stop: Stop,
+    guests: Mutex<Guests>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Guests {
+    visitors: usize,
+    sessions: usize,
+}
+
+/// A place among the guests, given back when dropped.
+struct Place<'a> {
+    house: &'a House,
+    has_session: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut guests = self.house.guests();
+        match self.has_session {
+            true => guests.sessions -= 1,
+            false => guests.visitors -= 1,
+        }
+        self.house.left.notify_all();
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum TurnedAway {
+    #[error("the socket failed: {0}")]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    NotUnderstood(#[from] NotUnderstood),
+    #[error("{0}")]
+    Refused(SliceError),
+}
+
+/// A listening socket that only its user can reach.
+fn listen(path: &Path) -> Result<OwnedFd, SocketError> {
+    let failed = |cause: io::Error| SocketError::System {
+        path: path.into(),
+        cause,
+    };
+    let address = SocketAddrUnix::new(path).map_err(|cause| failed(cause.into()))?;
+    make_way(path, &address)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let made = || -> rustix::io::Result<OwnedFd> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Before it is bound, so that it is never open to others.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&socket, &address)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(socket)
+    };
+    made().map_err(|cause| failed(cause.into()))
+}
+
+/// Removes a socket that nobody serves any more.
+fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    use std::os::unix::fs::FileTypeExt;
+    let failed = |cause: io::Error| SocketError::System {
+        path: path.into(),
+        cause,
+    };
+    let found = match path.symlink_metadata() {
+        Ok(found) => found,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(failed(cause)),
+    };
+    if !found.file_type().is_socket() {
+        return Err(SocketError::NotASocket(path.into()));
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|cause| failed(cause.into()))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
+        _ => Err(SocketError::InUse(path.into())),
+    }
+}
+
+impl Server {
+    /// Serves a unix socket; one that nobody serves any more is replaced.
+    ///
+    /// # Errors
+    /// When somebody serves it, or the system refuses.
+    pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<Server, SocketError> {
+        let socket = listen(path)?;
+        let failed = |cause| SocketError::System {
+            path: path.into(),
+            cause,
+        };
+        let house = Arc::new(House {
+            service,
+            uid: rustix::process::geteuid().as_raw(),
+            stop: Stop::new().map_err(failed)?,
+            guests: Mutex::default(),
+            left: Condvar::new(),
+        });
+        let shared = house.clone();
+        let acceptor = thread::Builder::new()
+            .name("map-accept".into())
+            .spawn(move || shared.accept_all(&socket))
+            .map_err(failed)?;
+        Ok(Server {
+            path: path.into(),
+            house,
+            acceptor: Some(acceptor),
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.house.stop.say();
+        if let Some(acceptor) = self.acceptor.take()
+            && acceptor.join().is_err()
+        {
+            tracing::error!("the accepting thread panicked");
+        }
+        // Fails only if somebody else removed it.
+        let _ = std::fs::remove_file(&self.path);
+        let all = |guests: &Guests| guests.visitors + guests.sessions;
+        let guests = self.house.guests();
+        let left = &self.house.left;
+        let waited = left.wait_timeout_while(guests, STOP_LIMIT, |guests| all(guests) > 0);
+        let (guests, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if all(&guests) > 0 {
+            tracing::warn!(left = all(&guests), "map connections did not end in time");
+        }
+    }
+}
+
+impl House {
+    fn guests(&self) -> MutexGuard<'_, Guests> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept_all(self: &Arc<House>, socket: &OwnedFd) {
+        while !self.stop.is_said() {
+            let mut fds = [
+                PollFd::new(socket, PollFlags::IN),
+                PollFd::new(&self.stop, PollFlags::IN),
+            ];
+            if let Err(cause) = wait_any(&mut fds, None) {
+                tracing::error!(%cause, "cannot wait for map connections");
+                return;
+            }
+            match acceptfrom_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok((stream, _)) => self.admit(stream),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(cause) => {
+                    tracing::warn!(%cause, "cannot accept map connections; trying again");
+                    let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
+                    let _ = wait_any(&mut fds, Some(Instant::now() + ACCEPT_PAUSE));
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<House>, socket: OwnedFd) {
+        let mut guests = self.guests();
+        if guests.visitors == MAP_VISITORS_MAX {
+            tracing::warn!("too many map connections that did not say hello");
+            return;
+        }
+        guests.visitors += 1;
+        drop(guests);
+        let house = self.clone();
+        let started = thread::Builder::new().name("map".into()).spawn(move || {
+            let mut place = Place {
+                house: &house,
+                has_session: false,
+            };
+            if let Err(cause) = house.receive_guest(socket, &mut place) {
+                tracing::debug!(%cause, "turned a map connection away");
+            }
+        });
+        if let Err(cause) = started {
+            tracing::warn!(%cause, "no thread for a map connection");
+            self.guests().visitors -= 1;
+        }
+    }
+
+    fn receive_guest(&self, socket: OwnedFd, place: &mut Place<'_>) -> Result<(), TurnedAway> {
+        let until = Instant::now() + HANDSHAKE_LIMIT;
+        let credentials = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
+        let peer = Peer {
+            pid: credentials.pid.as_raw_nonzero().get().cast_unsigned(),
+            uid: credentials.uid.as_raw(),
+        };
+        let stream = Stream::unix(socket);
+        let hello: [u8; HELLO_BYTES] = stream.receive_exact(until)?;
+        let granted = check_hello(&hello)
+            .map_err(TurnedAway::from)
+            .and_then(|()| self.grant(peer, place).map_err(TurnedAway::Refused));
+        match granted {
+            Ok(granted) => {
+                send_grant(&stream, self.service.brick(), &granted)?;
+                self.serve(&stream, granted.handler, peer);
+                Ok(())
+            }
+            Err(cause) => {
+                self.refuse(&stream, &cause, until)?;
+                Err(cause)
+            }
+        }
+    }
+
+    fn grant(&self, peer: Peer, place: &mut Place<'_>) -> Result<Granted, SliceError> {
+        if peer.uid != self.uid && peer.uid != 0 {
+            return Err(SliceError::Refused(format!(
+                "user {} may not map this pool; run as user {}, or use the tcp transport",
+                peer.uid, self.uid
+            )));
+        }
+        let mut guests = self.guests();
+        if guests.sessions == MAP_SESSIONS_MAX {
+            return Err(SliceError::Refused(format!(
+                "all {MAP_SESSIONS_MAX} map connections are in use; close some"
+            )));
+        }
+        guests.visitors -= 1;
+        guests.sessions += 1;
+        place.has_session = true;
+        drop(guests);
+        self.service.grant(peer)
+    }
+
+    fn refuse(&self, stream: &Stream, cause: &TurnedAway, until: Instant) -> io::Result<()> {
+        let mut reason = cause.to_string();
+        let mut end = reason.len().min(TEXT_BYTES_MAX);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        reason.truncate(end);
+        let header = GrantHeader {
+            refused: Some(reason.len() as u32),
+            session: 0,
+            incarnation: 0,
+            brick: self.service.brick(),
+            pool_bytes: 0,
+            control_bytes: 0,
+        };
+        stream.send_all(&header.encode(), until)?;
+        stream.send_all(reason.as_bytes(), until)
+    }
+
+    fn serve(&self, stream: &Stream, handler: Box<dyn Handler>, peer: Peer) {
+        let control = self.service.control();
+        let mut never = || -> Result<Box<dyn Handler>, SliceError> {
+            Err(SliceError::Refused(
+                "a map connection has one session".into(),
+            ))
+        };
+        // Its messages are rare: looking for them would only cost.
+        let connection = Connection::new(stream, control, &self.stop, &mut never, 0);
+        if let Err(cause) = connection.with_handler(handler).run() {
+            tracing::warn!(pid = peer.pid, %cause, "a map connection broke");
+        }
+    }
+}
+
+/// Sends the grant and its descriptors; there is always room for this few
+/// bytes in a new socket.
+fn send_grant(stream: &Stream, brick: BrickId, granted: &Granted) -> io::Result<()> {
+    let header = GrantHeader {
+        refused: None,
+        session: granted.session,
+        incarnation: granted.incarnation,
+        brick,
+        pool_bytes: granted.pool_bytes,
+        control_bytes: granted.control_bytes,
+    };
+    let bytes = header.encode();
+    let fds = [granted.pool.as_fd(), granted.control.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("no room for two descriptors"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(
+        stream.as_fd(),
+        &[IoSlice::new(&bytes)],
+        &mut ancillary,
+        flags,
+    )?;
+    match sent == bytes.len() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::WriteZero.into()),
+    }
+}

@@ -1,0 +1,170 @@
+//! What is said before messages: a hello of 16 bytes, and a grant of 64 bytes
+//! that carries two descriptors, or a refusal and its reason.
+//!
+//! ```text
+//! hello   0  magic "PMAPHELO"   8  version u16   10  0 u16   12  crc32c 0..12
+//! grant   0  magic "PMAPGRNT"   8  version u16   10  status u16: 0 granted, 1 refused
+//!        12  session u32       16  incarnation u32          20  reason bytes u32
+//!        24  brick uuid        40  pool bytes u64           48  control bytes u64
+//!        56  0 u32             60  crc32c 0..60
+//! ```
+//!
+//! Little endian; the UUID in the order of its text. Invariants: nothing is
+//! believed whose checksum is wrong.
+
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::layout::BrickId;
+use uuid::Uuid;
+
+pub(super) const HELLO_BYTES: usize = 16;
+pub(super) const GRANT_BYTES: usize = 64;
+/// The version of what is said here, and of how sessions use the segments.
+pub(super) const VERSION: u16 = 0;
+const HELLO_MAGIC: &[u8; 8] = b"PMAPHELO";
+const GRANT_MAGIC: &[u8; 8] = b"PMAPGRNT";
+
+/// Why something said is not understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotUnderstood {
+    #[error("this is not the map transport of a pagemesh brick")]
+    Magic,
+    #[error(
+        "the other end speaks version {0} of the map transport, this one {VERSION}; use the same release on both ends"
+    )]
+    Version(u16),
+    #[error("a checksum does not match")]
+    Checksum,
+}
+
+/// The first word of a granted session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GrantHeader {
+    /// Bytes of the reason that follows a refusal; a grant has none.
+    pub refused: Option<u32>,
+    pub session: u32,
+    pub incarnation: u32,
+    pub brick: BrickId,
+    pub pool_bytes: u64,
+    pub control_bytes: u64,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+fn check(bytes: &[u8], magic: &[u8; 8]) -> Result<(), NotUnderstood> {
+    let crc_at = bytes.len() - 4;
+    if &bytes[..8] != magic {
+        return Err(NotUnderstood::Magic);
+    }
+    if crc32c(&bytes[..crc_at]) != u32_at(bytes, crc_at) {
+        return Err(NotUnderstood::Checksum);
+    }
+    match u16_at(bytes, 8) {
+        VERSION => Ok(()),
+        other => Err(NotUnderstood::Version(other)),
+    }
+}
+
+fn seal(bytes: &mut [u8]) {
+    let crc_at = bytes.len() - 4;
+    let crc = crc32c(&bytes[..crc_at]);
+    bytes[crc_at..].copy_from_slice(&crc.to_le_bytes());
+}
+
+pub(super) fn hello() -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[..8].copy_from_slice(HELLO_MAGIC);
+    bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    seal(&mut bytes);
+    bytes
+}
+
+pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), NotUnderstood> {
+    check(bytes, HELLO_MAGIC)
+}
+
+impl GrantHeader {
+    pub(super) fn encode(&self) -> [u8; GRANT_BYTES] {
+        let mut bytes = [0; GRANT_BYTES];
+        bytes[..8].copy_from_slice(GRANT_MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10..12].copy_from_slice(&u16::from(self.refused.is_some()).to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.session.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.refused.unwrap_or(0).to_le_bytes());
+        bytes[24..40].copy_from_slice(self.brick.0.as_bytes());
+        bytes[40..48].copy_from_slice(&self.pool_bytes.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.control_bytes.to_le_bytes());
+        seal(&mut bytes);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, NotUnderstood> {
+        check(bytes, GRANT_MAGIC)?;
+        let mut brick = [0; 16];
+        brick.copy_from_slice(&bytes[24..40]);
+        Ok(GrantHeader {
+            refused: (u16_at(bytes, 10) != 0).then(|| u32_at(bytes, 20)),
+            session: u32_at(bytes, 12),
+            incarnation: u32_at(bytes, 16),
+            brick: BrickId(Uuid::from_bytes(brick)),
+            pool_bytes: u64_at(bytes, 40),
+            control_bytes: u64_at(bytes, 48),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant() -> GrantHeader {
+        GrantHeader {
+            refused: None,
+            session: 7,
+            incarnation: 0x0102_0304,
+            brick: BrickId(Uuid::from_u128(0x1234_5678_9abc)),
+            pool_bytes: 1 << 40,
+            control_bytes: 16 << 20,
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        assert_eq!(check_hello(&hello()), Ok(()));
+        let refused = GrantHeader {
+            refused: Some(99),
+            ..grant()
+        };
+        for header in [grant(), refused] {
+            assert_eq!(GrantHeader::decode(&header.encode()), Ok(header));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let said = grant().encode();
+        for bit in 0..GRANT_BYTES * 8 {
+            let mut bytes = said;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(GrantHeader::decode(&bytes).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut bytes = hello();
+        bytes[8] = 9;
+        seal(&mut bytes);
+        assert_eq!(check_hello(&bytes), Err(NotUnderstood::Version(9)));
+    }
+}

@@ -1,0 +1,187 @@
+//! Connections to bricks: mapped where the brick is on this machine and its
+//! pool allows it, else over tcp.
+//!
+//! Invariants: all sessions of one pool in this process share one mapping; it
+//! goes with the last leg. A mapping whose brick is gone is never joined.
+
+use crate::authority::BrickAddress;
+use crate::connector::Connector;
+use crate::mapped::MappedLeg;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::key::Key;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{Leg, SliceError};
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fabric::map::{self, Grant};
+use pagemesh_fabric::tcp::TcpLeg;
+use pagemesh_pmem::{Mapped, Shared};
+use pagemesh_store::control::Control;
+use pagemesh_store::pool::Pool;
+use pagemesh_store::session::Session;
+use pagemesh_store::view::View;
+use std::collections::HashMap;
+use std::fs::File;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Which transports may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// `map` where it is possible, else tcp.
+    Auto,
+    /// `map` or nothing.
+    Map,
+    /// tcp only.
+    Tcp,
+}
+
+/// Connects to bricks; see the module.
+pub struct Transports {
+    key: Key,
+    transport: Transport,
+    timeouts: Timeouts,
+    views: Mutex<HashMap<BrickId, Weak<View<Mapped>>>>,
+}
+
+impl Transports {
+    /// Connections that prove this cluster key.
+    #[must_use]
+    pub fn new(key: Key, transport: Transport, timeouts: Timeouts) -> Transports {
+        Transports {
+            key,
+            transport,
+            timeouts,
+            views: Mutex::default(),
+        }
+    }
+
+    fn tcp(
+        &self,
+        brick: BrickId,
+        address: &str,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError> {
+        let address = resolve(address)?;
+        let leg = TcpLeg::connect(address, &self.key, self.timeouts, slice, epoch)?;
+        check_brick(brick, leg.brick())?;
+        Ok(Box::new(leg))
+    }
+
+    fn map(
+        &self,
+        brick: BrickId,
+        socket: &Path,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError> {
+        let (grant, link) = map::connect(socket, self.timeouts)?;
+        check_brick(brick, grant.brick)?;
+        let number = grant.session;
+        let view = self.view(grant)?;
+        let (attached, owner, life) = link.attach(slice, epoch)?;
+        let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
+        let mut session = Session::new(view, number);
+        // A lane's number may have been another client's, with other leaves.
+        session.forget_leaves();
+        let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
+        let leg = leg.map_err(|cause| {
+            SliceError::Lost(format!("no thread can watch brick {brick}: {cause}"))
+        })?;
+        Ok(Box::new(leg))
+    }
+
+    /// The mapping of a granted pool: the present one of this opening, or a
+    /// new one.
+    fn view(&self, grant: Grant) -> Result<Arc<View<Mapped>>, SliceError> {
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        views.retain(|_, view| view.strong_count() > 0);
+        let known = views.get(&grant.brick).and_then(Weak::upgrade);
+        if let Some(view) = known
+            && view.incarnation().0 == grant.incarnation
+            && !view.is_gone()
+        {
+            return Ok(view);
+        }
+        let brick = grant.brick;
+        let view = Arc::new(open_view(grant)?);
+        views.insert(brick, Arc::downgrade(&view));
+        Ok(view)
+    }
+}
+
+/// Maps what was granted.
+fn open_view(grant: Grant) -> Result<View<Mapped>, SliceError> {
+    let unusable = |cause: &dyn std::fmt::Display| {
+        SliceError::Refused(format!(
+            "the pool of brick {} cannot be mapped: {cause}",
+            grant.brick
+        ))
+    };
+    let size = |bytes: u64| usize::try_from(bytes).map_err(|cause| unusable(&cause));
+    let (pool_bytes, control_bytes) = (size(grant.pool_bytes)?, size(grant.control_bytes)?);
+    let pool = File::from(grant.pool);
+    let media = Mapped::new(pool, pool_bytes).map_err(|cause| unusable(&cause))?;
+    let block = Pool::peek(&media).map_err(|cause| unusable(&cause))?;
+    if BrickId(block.pool) != grant.brick {
+        return Err(unusable(&"it is another pool's file"));
+    }
+    if block.geometry.pool_bytes != grant.pool_bytes {
+        return Err(unusable(&"its size is not as the brick says"));
+    }
+    let control = File::from(grant.control);
+    let shared = Shared::open(control, control_bytes).map_err(|cause| unusable(&cause))?;
+    let control = Control::open(shared, block.geometry.lanes, block.incarnation);
+    let control = control.map_err(|cause| unusable(&cause))?;
+    let media = Arc::new(media);
+    Ok(View::new(
+        media.clone(),
+        media,
+        control,
+        block.geometry,
+        block.pool,
+        block.incarnation,
+    ))
+}
+
+fn check_brick(expected: BrickId, found: BrickId) -> Result<(), SliceError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(SliceError::Refused(format!(
+            "brick {found} answers where brick {expected} should be"
+        ))),
+    }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        SliceError::Lost(format!("the address {address} cannot be resolved: {cause}"))
+    };
+    let mut found = address.to_socket_addrs().map_err(|cause| failed(&cause))?;
+    found.next().ok_or_else(|| failed(&"it names nothing"))
+}
+
+impl Connector for Transports {
+    fn connect(
+        &self,
+        brick: BrickId,
+        address: &BrickAddress,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError> {
+        let mappable = !address.buffers();
+        let socket = address.map_socket.as_deref().map(Path::new);
+        match (self.transport, socket) {
+            (Transport::Map, Some(socket)) => self.map(brick, socket, slice, epoch),
+            (Transport::Map, None) => Err(SliceError::Refused(format!(
+                "brick {brick} has no map socket; use the tcp transport"
+            ))),
+            // A socket of that name on this machine may be another machine's.
+            (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
+                self.map(brick, socket, slice, epoch)
+            }
+            _ => self.tcp(brick, &address.tcp, slice, epoch),
+        }
+    }
+}
