@@ -9,10 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 fn compare() -> Result<(), BenchError> {
-    let mut options = Options {
-        class: "none".to_owned(),
-        ..Options::default()
-    };
+    let mut options = Options::default();
     let mut arguments = std::env::args().skip(1);
     if let Some(ms) = arguments.next().and_then(|ms| ms.parse().ok()) {
         options.runtime = Duration::from_millis(ms);

@@ -1,6 +1,6 @@
 //! fio with its nbd engine: one cell of the comparison at a time.
 
-use super::process::Child;
+use super::process::{Child, bound};
 use crate::error::BenchError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -95,9 +95,11 @@ pub(crate) fn fill(uri: &str, size_bytes: u64) -> Result<(), BenchError> {
 }
 
 fn engine(uri: &str, size_bytes: u64) -> Command {
-    let mut command = Command::new("fio");
+    let mut command = bound("fio");
     command.args([
         "--name=peers",
+        // A thread, not a process: nothing is left when fio is killed.
+        "--thread",
         "--ioengine=nbd",
         "--output-format=json",
         &format!("--uri={uri}"),
@@ -111,7 +113,7 @@ fn run(mut command: Command, limit: Duration) -> Result<String, BenchError> {
     let mut output = tempfile::tempfile().map_err(cannot())?;
     let copy = output.try_clone().map_err(cannot())?;
     command.stdin(Stdio::null()).stdout(copy);
-    Child::start(command, PACKAGE)?.succeed_within(limit)?;
+    Child::start("fio", command)?.succeed_within(limit)?;
     let mut text = String::new();
     output.rewind().map_err(cannot())?;
     output.read_to_string(&mut text).map_err(cannot())?;

@@ -27,6 +27,8 @@ use std::time::{Duration, Instant};
 pub struct Peer {
     /// What reports call it.
     pub name: String,
+    /// What survives what there: a pool's durability class, or `none`.
+    pub class: String,
     /// As fio takes it, such as `nbd+unix:///volume?socket=/run/pagemesh.sock`.
     pub uri: String,
     /// The processes that serve it, for the CPU column; none: not known.
@@ -35,10 +37,12 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// An endpoint that somebody else serves.
-    pub fn given(name: &str, uri: &str, pids: &[u32]) -> Peer {
+    /// An endpoint that somebody else serves, with its durability class and
+    /// the processes that serve it.
+    pub fn given(name: &str, class: &str, uri: &str, pids: &[u32]) -> Peer {
         Peer {
             name: name.to_owned(),
+            class: class.to_owned(),
             uri: uri.to_owned(),
             pids: pids.to_vec(),
             _servers: None,
@@ -55,14 +59,13 @@ impl Peer {
 pub struct Options {
     /// Rounds, at least [`crate::session::ROUNDS_MIN`].
     pub rounds: usize,
-    /// Time of one case on one endpoint in one round; at least 100 ms.
+    /// Time of one case on one endpoint in one round, [`RUNTIME_MIN`] to
+    /// [`RUNTIME_MAX`].
     pub runtime: Duration,
-    /// The part of each endpoint that is used, from its start.
+    /// The part of each endpoint that is used, from its start: whole MiB.
     pub size_bytes: u64,
     /// What is asked of each.
     pub cases: Vec<Case>,
-    /// The durability class of the first endpoint's pools.
-    pub class: String,
 }
 
 impl Default for Options {
@@ -81,13 +84,14 @@ impl Default for Options {
                 case(Direction::Write, 16),
                 case(Direction::Read, 16),
             ],
-            class: "process".to_owned(),
         }
     }
 }
 
 /// The shortest cell: below it, connecting is what is measured.
-const RUNTIME_MIN: Duration = Duration::from_millis(100);
+pub const RUNTIME_MIN: Duration = Duration::from_millis(100);
+/// The longest cell: nobody waits longer for one of many.
+pub const RUNTIME_MAX: Duration = Duration::from_secs(3600);
 
 /// Samples by case, peer and round.
 type Samples = Vec<Vec<Vec<Sample>>>;
@@ -122,8 +126,10 @@ fn check(peers: &[Peer], options: &Options) -> Result<(), BenchError> {
         "there is nothing to compare; name at least one endpoint and one case"
     } else if options.runtime < RUNTIME_MIN {
         "a run time below 100 ms measures the connecting; use a longer one"
-    } else if options.size_bytes < 1 << 20 {
-        "the range is below 1 MiB; use a larger one"
+    } else if options.runtime > RUNTIME_MAX {
+        "a run time above an hour per cell is more than anybody waits for; use a shorter one"
+    } else if options.size_bytes == 0 || !options.size_bytes.is_multiple_of(1 << 20) {
+        "the range is not of whole MiB; use at least one"
     } else if options.cases.iter().any(|case| case.queue_depth == 0) {
         "a queue depth of 0 does nothing; use 1 or more"
     } else {
@@ -159,6 +165,7 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
     let columns = [
         ("case", ""),
         ("endpoint", ""),
+        ("class", ""),
         ("IOPS", "1/s"),
         ("mean", "µs"),
         ("p50", "µs"),
@@ -168,7 +175,7 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
         ("server CPU", "% of a core"),
         (ratio.as_str(), "× IOPS"),
     ];
-    let mut report = Report::new("peers", title, &options.class, &columns);
+    let mut report = Report::new("peers", title, &peers[0].class, &columns);
     for (case, of_case) in options.cases.iter().zip(samples) {
         let first = pick(&of_case[0], |s| s.iops);
         for (peer, rounds) in peers.iter().zip(of_case) {
@@ -183,11 +190,12 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
         options.size_bytes >> 20
     ));
     report
-        .note("the durability class is that of the first endpoint; the other servers keep nothing");
+        .note("the report's durability class is that of the first endpoint; each row has its own");
     report.plots.push(plot(peers, options, samples));
     report.raw = json!({
         "cases": options.cases,
         "endpoints": peers.iter().map(|peer| &peer.name).collect::<Vec<_>>(),
+        "classes": peers.iter().map(|peer| &peer.class).collect::<Vec<_>>(),
         "samples_by_case_endpoint_round": samples,
     });
     report
@@ -207,6 +215,7 @@ fn row(case: Case, peer: &Peer, rounds: &[Sample], first: &[f64]) -> Vec<Cell> {
     vec![
         case.to_string().into(),
         peer.name.as_str().into(),
+        peer.class.as_str().into(),
         middle(|s| s.iops).into(),
         us(|s| s.clat_mean_ns),
         us(|s| s.clat_p50_ns),

@@ -1,7 +1,9 @@
 //! Programs as child processes, and the CPU time of any process.
 //!
-//! A [`Child`] is killed and reaped when it is dropped; nothing is ended by
-//! name. Output goes to a file, so that a talkative program never blocks.
+//! A [`Child`] is killed and reaped when it is dropped, and killed by the kernel
+//! when the thread that started it ends without dropping it: at a signal, an
+//! abort or a panic of the whole process. Nothing is ended by name. Output goes
+//! to a file, so that a talkative program never blocks.
 
 use crate::error::BenchError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +17,19 @@ use std::time::{Duration, Instant};
 /// Bytes of a program's last words that an error shows.
 const WORDS_BYTES_MAX: usize = 2000;
 
+/// A program that the kernel kills when the calling thread ends, however it
+/// does (prctl(2), `PR_SET_PDEATHSIG`). setpriv(1) asks for it and then becomes
+/// the program: its process id stays that of the child. [`require`] the program
+/// before: setpriv is what starts, also if the program is missing.
+pub(crate) fn bound(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
+}
+
+/// The Debian package of what [`bound`] uses.
+const BOUND_PACKAGE: &str = "util-linux";
+
 /// A running program.
 pub(crate) struct Child {
     program: String,
@@ -24,17 +39,27 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts it with no input and its errors kept. `package` is the Debian
-    /// package to name when it is not installed.
-    pub(crate) fn start(mut command: Command, package: &'static str) -> Result<Child, BenchError> {
-        let program = command.get_program().to_string_lossy().into_owned();
+    /// Starts what [`bound`] made, with its errors kept. `program` is what
+    /// errors call it.
+    pub(crate) fn start(program: &str, command: Command) -> Result<Child, BenchError> {
+        Child::spawn(program, command, BOUND_PACKAGE)
+    }
+
+    /// `package` is the Debian package to name when what the command starts is
+    /// not installed.
+    fn spawn(
+        program: &str,
+        mut command: Command,
+        package: &'static str,
+    ) -> Result<Child, BenchError> {
+        let program = program.to_owned();
         let cannot = || BenchError::system(format!("start {program}"));
         let words = tempfile::tempfile().map_err(cannot())?;
         let errors = words.try_clone().map_err(cannot())?;
         let child = command.stderr(errors).spawn();
         let mut child = child.map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound => BenchError::Missing {
-                program: program.clone(),
+                program: command.get_program().to_string_lossy().into_owned(),
                 package,
             },
             _ => cannot()(cause),
@@ -128,6 +153,10 @@ fn end(child: &mut std::process::Child) {
     let _already_reaped = child.wait();
 }
 
+/// What a program may take to say its version: its first start may read it from
+/// a slow disk.
+const VERSION_MAX: Duration = Duration::from_secs(10);
+
 /// Fails when a program is not there.
 pub(crate) fn require(program: &'static str, package: &'static str) -> Result<(), BenchError> {
     let mut command = Command::new(program);
@@ -135,7 +164,7 @@ pub(crate) fn require(program: &'static str, package: &'static str) -> Result<()
         .arg("--version")
         .stdin(Stdio::null())
         .stdout(Stdio::null());
-    Child::start(command, package)?.succeed_within(Duration::from_secs(10))
+    Child::spawn(program, command, package)?.succeed_within(VERSION_MAX)
 }
 
 /// CPU time that a process has used, all its threads together; nothing if it
@@ -181,9 +210,9 @@ mod tests {
 
     #[test]
     fn a_failing_program_is_quoted() {
-        let mut command = Command::new("sh");
+        let mut command = bound("sh");
         command.args(["-c", "echo broken >&2; exit 3"]);
-        let child = Child::start(command, "dash").expect("started");
+        let child = Child::start("sh", command).expect("started");
         let error = child
             .succeed_within(Duration::from_secs(10))
             .expect_err("it failed");
@@ -193,12 +222,30 @@ mod tests {
 
     #[test]
     fn a_dropped_child_is_gone() {
-        let mut command = Command::new("cat");
-        command.stdin(Stdio::piped());
-        let child = Child::start(command, "coreutils").expect("started");
+        let child = start_patient();
         let pid = child.pid();
         assert!(!child.ends_within(Duration::ZERO).expect("asked"));
         drop(child);
         assert_eq!(process_cpu(pid), None);
+    }
+
+    /// Says a byte once it runs, and waits for input that never comes.
+    fn start_patient() -> Child {
+        let mut command = bound("sh");
+        command
+            .args(["-c", "echo; read -r line"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = Child::start("sh", command).expect("started");
+        let said = child.child.stdout.as_mut().expect("piped");
+        said.read_exact(&mut [0]).expect("it runs");
+        child
+    }
+
+    #[test]
+    fn a_child_ends_with_the_thread_that_started_it() {
+        let thread = std::thread::spawn(start_patient);
+        let child = thread.join().expect("the thread ended well");
+        assert!(child.ends_within(Duration::from_secs(10)).expect("asked"));
     }
 }

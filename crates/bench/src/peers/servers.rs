@@ -1,8 +1,9 @@
 //! The other NBD servers, each started in a directory of its own with its
-//! sockets there, and gone when dropped.
+//! sockets there, and gone when dropped, or when the thread that started them
+//! ends: start them from a thread that lives as long as the comparison.
 
 use super::Peer;
-use super::process::{Child, require};
+use super::process::{Child, bound, require};
 use crate::error::BenchError;
 use std::io::Read as _;
 use std::net::TcpListener;
@@ -39,19 +40,20 @@ impl Servers {
         self.dir.path().join("nbd.sock")
     }
 
-    fn start(&mut self, command: Command, package: &'static str) -> Result<(), BenchError> {
-        self.children.push(Child::start(command, package)?);
+    fn start(&mut self, program: &str, command: Command) -> Result<(), BenchError> {
+        self.children.push(Child::start(program, command)?);
         Ok(())
     }
 
     /// Waits for the last server's greeting on the socket.
-    fn into_peer(mut self, name: &str, export: &str) -> Result<Peer, BenchError> {
+    fn into_peer(mut self, name: &str, export: &str, class: &str) -> Result<Peer, BenchError> {
         let socket = self.socket();
         if let Some(child) = self.children.last_mut() {
             wait_until_ready(child, &socket)?;
         }
         Ok(Peer {
             name: name.to_owned(),
+            class: class.to_owned(),
             uri: format!("nbd+unix:///{export}?socket={}", socket.display()),
             pids: self.children.iter().map(Child::pid).collect(),
             _servers: Some(self),
@@ -87,55 +89,59 @@ fn greeting(socket: &Path) -> std::io::Result<()> {
 }
 
 impl Peer {
-    /// `nbdkit memory`: neither mirrored nor persistent.
+    /// `nbdkit memory`: neither mirrored nor persistent. Its class is `none`.
     ///
     /// # Errors
     /// When it is not installed or does not start.
     pub fn nbdkit_memory(size_bytes: u64) -> Result<Peer, BenchError> {
+        require("nbdkit", "nbdkit")?;
         let mut servers = Servers::new()?;
-        let mut command = nbdkit();
+        let mut command = bound("nbdkit");
         command
-            .arg("-U")
+            .args(["--foreground", "-U"])
             .arg(servers.socket())
             .args(["memory", &size_bytes.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        servers.start(command, "nbdkit")?;
-        servers.into_peer("nbdkit memory", "")
+        servers.start("nbdkit", command)?;
+        servers.into_peer("nbdkit memory", "", "none")
     }
 
-    /// `qemu-nbd` of a raw file in `dir`, which should be on tmpfs.
+    /// `qemu-nbd` of a raw file in `dir`, which should be on tmpfs. Its class is
+    /// `process`: the file's pages would outlive the server.
     ///
     /// # Errors
     /// When it is not installed or does not start, or the file cannot be made.
     pub fn qemu_nbd(dir: &Path, size_bytes: u64) -> Result<Peer, BenchError> {
+        require("qemu-nbd", "qemu-utils")?;
         let mut servers = Servers::new()?;
         let cannot = || BenchError::system(format!("make a file in {}", dir.display()));
         // qemu-nbd opens it by its name under /proc, so that it has none to
         // be left over.
         let file = tempfile::tempfile_in(dir).map_err(cannot())?;
         file.set_len(size_bytes).map_err(cannot())?;
-        let mut command = Command::new("qemu-nbd");
+        let mut command = bound("qemu-nbd");
         command
             .args(["--persistent", "--format=raw", "--shared=0", "--socket"])
             .arg(servers.socket())
             .arg("/dev/stdin")
             .stdin(OwnedFd::from(file))
             .stdout(Stdio::null());
-        servers.start(command, "qemu-utils")?;
-        servers.into_peer("qemu-nbd", "")
+        servers.start("qemu-nbd", command)?;
+        servers.into_peer("qemu-nbd", "", "process")
     }
 
     /// `qemu-storage-daemon` with a quorum of two: it writes to two `nbdkit
     /// memory` over TCP on the loopback and reads and compares both, as a
-    /// mirror on the client's side.
+    /// mirror on the client's side. Its class is `none`.
     ///
     /// # Errors
     /// When a program is not installed or does not start.
     pub fn qemu_quorum(size_bytes: u64) -> Result<Peer, BenchError> {
         require("nbdkit", "nbdkit")?;
+        require("qemu-storage-daemon", "qemu-system-common")?;
         let mut servers = Servers::new()?;
-        let mut daemon = Command::new("qemu-storage-daemon");
+        let mut daemon = bound("qemu-storage-daemon");
         for node in ["left", "right"] {
             let port = start_nbdkit_tcp(&mut servers, size_bytes)?;
             daemon.arg("--blockdev").arg(format!(
@@ -156,15 +162,9 @@ impl Peer {
             ])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        servers.start(daemon, "qemu-system-common")?;
-        servers.into_peer("qemu quorum (TCP)", "quorum")
+        servers.start("qemu-storage-daemon", daemon)?;
+        servers.into_peer("qemu quorum (TCP)", "quorum", "none")
     }
-}
-
-fn nbdkit() -> Command {
-    let mut command = Command::new("nbdkit");
-    command.args(["--foreground", "--exit-with-parent"]);
-    command
 }
 
 /// Starts `nbdkit memory` on a listening socket of ours, handed over as
@@ -176,15 +176,12 @@ fn start_nbdkit_tcp(servers: &mut Servers, size_bytes: u64) -> Result<u16, Bench
     let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(cannot())?;
     let port = listener.local_addr().map_err(cannot())?.port();
     let activate = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\" 3<&0 0</dev/null";
-    let program = nbdkit();
-    let mut command = Command::new("sh");
+    let mut command = bound("sh");
     command
-        .args(["-c", activate, "sh"])
-        .arg(program.get_program())
-        .args(program.get_args())
-        .args(["memory", &size_bytes.to_string()])
+        .args(["-c", activate, "sh", "nbdkit", "--foreground", "memory"])
+        .arg(size_bytes.to_string())
         .stdin(OwnedFd::from(listener))
         .stdout(Stdio::null());
-    servers.start(command, "dash")?;
+    servers.start("nbdkit", command)?;
     Ok(port)
 }

@@ -1,0 +1,113 @@
+//! fio against the other servers, as they are. Without them installed the
+//! tests say so and check nothing.
+
+use pagemesh_bench::BenchError;
+use pagemesh_bench::peers::{Case, Direction, Options, Peer, RUNTIME_MIN, process_cpu, run_peers};
+use pagemesh_bench::report::{Cell, Report};
+use std::path::Path;
+use std::time::Duration;
+
+const SIZE: u64 = 1 << 20;
+
+/// One short case.
+fn short() -> Options {
+    Options {
+        runtime: RUNTIME_MIN,
+        size_bytes: SIZE,
+        cases: vec![Case {
+            direction: Direction::Read,
+            queue_depth: 2,
+        }],
+        ..Options::default()
+    }
+}
+
+/// None, and a word about it, when a program is not installed.
+fn installed<T>(result: Result<T, BenchError>) -> Option<T> {
+    match result {
+        Ok(found) => Some(found),
+        Err(error @ BenchError::Missing { .. }) => {
+            eprintln!("not checked: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn servers(dir: &Path) -> Option<Vec<Peer>> {
+    let servers = [
+        Peer::nbdkit_memory(SIZE),
+        Peer::qemu_nbd(dir, SIZE),
+        Peer::qemu_quorum(SIZE),
+    ];
+    servers.into_iter().map(installed).collect()
+}
+
+fn check_rows(report: &Report, peers: &[Peer]) {
+    for (row, peer) in report.rows.iter().zip(peers) {
+        assert_eq!(row[1], Cell::from(peer.name.as_str()));
+        assert_eq!(row[2], Cell::from(peer.class.as_str()));
+        for cell in &row[3..8] {
+            assert!(matches!(cell, Cell::Number(n) if *n > 0.0), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn the_other_servers_are_compared_and_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(peers) = servers(dir.path()) else {
+        return;
+    };
+    let Some(report) = installed(run_peers(&peers, &short())) else {
+        return;
+    };
+    assert_eq!(report.rows.len(), 3);
+    check_rows(&report, &peers);
+    let rounds = &report.raw["samples_by_case_endpoint_round"][0][2];
+    assert_eq!(rounds.as_array().map(Vec::len), Some(5));
+    assert_eq!(report.class, "none");
+    let pids: Vec<u32> = peers.iter().flat_map(|peer| peer.pids.clone()).collect();
+    assert_eq!(pids.len(), 5);
+    assert!(pids.iter().all(|pid| process_cpu(*pid).is_some()));
+    drop(peers);
+    assert!(pids.iter().all(|pid| process_cpu(*pid).is_none()));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
+}
+
+#[test]
+fn an_endpoint_that_is_not_there_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let uri = format!("nbd+unix:///?socket={}", dir.path().join("none").display());
+    let peers = [Peer::given("ours", "process", &uri, &[])];
+    match run_peers(&peers, &short()) {
+        Err(error @ BenchError::Missing { .. }) => eprintln!("not checked: {error}"),
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains("ours") && text.contains(&uri), "{text}");
+        }
+        Ok(_) => panic!("nothing serves there"),
+    }
+}
+
+fn check_refused(change: impl FnOnce(&mut Options), word: &str) {
+    let mut options = short();
+    change(&mut options);
+    let peers = [Peer::given("ours", "process", "nbd+unix:///", &[])];
+    let error = run_peers(&peers, &options).expect_err("refused");
+    assert!(matches!(error, BenchError::Option(_)), "{error}");
+    assert!(error.to_string().contains(word), "{error}");
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    check_refused(|o| o.rounds = 4, "4 rounds");
+    check_refused(|o| o.cases.clear(), "nothing to compare");
+    check_refused(|o| o.cases[0].queue_depth = 0, "queue depth");
+    check_refused(|o| o.runtime = Duration::ZERO, "100 ms");
+    check_refused(|o| o.runtime = Duration::MAX, "an hour");
+    check_refused(|o| o.size_bytes = 0, "whole MiB");
+    check_refused(|o| o.size_bytes = SIZE + 1, "whole MiB");
+    let error = run_peers(&[], &short()).expect_err("refused");
+    assert!(error.to_string().contains("nothing to compare"), "{error}");
+}
