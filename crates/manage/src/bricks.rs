@@ -21,13 +21,12 @@ impl Manager {
     ///
     /// # Errors
     /// When the registration breaks rules, another living brick has the same
-    /// id, or the store fails.
+    /// id, it serves an older copy of its pool, or the store fails.
     pub fn heartbeat(&self, registration: BrickRegistration) -> Result<HeartbeatReply, Fault> {
         check(&registration)?;
         let id = registration.brick;
         let seen = Seen {
             at: self.clock.elapsed(),
-            incarnation: registration.incarnation,
             sessions: registration.sessions,
         };
         let record = record(registration);
@@ -40,7 +39,8 @@ impl Manager {
             });
         }
         if let Some(brick) = known {
-            self.refuse_a_double(brick, &record, seen.incarnation)?;
+            refuse_an_older(&brick.record, &record)?;
+            self.refuse_a_double(brick, &record)?;
         }
         if known.is_none_or(|brick| is_news(&brick.record, &record)) {
             self.store.commit(&[Write::PutBrick(&record)])?;
@@ -64,14 +64,9 @@ impl Manager {
 
     /// A brick that moved has opened its pool anew; a copy of the pool has
     /// not, or not later.
-    fn refuse_a_double(
-        &self,
-        brick: &Brick,
-        record: &BrickRecord,
-        incarnation: u32,
-    ) -> Result<(), Fault> {
+    fn refuse_a_double(&self, brick: &Brick, record: &BrickRecord) -> Result<(), Fault> {
         let moved = brick.record.address != record.address;
-        let later = brick.seen.is_none_or(|seen| incarnation > seen.incarnation);
+        let later = record.incarnation > brick.record.incarnation;
         if moved && !later && self.is_alive(brick) {
             return Err(Fault::BrickTwice {
                 brick: record.brick,
@@ -146,6 +141,19 @@ impl Manager {
     }
 }
 
+/// A pool that was opened less often than the one known is an older copy of
+/// it, and lacks writes that were acknowledged since.
+fn refuse_an_older(known: &BrickRecord, asked: &BrickRecord) -> Result<(), Fault> {
+    if asked.incarnation >= known.incarnation {
+        return Ok(());
+    }
+    Err(Fault::BrickOlder {
+        brick: known.brick,
+        known: known.incarnation,
+        asked: asked.incarnation,
+    })
+}
+
 fn owed(book: &Book, id: BrickId) -> usize {
     let on_it = |&&(brick, slice): &&(BrickId, _)| brick == id && !book.is_building(slice);
     book.doomed.keys().filter(on_it).count()
@@ -189,6 +197,7 @@ fn record(registration: BrickRegistration) -> BrickRecord {
         durability: registration.durability,
         capacity_bytes: registration.capacity_bytes,
         used_bytes: registration.used_bytes,
+        incarnation: registration.incarnation,
     }
 }
 

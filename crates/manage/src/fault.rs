@@ -148,6 +148,18 @@ pub enum Fault {
         /// Where it also claims to be.
         asked: String,
     },
+    /// It lacks acknowledged writes.
+    #[error(
+        "the brick {brick} serves opening {asked} of its pool, but opening {known} was seen: it is an older copy"
+    )]
+    BrickOlder {
+        /// The brick.
+        brick: BrickId,
+        /// The last opening that was seen.
+        known: u32,
+        /// The one that asks.
+        asked: u32,
+    },
     /// A brick did not do its part; nothing is left of the rest.
     #[error("the brick {brick} at {address} failed: {cause}")]
     Brick {
@@ -204,7 +216,8 @@ impl Fault {
             | Fault::BrickHolds { .. }
             | Fault::BrickOwes { .. }
             | Fault::BrickAlive(_)
-            | Fault::BrickTwice { .. } => Code::InUse,
+            | Fault::BrickTwice { .. }
+            | Fault::BrickOlder { .. } => Code::InUse,
             Fault::Brick { .. } => Code::BrickFailed,
             Fault::TooMany { .. } => Code::NoRoom,
         }
@@ -233,6 +246,7 @@ impl Fault {
             }
             Fault::Place(_) => "choose a smaller size, add a brick, or delete a volume",
             Fault::Change(change) => change_hint(change),
+            Fault::Store(StoreError::Failed(_)) => "see to the disk, then start the manager again",
             Fault::Store(_) => "look at the manager's log and the disk of its store",
             Fault::NoSuchVolume(_) => "list what there is with: pagemesh volume list",
             Fault::NoSuchBrick(_) => "list what there is with: pagemesh status",
@@ -247,6 +261,9 @@ impl Fault {
             Fault::BrickAlive(_) => "stop it first",
             Fault::BrickTwice { .. } => {
                 "stop one of them; a copied pool must not be served beside its original"
+            }
+            Fault::BrickOlder { .. } => {
+                "serve the newest state of the pool; this one lacks writes that were acknowledged"
             }
             Fault::Brick { .. } => "nothing was changed; see to the brick and try again",
             Fault::TooMany { .. } => "delete what is no longer needed",

@@ -8,7 +8,10 @@
 //! No clock, no I/O, no randomness; who may ask for a change is not decided
 //! here.
 
-use pagemesh_base::layout::{Column, EpochNumber, Layout, LegState, SEGMENTS_MAX, Segment};
+use crate::shape::VOLUME_BYTES_MAX;
+use pagemesh_base::layout::{
+    COLUMNS_MAX, COPIES_MAX, Column, EpochNumber, Layout, LegState, SEGMENTS_MAX, Segment,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -133,6 +136,27 @@ impl Ledger {
         }
     }
 
+    /// Whether it is one that changes lead to; one that was read from a disk
+    /// may be anything.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let segments = &self.layout.segments;
+        let bytes = segments
+            .iter()
+            .try_fold(0u64, |sum, segment| sum.checked_add(segment.bytes));
+        let sound = |(segment, rounds): (&Segment, &Vec<u8>)| {
+            let columns = segment.columns.len();
+            (1..=COLUMNS_MAX).contains(&columns)
+                && segment.bytes.is_multiple_of(columns as u64)
+                && columns == rounds.len()
+                && segment.columns.iter().zip(rounds).all(is_sound)
+        };
+        (1..=SEGMENTS_MAX).contains(&segments.len())
+            && bytes.is_some_and(|bytes| bytes <= VOLUME_BYTES_MAX)
+            && segments.len() == self.last_rounds.len()
+            && segments.iter().zip(&self.last_rounds).all(sound)
+    }
+
     /// What the ledger is after a change.
     ///
     /// # Errors
@@ -221,6 +245,15 @@ impl Ledger {
 
 fn no_rounds(segment: &Segment) -> Vec<u8> {
     segment.columns.iter().map(|column| column.round).collect()
+}
+
+fn is_sound((column, last): (&Column, &u8)) -> bool {
+    let all = in_sync(column) == column.legs.len();
+    (1..=COPIES_MAX).contains(&column.legs.len())
+        && in_sync(column) > 0
+        && *last <= ROUND_MAX
+        && column.round == if all { 0 } else { *last }
+        && (all || *last > 0)
 }
 
 fn in_sync(column: &Column) -> usize {

@@ -82,7 +82,6 @@ pub(crate) struct Brick {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub at: Duration,
-    pub incarnation: u32,
     pub sessions: u32,
 }
 

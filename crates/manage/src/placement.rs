@@ -79,7 +79,7 @@ pub enum PlaceError {
     /// More copies than domains.
     #[error(
         "{copies} copies need {copies} failure domains, but the living bricks{} are in {domains}",
-        class(*durability)
+        durability.map_or_else(|| " of any one class".to_owned(), |_| class(*durability))
     )]
     TooFewDomains {
         /// Copies asked for.

@@ -25,6 +25,9 @@ pub struct BrickRecord {
     pub capacity_bytes: u64,
     /// Bytes in use when last written down; the present figure is in memory.
     pub used_bytes: u64,
+    /// How often its pool had been opened, when it last registered.
+    #[serde(default)]
+    pub incarnation: u32,
 }
 
 /// A volume.

@@ -7,7 +7,7 @@
 //! [`STOP_TIMEOUT`]. Idle, it wakes for heartbeats and once per
 //! [`SWEEP_INTERVAL`].
 
-use crate::api::{Api, REQUESTS_MAX, SLOW_REQUESTS_MAX};
+use crate::api::{Api, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};
 use crate::manager::{Bricks, Manager, Settings};
 use crate::store::{Store, StoreError};
@@ -18,6 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use pagemesh_base::key::Key;
+use socket2::SockRef;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -34,6 +35,9 @@ const CONNECTIONS_MAX: usize = 512;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a request's head, and of what is read ahead.
 const HEAD_BYTES_MAX: usize = 16 << 10;
+/// Ends the connection of a peer that takes none of its answers for so long:
+/// whoever stops reading must not keep a place.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// After a failed accept, as when file descriptors are used up.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long stopping waits for requests under way.
@@ -166,7 +170,7 @@ pub fn serve(config: Config) -> Result<Handle, ServeError> {
     let manager = Arc::new(manager);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(REQUESTS_MAX + SLOW_REQUESTS_MAX + 1)
+        .max_blocking_threads(REQUESTS_MAX + 1)
         .thread_name("pagemesh-manager")
         .build()
         .map_err(ServeError::Start)?;
@@ -247,6 +251,9 @@ fn attend(
 ) {
     // Small answers must not wait for acknowledgements; failing costs time only.
     let _ = stream.set_nodelay(true);
+    if let Err(error) = SockRef::from(&stream).set_tcp_user_timeout(Some(UNREAD_TIMEOUT)) {
+        tracing::debug!(%error, "cannot limit how long answers wait");
+    }
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)

@@ -8,6 +8,7 @@
 //! Tables: `meta` (what the file is, and its schema version), `bricks` by
 //! UUID, `volumes` by name, `doomed` by the UUIDs of brick and slice.
 
+use crate::manager::places;
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use pagemesh_base::layout::{BrickId, Name, SliceId};
 use redb::{
@@ -16,11 +17,13 @@ use redb::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
 
 /// The schema this manager writes; higher ones are refused.
 pub const SCHEMA: u64 = 1;
@@ -30,7 +33,7 @@ const PURPOSE: &str = "pagemesh manager store";
 /// memory as records.
 const CACHE_BYTES: usize = 4 << 20;
 /// The first bytes of every redb file.
-const REDB_MAGIC: &[u8; 4] = b"redb";
+const REDB_MAGIC: &[u8; 9] = b"redb\x1a\x0a\xa9\x0d\x0a";
 
 const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const BRICKS: TableDefinition<u128, &[u8]> = TableDefinition::new("bricks");
@@ -124,21 +127,25 @@ impl Store {
     /// # Errors
     /// When it is in use, something else, newer, damaged or out of reach.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        let made = look_at(path)?;
-        let database = Database::builder()
-            .set_cache_size(CACHE_BYTES)
-            .create(path)
-            .map_err(|error| refusal(path, error))?;
-        let store = Store {
-            database,
-            path: path.to_owned(),
-            failed: AtomicBool::new(false),
-        };
-        if made {
-            sync_directory(path).map_err(|cause| store.io(cause))?;
+        if !is_there(path)? {
+            make(path)?;
         }
+        let store = Store::over(path, |builder| builder.create(path))?;
         store.check_purpose()?;
         Ok(store)
+    }
+
+    fn over(
+        path: &Path,
+        open: impl FnOnce(&redb::Builder) -> Result<Database, DatabaseError>,
+    ) -> Result<Store, StoreError> {
+        let mut builder = Database::builder();
+        builder.set_cache_size(CACHE_BYTES);
+        Ok(Store {
+            database: open(&builder).map_err(|error| refusal(path, error))?,
+            path: path.to_owned(),
+            failed: AtomicBool::new(false),
+        })
     }
 
     /// Makes one change durable.
@@ -181,23 +188,55 @@ impl Store {
         let mut contents = Contents::default();
         let bricks = transaction.open_table(BRICKS).map_err(|e| self.io(e))?;
         for entry in bricks.iter().map_err(|e| self.io(e))? {
-            let (_, value) = entry.map_err(|e| self.io(e))?;
-            contents.bricks.push(self.decode("a brick", value.value())?);
+            let (key, value) = entry.map_err(|e| self.io(e))?;
+            let what = format!("the brick {}", Uuid::from_u128(key.value()));
+            let brick: BrickRecord = self.decode(&what, value.value())?;
+            self.check(&what, brick.brick.0.as_u128() == key.value())?;
+            contents.bricks.push(brick);
         }
         let volumes = transaction.open_table(VOLUMES).map_err(|e| self.io(e))?;
         for entry in volumes.iter().map_err(|e| self.io(e))? {
             let (name, value) = entry.map_err(|e| self.io(e))?;
             let what = format!("the volume {}", name.value());
-            contents.volumes.push(self.decode(&what, value.value())?);
+            let volume: VolumeRecord = self.decode(&what, value.value())?;
+            let named = volume.ledger.layout.name.as_str() == name.value();
+            self.check(&what, named && volume.ledger.is_sound())?;
+            contents.volumes.push(volume);
         }
         let doomed = transaction.open_table(DOOMED).map_err(|e| self.io(e))?;
         for entry in doomed.iter().map_err(|e| self.io(e))? {
-            let (_, value) = entry.map_err(|e| self.io(e))?;
-            contents
-                .doomed
-                .push(self.decode("a slice to delete", value.value())?);
+            let (key, value) = entry.map_err(|e| self.io(e))?;
+            let (brick, slice) = key.value();
+            let what = format!("the slice to delete {}", Uuid::from_u128(slice));
+            let doomed: Doomed = self.decode(&what, value.value())?;
+            let is_its_own = (doomed.brick.0.as_u128(), doomed.slice.0.as_u128()) == (brick, slice);
+            self.check(&what, is_its_own)?;
+            contents.doomed.push(doomed);
         }
+        self.check_apart(&contents)?;
         Ok(contents)
+    }
+
+    fn check(&self, what: &str, sound: bool) -> Result<(), StoreError> {
+        if sound {
+            return Ok(());
+        }
+        Err(self.damaged(&format!("{what} contradicts itself")))
+    }
+
+    /// Sees that no slice belongs to two volumes, or to one and to none.
+    fn check_apart(&self, contents: &Contents) -> Result<(), StoreError> {
+        let doomed = contents.doomed.iter().map(|doomed| doomed.slice);
+        let mut seen: BTreeSet<SliceId> = doomed.collect();
+        for volume in &contents.volumes {
+            for place in places(&volume.ledger.layout.segments) {
+                if !seen.insert(place.slice) {
+                    let what = format!("the slice {} is there twice", place.slice);
+                    return Err(self.damaged(&what));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes a new file a manager store, and sees that an old one is.
@@ -305,35 +344,60 @@ fn encode(record: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
     serde_json::to_vec(record).map_err(|error| redb::Error::Io(io::Error::other(error)))
 }
 
-/// Looks at a file before redb does, which would write to it. Makes an empty
-/// one that only its owner can read where there is none, and says so.
-fn look_at(path: &Path) -> Result<bool, StoreError> {
-    let io = |cause: io::Error| StoreError::Io {
-        path: path.to_owned(),
-        cause: cause.to_string(),
-    };
+/// Looks at a file before redb does, which would write to it. An empty one is
+/// filled in place, as whoever made it may have wished.
+fn is_there(path: &Path) -> Result<bool, StoreError> {
     let foreign = |why: &str| StoreError::NotAStore {
         path: path.to_owned(),
         why: why.into(),
     };
-    let mut options = OpenOptions::new();
-    match options.write(true).create_new(true).mode(0o600).open(path) {
-        Ok(_) => return Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(io(error)),
-    }
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
+    let found = match std::fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(unusable(path, &error)),
+    };
+    if !found.is_file() {
         return Err(foreign("not a regular file"));
     }
     let mut start = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(REDB_MAGIC.len() as u64)
-        .read_to_end(&mut start)
-        .map_err(io)?;
+    std::fs::File::open(path)
+        .and_then(|file| file.take(REDB_MAGIC.len() as u64).read_to_end(&mut start))
+        .map_err(|error| unusable(path, &error))?;
     match start.as_slice() {
         [] => Ok(true),
-        magic if magic == REDB_MAGIC => Ok(false),
+        magic if magic == REDB_MAGIC => Ok(true),
         _ => Err(foreign("not a redb database")),
+    }
+}
+
+/// Makes an empty store that only its owner can read: beside its place, and
+/// moved there whole, so that a crash leaves a store or none. If another
+/// manager was faster, its store stays.
+fn make(path: &Path) -> Result<(), StoreError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.new", Uuid::new_v4()));
+    let beside = path.with_file_name(name);
+    let made = fill(&beside).and_then(|()| match std::fs::hard_link(&beside, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(unusable(path, &error)),
+        _ => Ok(()),
+    });
+    // What cannot be removed is an empty store that nobody opens.
+    let _ = std::fs::remove_file(&beside);
+    made?;
+    sync_directory(path).map_err(|error| unusable(path, &error))
+}
+
+fn fill(path: &Path) -> Result<(), StoreError> {
+    let mut options = OpenOptions::new();
+    let private = options.write(true).create_new(true).mode(0o600);
+    private.open(path).map_err(|error| unusable(path, &error))?;
+    Store::over(path, |builder| builder.create(path))?.initialise()
+}
+
+fn unusable(path: &Path, cause: &io::Error) -> StoreError {
+    StoreError::Io {
+        path: path.to_owned(),
+        cause: cause.to_string(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The REST API: routes, and nothing of what they do.
 //!
 //! Invariants: nothing but `/healthz` is answered without the cluster's
-//! token, not even whether a path exists. Every refusal is JSON. Blocking work
-//! runs on threads for it, at most [`REQUESTS_MAX`] at once, whatever clients
+//! token, not even whether a path exists. Every refusal of a request that can
+//! be read as HTTP is JSON. Blocking work runs on threads for it, at most [`REQUESTS_MAX`] at once, whatever clients
 //! have stopped waiting.
 
 pub mod document;
@@ -37,7 +37,11 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Api {
     manager: Arc<Manager>,
     key: Key,
+    /// Requests being read and answered.
     requests: Arc<Semaphore>,
+    /// Blocking work, which may outlast its request.
+    work: Arc<Semaphore>,
+    /// Of that, what waits for bricks.
     slow: Arc<Semaphore>,
 }
 
@@ -47,6 +51,7 @@ impl Api {
             manager,
             key,
             requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
+            work: Arc::new(Semaphore::new(REQUESTS_MAX)),
             slow: Arc::new(Semaphore::new(SLOW_REQUESTS_MAX)),
         }
     }

@@ -15,8 +15,7 @@ impl Api {
         self.run(None, work).await
     }
 
-    /// Runs what may wait for bricks. The permit goes with the work: a client
-    /// that stops waiting does not make room for another one.
+    /// Runs what may wait for bricks.
     pub(super) async fn slow<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Manager) -> Result<T, Fault> + Send + 'static,
@@ -26,14 +25,18 @@ impl Api {
         self.run(Some(permit), work).await
     }
 
+    /// Permits go with the work: a client that stops waiting does not make
+    /// room for another one.
     async fn run<T: Send + 'static>(
         &self,
-        permit: Option<OwnedSemaphorePermit>,
+        slow: Option<OwnedSemaphorePermit>,
         work: impl FnOnce(&Manager) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Refusal> {
+        let permit = self.work.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| Refusal::overloaded())?;
         let manager = self.manager.clone();
         let done = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            let _permits = (permit, slow);
             work(&manager)
         });
         match done.await {
