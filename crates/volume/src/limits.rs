@@ -6,6 +6,10 @@ use std::time::Duration;
 /// never cross one, so each takes exactly one lock; long clears still need few
 /// pieces (65 536 per TiB).
 pub const REGION_BYTES: u64 = 16 << 20;
+/// Bytes of the runs that a change of whole pages does not cross: a pool
+/// records what lies within one, up to the longest write, as one operation,
+/// and so takes or refuses it as a whole.
+pub const ATOMIC_RUN_BYTES: u64 = 2 << 20;
 /// Mutexes over which the regions of a volume are spread: enough that a dozen
 /// threads rarely meet on one.
 pub const LOCK_SHARDS: usize = 64;

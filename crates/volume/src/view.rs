@@ -1,10 +1,11 @@
 //! What channels know of a volume: an immutable picture that the keeper
 //! replaces, and the placement computed from it.
 
-use crate::limits::REGION_BYTES;
+use crate::limits::{ATOMIC_RUN_BYTES, REGION_BYTES};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, COPIES_MAX, LegState, STRIPE_BYTES, SliceId};
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
+use pagemesh_base::units::PAGE_BYTES;
 
 /// A set of legs of one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,6 +151,16 @@ impl View {
         Some(place)
     }
 
+    /// The first part of a range that every leg writes as a whole or refuses
+    /// as a whole. When all legs of a column are full, each refuses where its
+    /// own space ends: were a part of the piece written before, the legs would
+    /// differ, and nothing would tell.
+    pub(crate) fn atomic_place(&self, at: u64, end: u64) -> Option<Place> {
+        let mut place = self.place(at, end)?;
+        place.len = atomic_len(place.offset, place.len);
+        Some(place)
+    }
+
     /// The first part of a range that lies in one column without a gap.
     pub(crate) fn long_place(&self, at: u64, end: u64) -> Option<Place> {
         let segment = match self.segments.as_slice() {
@@ -211,6 +222,17 @@ impl View {
         let unit = row * segment.columns as u64 + (column - segment.column) as u64;
         segment.start + unit * STRIPE_BYTES + inside
     }
+}
+
+/// How much of a change a leg surely makes as one: a part of a page, or whole
+/// pages of one run.
+pub(crate) fn atomic_len(offset: u64, len: u64) -> u64 {
+    let page = PAGE_BYTES as u64;
+    let within = offset % page;
+    if within != 0 || len < page {
+        return len.min(page - within);
+    }
+    (len - len % page).min(ATOMIC_RUN_BYTES - offset % ATOMIC_RUN_BYTES)
 }
 
 #[cfg(test)]

@@ -3,12 +3,13 @@
 
 use super::piece::{Act, Piece};
 use crate::limits::{REGION_BYTES, REQUEST_PIECES_MAX};
-use crate::view::{Place, View};
+use crate::view::{Place, View, atomic_len};
 use bytes::Bytes;
 use pagemesh_base::slice::SliceReply;
 use pagemesh_base::space::{
     EXTENTS_MAX, Extent, REQUEST_BYTES_MAX, Reply, Request, SpaceError, Token, check_range,
 };
+use pagemesh_base::units::PAGE_BYTES;
 
 enum Kind {
     Read,
@@ -158,10 +159,10 @@ impl Job {
 
     fn next_bytes(&mut self, view: &View, at: u64) -> Next {
         let lists = matches!(self.kind, Kind::Extents);
-        let found = if lists {
-            view.long_place(at, self.end)
-        } else {
-            view.place(at, self.end)
+        let found = match self.kind {
+            Kind::Extents => view.long_place(at, self.end),
+            Kind::Write(_) => view.atomic_place(at, self.end),
+            _ => view.place(at, self.end),
         };
         let Some(place) = found else {
             self.cursor = Cursor::End;
@@ -204,10 +205,8 @@ impl Job {
             let (len, act) = if flush {
                 (0, Act::Flush)
             } else {
-                (
-                    (to - from).min(REGION_BYTES - from % REGION_BYTES),
-                    Act::Clear,
-                )
+                let len = (to - from).min(REGION_BYTES - from % REGION_BYTES);
+                (clear_len(from, len), Act::Clear)
             };
             self.cursor = if flush || from + len == to {
                 Cursor::Column(column + 1, 0)
@@ -265,6 +264,17 @@ impl Job {
             Answer::Data(data) => Reply::Data(data),
             Answer::Extents(parts) => Reply::Extents(join(parts)),
         })
+    }
+}
+
+/// How much of a clear a leg surely makes as one, or refuses as one: parts of
+/// pages may need space, whole pages never do.
+fn clear_len(offset: u64, len: u64) -> u64 {
+    let page = PAGE_BYTES as u64;
+    if offset.is_multiple_of(page) && len >= page {
+        len - len % page
+    } else {
+        atomic_len(offset, len)
     }
 }
 

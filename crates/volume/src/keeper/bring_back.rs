@@ -8,7 +8,7 @@
 //! 4. It becomes in-sync.
 
 use super::control::Control;
-use super::copy::{self, Party, chunks};
+use super::copy::{self, Holes, Party, chunks};
 use super::model::Return;
 use super::reform::lost_if_gone;
 use super::settle::differs;
@@ -197,6 +197,16 @@ impl Way<'_> {
         Ok(parties)
     }
 
+    /// While another leg is stale, this one may become its source.
+    fn holes(&self) -> Holes {
+        let model = self.state.model();
+        let mut legs = model.columns[self.column].legs.iter().enumerate();
+        match legs.any(|(other, keep)| other != self.leg && !keep.is_written()) {
+            true => Holes::Stamped,
+            false => Holes::Cleared,
+        }
+    }
+
     fn target(&self) -> Vec<Party> {
         vec![Party {
             leg: self.leg,
@@ -291,7 +301,9 @@ impl Way<'_> {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
             if !compare || differs(self.state, &sources[0], &target, offset, len).await {
-                let copied = copy::copy_chunk(self.state, &sources, &target, offset, len).await;
+                let place = (offset, len);
+                let holes = self.holes();
+                let copied = copy::copy_chunk(self.state, &sources, &target, place, holes).await;
                 copied.map_err(|failure| {
                     self.blame(failure.leg, &failure.error);
                     format!("copying failed: {}", failure.error)

@@ -1,6 +1,6 @@
 //! Comparing the legs of a volume while it is in use.
 
-use super::copy::{self, Party, chunks};
+use super::copy::{self, Holes, Party, chunks};
 use super::reform::lost_if_gone;
 use super::settle::differs;
 use super::state::State;
@@ -110,7 +110,7 @@ async fn check_pages(
         };
         let from = copy::parties(state, column, legs.without(bad));
         let to = copy::parties(state, column, bad);
-        let repaired = copy::copy_chunk(state, &from, &to, at, len).await;
+        let repaired = copy::copy_chunk(state, &from, &to, (at, len), Holes::Cleared).await;
         repaired.map_err(|failure| {
             lost_if_gone(state, column, failure.leg, &failure.error);
             format!("repairing failed: {}", failure.error)

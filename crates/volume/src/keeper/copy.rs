@@ -7,7 +7,9 @@ use super::control::Control;
 use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::view::Mask;
+use bytes::Bytes;
 use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 
@@ -20,6 +22,18 @@ pub(super) struct CopyError {
 pub(super) struct Party {
     pub leg: usize,
     pub control: Rc<Control>,
+}
+
+/// What becomes of pages that hold nothing on the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holes {
+    /// They are cleared.
+    Cleared,
+    /// They are cleared, and carry the round's stamp, even if they hold
+    /// nothing on the target either: clearing those would leave no trace, and
+    /// a leg that is still stale and holds something there, may one day have
+    /// nobody but the target to tell it.
+    Stamped,
 }
 
 pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Vec<Party> {
@@ -39,13 +53,13 @@ pub(super) async fn copy_chunk(
     state: &State,
     from: &[Party],
     to: &[Party],
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
+    holes: Holes,
 ) -> Result<(), CopyError> {
     debug_assert!(len <= RESYNC_CHUNK_BYTES && len <= u64::from(SLICE_IO_BYTES_MAX));
     let mut last = None;
     for source in from {
-        match copy_from(state, source, to, offset, len).await {
+        match copy_from(state, source, to, (offset, len), holes).await {
             Err(failure) if is_damage(&failure, source) => last = Some(failure),
             other => return other,
         }
@@ -64,7 +78,8 @@ pub(super) async fn copy_chunk(
             error: failure.error.clone(),
         });
         for source in from {
-            done = copy_from(state, source, to, at, page.min(offset + len - at)).await;
+            let one = (at, page.min(offset + len - at));
+            done = copy_from(state, source, to, one, holes).await;
             if !matches!(&done, Err(failure) if is_damage(failure, source)) {
                 break;
             }
@@ -82,8 +97,8 @@ async fn copy_from(
     state: &State,
     from: &Party,
     to: &[Party],
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
+    holes: Holes,
 ) -> Result<(), CopyError> {
     let fail = |error| CopyError {
         leg: from.leg,
@@ -91,15 +106,7 @@ async fn copy_from(
     };
     let (mut at, end) = (offset, offset + len);
     while at < end {
-        let request = SliceRequest::Extents {
-            offset: at,
-            len: end - at,
-        };
-        let extents = match from.control.ask(state, request).await.map_err(fail)? {
-            SliceReply::Extents(extents) if extents.iter().any(|e| e.len > 0) => extents,
-            _ => return Err(fail(SliceError::Refused("it lists no extents".into()))),
-        };
-        for extent in extents {
+        for extent in extents(state, from, at, end).await? {
             let len = extent.len.min(end - at);
             if extent.mapped && len > 0 {
                 let request = SliceRequest::Read {
@@ -110,7 +117,7 @@ async fn copy_from(
                 let SliceReply::Data(data) = reply else {
                     return Err(fail(SliceError::Refused("it gives no data".into())));
                 };
-                let data = bytes::Bytes::from(data);
+                let data = Bytes::from(data);
                 let write = |stamp| SliceRequest::Write {
                     offset: at,
                     data: data.clone(),
@@ -118,17 +125,58 @@ async fn copy_from(
                 };
                 change(state, to, write).await?;
             } else if len > 0 {
-                let clear = |stamp| SliceRequest::Clear {
-                    offset: at,
-                    len,
-                    stamp,
-                };
-                change(state, to, clear).await?;
+                if holes == Holes::Stamped {
+                    fill_holes(state, to, at, at + len).await?;
+                }
+                clear(state, to, at, len).await?;
             }
             at += len;
         }
     }
     Ok(())
+}
+
+/// What a leg holds from `at` on; never nothing, and maybe not up to the end.
+async fn extents(state: &State, of: &Party, at: u64, end: u64) -> Result<Vec<Extent>, CopyError> {
+    let fail = |error| CopyError { leg: of.leg, error };
+    let request = SliceRequest::Extents {
+        offset: at,
+        len: end - at,
+    };
+    match of.control.ask(state, request).await.map_err(fail)? {
+        SliceReply::Extents(extents) if extents.iter().any(|e| e.len > 0) => Ok(extents),
+        _ => Err(fail(SliceError::Refused("it lists no extents".into()))),
+    }
+}
+
+/// Writes zeroes where the targets hold nothing, so that clearing them leaves
+/// a stamp. Few pages: those written and discarded again while two legs were
+/// away.
+async fn fill_holes(state: &State, to: &[Party], offset: u64, end: u64) -> Result<(), CopyError> {
+    for party in to {
+        let mut at = offset;
+        while at < end {
+            for extent in extents(state, party, at, end).await? {
+                let len = extent.len.min(end - at);
+                if !extent.mapped && len > 0 {
+                    let data = Bytes::from(vec![0; len as usize]);
+                    let write = |stamp| SliceRequest::Write {
+                        offset: at,
+                        data: data.clone(),
+                        stamp,
+                    };
+                    change(state, std::slice::from_ref(party), write).await?;
+                }
+                at += len;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn clear(state: &State, to: &[Party], offset: u64, len: u64) -> Result<(), CopyError> {
+    let clear = |stamp| SliceRequest::Clear { offset, len, stamp };
+    change(state, to, clear).await
 }
 
 /// The same change on several legs.

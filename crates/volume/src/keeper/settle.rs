@@ -4,7 +4,7 @@
 //! For each page in flight the in-sync leg with the highest epoch and
 //! operation wins: what a read may have shown stays.
 
-use super::copy::{self, CopyError, Party, chunks, parties};
+use super::copy::{self, CopyError, Holes, Party, chunks, parties};
 use super::reform::failed;
 use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
@@ -129,7 +129,7 @@ async fn copy_or_fail(
     offset: u64,
     len: u64,
 ) -> Result<(), Interrupted> {
-    let copied = copy::copy_chunk(state, sources, targets, offset, len).await;
+    let copied = copy::copy_chunk(state, sources, targets, (offset, len), Holes::Cleared).await;
     state.hub.tally.add(Count::BytesSettled, len);
     copied.map_err(|CopyError { leg, error }| interrupted(state, column, leg, Some(error)))
 }

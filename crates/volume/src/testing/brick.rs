@@ -16,6 +16,8 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 const PAGE: u64 = 4096;
+/// Pages that one record can name.
+const LEAF_PAGES: u64 = 512;
 /// Entries of a slice's table before it gives up keeping it.
 const TABLE_MAX: usize = 48;
 
@@ -70,7 +72,10 @@ impl Slice {
 
 pub(crate) struct Brick {
     pub up: bool,
-    pub full: bool,
+    /// Pages that can still be written; there is no reclaim.
+    pub room: u64,
+    /// Takes requests, and neither carries them out nor answers.
+    pub frozen: bool,
     pub buffers: bool,
     pub slices: BTreeMap<SliceId, Slice>,
 }
@@ -103,7 +108,8 @@ impl Bricks {
     pub(crate) fn add(&mut self, id: BrickId, buffers: bool) {
         let brick = Brick {
             up: true,
-            full: false,
+            room: u64::MAX,
+            frozen: false,
             buffers,
             slices: BTreeMap::new(),
         };
@@ -156,13 +162,22 @@ impl Bricks {
         self.bricks.get_mut(&id).expect("brick").up = true;
     }
 
-    fn connections_of(&self, id: BrickId) -> Vec<u64> {
+    pub(crate) fn connections_of(&self, id: BrickId) -> Vec<u64> {
         let own = self.connections.iter().filter(|(_, c)| c.brick == id);
         own.map(|(number, _)| *number).collect()
     }
 
     pub(crate) fn connections(&self) -> Vec<u64> {
         self.connections.keys().copied().collect()
+    }
+
+    /// Those that have something to do.
+    pub(crate) fn busy(&self) -> Vec<u64> {
+        let busy = self.connections.iter().filter(|(_, c)| {
+            let waits = !c.queue.is_empty() || !c.answers.is_empty() || c.orphan;
+            waits && !self.bricks[&c.brick].frozen
+        });
+        busy.map(|(number, _)| *number).collect()
     }
 
     /// Whether some client has yet to notice a loss.
@@ -200,6 +215,9 @@ impl Bricks {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
+        if self.bricks[&connection.brick].frozen {
+            return false;
+        }
         let deliver = !connection.answers.is_empty() && dice.one_in(2);
         if !deliver && let Some((tag, request)) = connection.queue.pop_front() {
             let (brick, slice) = (connection.brick, connection.slice);
@@ -225,9 +243,9 @@ impl Bricks {
         connection: u64,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        let full = self.bricks[&brick].full;
-        self.slice_mut(brick, slice)
-            .carry_out(connection, full, request)
+        let brick = self.bricks.get_mut(&brick).expect("brick");
+        let slice = brick.slices.get_mut(&slice).expect("slice");
+        slice.carry_out(connection, &mut brick.room, request)
     }
 }
 
@@ -251,7 +269,7 @@ impl Slice {
     fn carry_out(
         &mut self,
         connection: u64,
-        full: bool,
+        room: &mut u64,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
         match request {
@@ -262,18 +280,18 @@ impl Slice {
                 stamp,
             } => {
                 self.admit(stamp)?;
-                if full {
-                    return Err(SliceError::NoSpace);
-                }
-                self.write(offset, &data, stamp.epoch)?;
-                self.enter(connection, offset, data.len() as u64, stamp);
-                Ok(SliceReply::Done)
+                self.change(
+                    connection,
+                    room,
+                    offset,
+                    data.len() as u64,
+                    Some(&data),
+                    stamp,
+                )
             }
             SliceRequest::Clear { offset, len, stamp } => {
                 self.admit(stamp)?;
-                self.clear(offset, len)?;
-                self.enter(connection, offset, len, stamp);
-                Ok(SliceReply::Done)
+                self.change(connection, room, offset, len, None, stamp)
             }
             SliceRequest::Flush => {
                 self.durable = self.now.clone();
@@ -368,46 +386,86 @@ impl Slice {
         }
     }
 
-    fn write(&mut self, offset: u64, data: &[u8], _epoch: Epoch) -> Result<(), SliceError> {
-        let end = offset + data.len() as u64;
-        for page in offset / PAGE..end.div_ceil(PAGE) {
-            let whole = page * PAGE >= offset && (page + 1) * PAGE <= end;
-            if !whole && self.damaged.contains(&page) {
-                let offset = page * PAGE;
-                return Err(SliceError::Damaged { offset });
+    /// As a pool does it: a part of a page is a record of its own, and so is
+    /// a run of whole pages; the first that fails ends it, and those before it
+    /// stay. What changes nothing is recorded and stamped nowhere.
+    fn change(
+        &mut self,
+        connection: u64,
+        room: &mut u64,
+        offset: u64,
+        len: u64,
+        data: Option<&[u8]>,
+        stamp: Stamp,
+    ) -> Result<SliceReply, SliceError> {
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE;
+            let whole = at % PAGE == 0 && end - at >= PAGE;
+            let to = if whole {
+                (end / PAGE).min((page / LEAF_PAGES + 1) * LEAF_PAGES) * PAGE
+            } else {
+                end.min((page + 1) * PAGE)
+            };
+            let data = data.map(|data| &data[(at - offset) as usize..(to - offset) as usize]);
+            if self.change_record(room, at, to, data)? {
+                self.enter(connection, at, to - at, stamp);
             }
+            at = to;
         }
-        for page in offset / PAGE..end.div_ceil(PAGE) {
+        Ok(SliceReply::Done)
+    }
+
+    /// Whether anything was to be done.
+    fn change_record(
+        &mut self,
+        room: &mut u64,
+        from: u64,
+        to: u64,
+        data: Option<&[u8]>,
+    ) -> Result<bool, SliceError> {
+        let pages = from / PAGE..to.div_ceil(PAGE);
+        let whole = (to - from).is_multiple_of(PAGE);
+        let mapped = |slice: &Slice, page: u64| slice.now.pages[page as usize].is_some();
+        if data.is_none() && !pages.clone().any(|page| mapped(self, page)) {
+            return Ok(false);
+        }
+        if !whole && self.damaged.contains(&pages.start) {
+            let offset = pages.start * PAGE;
+            return Err(SliceError::Damaged { offset });
+        }
+        if data.is_some() || !whole {
+            let needed = pages.end - pages.start;
+            *room = match *room {
+                u64::MAX => u64::MAX,
+                room => room.checked_sub(needed).ok_or(SliceError::NoSpace)?,
+            };
+        }
+        for page in pages {
             let start = page * PAGE;
-            let (from, to) = (offset.max(start), end.min(start + PAGE));
-            let whole = to - from == PAGE;
-            let bytes = self.now.pages[page as usize].get_or_insert_with(|| Box::new([0; 4096]));
-            bytes[(from - start) as usize..(to - start) as usize]
-                .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+            let (first, last) = (from.max(start), to.min(start + PAGE));
+            let within = (first - start) as usize..(last - start) as usize;
+            let slot = &mut self.now.pages[page as usize];
+            match data {
+                None if whole && slot.is_none() => continue,
+                None if whole => *slot = None,
+                _ => {
+                    let bytes = slot.get_or_insert_with(|| Box::new([0; 4096]));
+                    match data {
+                        Some(data) => bytes[within].copy_from_slice(
+                            &data[(first - from) as usize..(last - from) as usize],
+                        ),
+                        None => bytes[within].fill(0),
+                    }
+                }
+            }
             if whole {
                 self.damaged.remove(&page);
             }
             self.stamp(page, whole);
         }
-        Ok(())
-    }
-
-    fn clear(&mut self, offset: u64, len: u64) -> Result<(), SliceError> {
-        let end = offset + len;
-        for page in offset / PAGE..end.div_ceil(PAGE) {
-            let start = page * PAGE;
-            let (from, to) = (offset.max(start), end.min(start + PAGE));
-            if to - from == PAGE {
-                self.now.pages[page as usize] = None;
-                self.damaged.remove(&page);
-                self.stamp(page, true);
-            } else if self.now.pages[page as usize].is_some() {
-                self.write(from, &vec![0; (to - from) as usize], Epoch(0))?;
-            } else {
-                self.stamp(page, false);
-            }
-        }
-        Ok(())
+        Ok(true)
     }
 
     fn extents(&self, offset: u64, len: u64) -> SliceReply {

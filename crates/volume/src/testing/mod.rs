@@ -6,7 +6,6 @@ mod brick;
 mod client;
 mod manager;
 mod oracle;
-mod overhead;
 mod scenarios;
 mod simulation;
 

@@ -13,9 +13,10 @@ use super::manager::{Answering, Manager, brick, segment};
 use super::oracle::{Oracle, SECTOR, fill, value_of};
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
+use crate::limits::DOWN_LIMIT;
 use crate::status::VolumeState;
 use bytes::Bytes;
-use pagemesh_base::layout::{LegState, STRIPE_BYTES};
+use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES};
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -128,7 +129,7 @@ impl Life {
         match self.dice.roll(10) {
             0..=5 => {
                 let mut bricks = guard(&self.fabric.0);
-                let connections = bricks.connections();
+                let connections = bricks.busy();
                 if !connections.is_empty() {
                     let at = self.dice.roll(connections.len() as u64) as usize;
                     bricks.step(connections[at], &mut self.dice);
@@ -231,7 +232,7 @@ impl Life {
 
     fn fault(&mut self) {
         let number = brick(u128::from(self.dice.roll(self.copies as u64)));
-        match self.dice.roll(9) {
+        match self.dice.roll(12) {
             0 | 1 if self.may_kill() => guard(&self.fabric.0).kill(number),
             2..=4 => guard(&self.fabric.0).restart(number),
             5 => {
@@ -247,12 +248,47 @@ impl Life {
                 self.manager.answer(how[self.dice.roll(3) as usize]);
             }
             7 => {
-                let mut bricks = guard(&self.fabric.0);
-                let full = self.dice.one_in(2);
-                bricks.bricks.get_mut(&number).expect("brick").full = full;
+                let room = self.dice.one_in(2).then(|| self.dice.roll(40));
+                self.give_room(number, room.unwrap_or(u64::MAX));
             }
+            8 => {
+                for copy in 0..self.copies {
+                    let room = self.dice.roll(40);
+                    self.give_room(brick(copy as u128), room);
+                }
+            }
+            9 => {
+                for copy in 0..self.copies {
+                    self.give_room(brick(copy as u128), u64::MAX);
+                }
+            }
+            10 if !self.threads.is_empty() && self.may_kill() => self.die_with(number),
+            // So long that nobody waits any more.
+            11 if self.dice.one_in(4) => self.client.now += DOWN_LIMIT,
             _ => self.manager.answer(Answering::Yes),
         }
+    }
+
+    fn give_room(&mut self, number: BrickId, room: u64) {
+        let mut bricks = guard(&self.fabric.0);
+        bricks.bricks.get_mut(&number).expect("brick").room = room;
+    }
+
+    /// A brick dies, and before its writes are driven again so does the
+    /// client: what only that brick has is known to nobody else.
+    fn die_with(&mut self, number: BrickId) {
+        for _ in 0..self.dice.roll(6) {
+            self.submit();
+        }
+        let mut bricks = guard(&self.fabric.0);
+        for connection in bricks.connections_of(number) {
+            for _ in 0..self.dice.roll(6) {
+                bricks.step(connection, &mut self.dice);
+            }
+        }
+        bricks.kill(number);
+        drop(bricks);
+        self.crash();
     }
 
     /// A buffering brick that dies takes with it what was not flushed: the
@@ -334,7 +370,7 @@ impl Life {
         bricks
             .bricks
             .values_mut()
-            .for_each(|brick| brick.full = false);
+            .for_each(|brick| brick.room = u64::MAX);
     }
 
     fn rest(&mut self) {
