@@ -52,7 +52,7 @@ impl Default for Options {
 /// Measures; see the module. The report has a line per row: operations in 1/s,
 /// MB/s of 10^6 bytes, response times in µs from before the submission until
 /// the completion was reaped, their standard deviation over reads and writes
-/// together, CPU in µs per operation, and the whole machine's CPU in % of all
+/// together, the mean queue depth, CPU in µs per operation, and the whole machine's CPU in % of all
 /// its cores.
 ///
 /// `brick_cpu` tells the CPU time that all bricks of the space have used so
@@ -75,7 +75,7 @@ pub fn run_table(
     Ok(report(&found, options))
 }
 
-const COLUMNS: [(&str, &str); 15] = [
+const COLUMNS: [(&str, &str); 16] = [
     ("block", ""),
     ("in flight", ""),
     ("IOPS", "1/s"),
@@ -87,6 +87,7 @@ const COLUMNS: [(&str, &str); 15] = [
     ("write p99", "µs"),
     ("both p99.9", "µs"),
     ("stddev", "µs"),
+    ("queue depth", "mean"),
     ("CPU", "µs/op"),
     ("brick CPU", "µs/op"),
     ("sys+user", "% of machine"),
@@ -103,7 +104,10 @@ fn report(found: &[Rounds], options: &Options) -> Report {
         report.push(line(row, rounds));
     }
     sweep::describe(&mut report, &options.sweep);
-    report.note("read and write are mean response times; stddev is of both together");
+    report.note(
+        "read and write are mean response times; stddev is of both together; the queue depth is \
+         the rate times the mean of both",
+    );
     report.note(
         "CPU of the machine is that of everything that ran, other programs included, in ticks \
          of usually 10 ms",
@@ -132,6 +136,7 @@ fn line(row: &Row, rounds: &Rounds) -> Vec<Cell> {
         us(|s| (s.writes.count > 0).then_some(s.writes.p99_ns as f64)),
         us(|s| Some(s.all.p999_ns as f64)),
         us(|s| Some(s.all.stddev_ns)),
+        rounds.median(queue_depth).into(),
         us(|s| Some(s.cpu_ns_per_operation)),
         us(|s| Some(s.brick_cpu_ns_per_operation)),
         rounds.median_of_known(|s| s.machine_percent).into(),
@@ -141,6 +146,12 @@ fn line(row: &Row, rounds: &Rounds) -> Vec<Cell> {
 
 fn read_percent(sample: &Sample) -> f64 {
     sample.reads.count as f64 / sample.all.count as f64 * 100.0
+}
+
+/// Requests in the space at a time, by Little's law: below those in flight by
+/// what had completed and was not replaced yet.
+fn queue_depth(sample: &Sample) -> f64 {
+    sample.rate * sample.all.mean_ns / 1e9
 }
 
 /// 4096 as 4K.

@@ -139,6 +139,9 @@ fn the_table_tells_reads_from_writes() {
         }
     }
     assert_eq!(report.cell("4K", "in flight"), Some(&Cell::Count(16)));
+    // One in flight on one thread is in the space nearly all the time.
+    let depth = number(&report, "64K", "queue depth");
+    assert!(depth > 0.5 && depth < 1.01, "{depth}");
     assert_eq!(report.plots.len(), 3);
 }
 
