@@ -36,6 +36,9 @@ impl Mask {
     pub(crate) fn and(self, other: Mask) -> Mask {
         Mask(self.0 & other.0)
     }
+    pub(crate) fn or(self, other: Mask) -> Mask {
+        Mask(self.0 | other.0)
+    }
     pub(crate) fn without(self, other: Mask) -> Mask {
         Mask(self.0 & !other.0)
     }

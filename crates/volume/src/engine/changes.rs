@@ -76,6 +76,7 @@ impl Engine {
     ) {
         let piece = &mut self.pieces[slot as usize];
         let column = piece.column;
+        let is_flush = piece.phase == Phase::Flushing || matches!(piece.act, Act::Flush);
         if let Act::Repair { .. } = piece.act {
             self.repair_answered(slot, result, out);
         } else {
@@ -85,6 +86,9 @@ impl Engine {
                     // This client's own barrier: it is sent again with the
                     // epoch that comes with the next view.
                 }
+                // Full by now, say. Were it counted as refused, all legs might
+                // seem to have refused what one of them holds.
+                Err(_) if piece.held.has(leg) && !is_flush => piece.done.add(leg),
                 Err(error) => {
                     piece.failed.add(leg);
                     piece.error.get_or_insert(error);

@@ -251,6 +251,12 @@ impl Engine {
         let readable = column.readable();
         let usable = column.usable;
         let gone = Mask::where_leg(|leg| !usable.has(leg) || replaced.has(leg));
+        // What a leg held, its next life may have lost, or was made to forget.
+        for &slot in &self.columns[number].changes {
+            let piece = &mut self.pieces[slot as usize];
+            piece.held = piece.held.without(gone);
+            piece.done = piece.done.without(gone);
+        }
         self.abandon(number, gone, out);
         self.redirect_reads(number, readable, out);
         if self.columns[number].flow == Flow::Failed {

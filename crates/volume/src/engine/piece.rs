@@ -49,6 +49,9 @@ pub(super) struct Piece {
     pub version: u32,
     pub pending: Mask,
     pub done: Mask,
+    /// Those that took it when it was sent before: they hold it, whatever they
+    /// say to its being sent again.
+    pub held: Mask,
     pub failed: Mask,
     pub error: Option<SliceError>,
     /// The window's number of the flush it waits for.
@@ -74,6 +77,7 @@ impl Piece {
             version: 0,
             pending: Mask::NONE,
             done: Mask::NONE,
+            held: Mask::NONE,
             failed: Mask::NONE,
             error: None,
             flush: 0,
@@ -101,6 +105,7 @@ impl Piece {
     }
 
     pub(super) fn forget_answers(&mut self) {
+        self.held = self.held.or(self.done);
         self.done = Mask::NONE;
         self.failed = Mask::NONE;
         self.error = None;

@@ -461,7 +461,7 @@ fn seeds(from: u64) {
     let count = std::env::var("PAGEMESH_SEEDS")
         .ok()
         .and_then(|n| n.parse().ok());
-    (from..from + count.unwrap_or(60u64)).for_each(run);
+    (from..from + count.unwrap_or(400u64)).for_each(run);
 }
 
 #[test]
