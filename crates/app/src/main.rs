@@ -1,3 +1,92 @@
-//! The pagemesh command.
+//! The pagemesh command: one binary for the manager, bricks, clients and
+//! measurements.
+//!
+//! Each module is a command, or what several of them need. Errors end here:
+//! they are printed once, with their causes, and decide the exit code.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod args;
+mod authority;
+mod bench;
+mod brick;
+mod ending;
+mod export;
+mod key;
+mod manager;
+mod output;
+mod pool;
+mod status;
+mod up;
+mod volume;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+/// What a command ended with, other than an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Done.
+    Done,
+    /// A check found differences or damage.
+    Differs,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log();
+    match run(cli.command) {
+        Ok(Verdict::Done) => ExitCode::SUCCESS,
+        Ok(Verdict::Differs) => ExitCode::from(3),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error; `PAGEMESH_LOG` chooses what, as `debug` or
+/// `pagemesh_volume=debug`.
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEMESH_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}
+
+fn run(command: Command) -> anyhow::Result<Verdict> {
+    match command {
+        Command::Up(up) => up::run(&up)?,
+        Command::Pool(command) => pool::run(&command)?,
+        Command::Brick(brick) => brick::run(&brick)?,
+        Command::Manager(manager) => manager::run(&manager)?,
+        Command::Volume(command) => return volume::run(&command),
+        Command::Export(command) => export::run(&command)?,
+        Command::Status { client } => status::run(&client)?,
+        Command::Bench(command) => bench::run(&command)?,
+        Command::Man => print_man()?,
+        Command::Completions { shell } => {
+            let mut command = Cli::command();
+            clap_complete::generate(shell, &mut command, "pagemesh", &mut std::io::stdout());
+        }
+    }
+    Ok(Verdict::Done)
+}
+
+/// The page of the command, followed by those of its subcommands.
+fn print_man() -> anyhow::Result<()> {
+    let command = Cli::command();
+    let mut out = std::io::stdout().lock();
+    clap_mangen::Man::new(command.clone()).render(&mut out)?;
+    for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+        let name = format!("pagemesh-{}", subcommand.get_name());
+        let named = subcommand.clone().name(name);
+        clap_mangen::Man::new(named).render(&mut out)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pagemesh_base::layout::Name;
+use pagemesh_base::units::Size;
+use std::path::PathBuf;
+
+/// Software-defined memory: pools, bricks, and mirrored volumes of persistent
+/// memory.
+///
+/// Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command
+/// line is wrong; 3 a check found differences or damage.
+#[derive(Parser)]
+#[command(name = "pagemesh", version, about, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Where the manager is, and how to prove who we are.
+#[derive(Args, Clone)]
+pub struct Client {
+    /// The manager's address.
+    #[arg(long, env = "PAGEMESH_MANAGER", default_value = "http://127.0.0.1:7070", global = true)]
+    pub manager: String,
+    /// The file that holds the cluster key; by default the one that `up` wrote.
+    #[arg(long, env = "PAGEMESH_KEY", global = true)]
+    pub key: Option<PathBuf>,
+    /// How to print.
+    #[arg(long, value_enum, default_value = "table", global = true)]
+    pub output: Output,
+}
+
+/// Which transport reaches bricks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Transport {
+    /// `map` where the brick is on this machine and its pool allows it.
+    Auto,
+    /// Memory mapped into this process.
+    Map,
+    /// Messages over tcp.
+    Tcp,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a whole cluster on this machine, for trying.
+    Up(Up),
+    /// Make and look at pools.
+    #[command(subcommand)]
+    Pool(Pool),
+    /// Run the brick of a pool.
+    Brick(Brick),
+    /// Run the manager.
+    Manager(Manager),
+    /// Make, look at, grow and delete volumes.
+    #[command(subcommand)]
+    Volume(Volume),
+    /// Serve volumes to applications.
+    #[command(subcommand)]
+    Export(Export),
+    /// Show the cluster: manager, bricks, volumes.
+    Status {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Measure.
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Print the manual page.
+    #[command(hide = true)]
+    Man,
+    /// Print completions for a shell.
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Run a whole cluster on this machine, for trying.
+#[derive(Args)]
+pub struct Up {
+    /// Where the cluster lives; a later `up` on it finds its data again.
+    #[arg(long, default_value = "pagemesh-data")]
+    pub dir: PathBuf,
+    /// How many bricks.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub bricks: u32,
+    /// Size of each new pool.
+    #[arg(long, default_value = "1G")]
+    pub size: Size,
+    /// The manager's address.
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub listen: String,
+    /// Keep the pools in memory (class `process`): fast, lost when the machine
+    /// restarts. They are made in /dev/shm, or in a tmpfs that is named.
+    #[arg(long, value_name = "TMPFS", num_args = 0..=1, require_equals = true, default_missing_value = "/dev/shm")]
+    pub memory: Option<PathBuf>,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+}
+
+/// Make and look at pools.
+#[derive(Subcommand)]
+pub enum Pool {
+    /// Make a pool. On a plain file it is of class `file-sync`, on tmpfs
+    /// `process`, on DAX `pmem`.
+    Create {
+        /// A file that does not exist, or a device.
+        path: PathBuf,
+        /// Its size.
+        #[arg(long)]
+        size: Size,
+    },
+    /// Show what a pool says of itself.
+    Show {
+        /// The pool.
+        path: PathBuf,
+        /// How to print.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+}
+
+/// Run the brick of a pool.
+#[derive(Args)]
+pub struct Brick {
+    /// The pool.
+    #[arg(long)]
+    pub pool: PathBuf,
+    /// Address of the tcp transport; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: String,
+    /// Unix socket of the map transport.
+    #[arg(long)]
+    pub map: Option<PathBuf>,
+    /// The address that clients are told, where it differs from --listen.
+    #[arg(long)]
+    pub advertise: Option<String>,
+    /// What fails together with this brick; by default the host's name.
+    #[arg(long)]
+    pub domain: Option<String>,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+    #[command(flatten)]
+    pub client: Client,
+}
+
+/// Run the manager.
+#[derive(Args)]
+pub struct Manager {
+    /// Its database.
+    #[arg(long, default_value = "manager.redb")]
+    pub store: PathBuf,
+    /// Its address.
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    pub listen: String,
+    /// The file that holds the cluster key; by default one in the user's
+    /// configuration directory, which is made if it is not there.
+    #[arg(long, env = "PAGEMESH_KEY")]
+    pub key: Option<PathBuf>,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+}
+
+/// The shape of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Layout {
+    /// One slice.
+    Concat,
+    /// Spread over columns.
+    Stripe,
+    /// Copies.
+    Mirror,
+    /// Copies, spread over columns.
+    #[value(name = "stripe+mirror", alias = "stripe-mirror")]
+    StripeMirror,
+}
+
+/// Make, look at, grow and delete volumes.
+#[derive(Subcommand)]
+pub enum Volume {
+    /// Make a volume.
+    Create {
+        /// Its name.
+        name: Name,
+        /// Its size; space is taken when it is written.
+        #[arg(long)]
+        size: Size,
+        /// Its shape.
+        #[arg(long, value_enum, default_value = "mirror")]
+        layout: Layout,
+        /// Copies of a mirror, 2 or 3.
+        #[arg(long)]
+        copies: Option<usize>,
+        /// Columns of a stripe.
+        #[arg(long)]
+        columns: Option<usize>,
+        /// Durability class of its bricks; by default the strongest with room.
+        #[arg(long, value_parser = ["pmem", "eadr", "file-sync", "process"])]
+        class: Option<String>,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// List volumes.
+    List {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Show where a volume lies and how its legs are.
+    Show {
+        /// Which.
+        name: Name,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Make a volume larger, also while it is in use.
+    Grow {
+        /// Which.
+        name: Name,
+        /// Its new size.
+        #[arg(long)]
+        size: Size,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Delete a volume and everything on it.
+    Delete {
+        /// Which.
+        name: Name,
+        /// Although a client has attached it.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Take a volume away from the client that attached it.
+    Detach {
+        /// Which.
+        name: Name,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Compare the copies of a volume. It must not be attached.
+    Check {
+        /// Which.
+        name: Name,
+        /// Take it over from the client that attached it, which is then fenced.
+        #[arg(long)]
+        force: bool,
+        /// Make pages that differ equal to this copy, counted from 0.
+        #[arg(long)]
+        repair_from: Option<usize>,
+        /// Which transport reaches bricks.
+        #[arg(long, value_enum, default_value = "auto")]
+        transport: Transport,
+        #[command(flatten)]
+        client: Client,
+    },
+}
+
+/// Serve volumes to applications.
+#[derive(Subcommand)]
+pub enum Export {
+    /// Serve volumes over the network block device protocol.
+    Nbd {
+        /// The volumes; each is an export of its name.
+        #[arg(required = true)]
+        volumes: Vec<Name>,
+        /// A unix socket.
+        #[arg(long, required_unless_present = "listen", conflicts_with = "listen")]
+        socket: Option<PathBuf>,
+        /// An address.
+        #[arg(long)]
+        listen: Option<String>,
+        /// Refuse changes.
+        #[arg(long)]
+        read_only: bool,
+        /// End when standard input ends.
+        #[arg(long, hide = true)]
+        until_stdin_ends: bool,
+        /// Which transport reaches bricks.
+        #[arg(long, value_enum, default_value = "auto")]
+        transport: Transport,
+        #[command(flatten)]
+        client: Client,
+    },
+}
+
+/// Where results go, and how long to measure.
+#[derive(Args, Clone)]
+pub struct Measure {
+    /// Rounds; figures are medians over them.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 2)]
+    pub seconds: u64,
+    /// Where raw results and plots are written.
+    #[arg(long)]
+    pub save: Option<PathBuf>,
+    /// How to print.
+    #[arg(long, value_enum, default_value = "table")]
+    pub output: Output,
+    /// Where pools are made: a tmpfs, hugetlbfs or DAX directory. A tmpfs with
+    /// huge pages (mount -o huge=advise) is fastest.
+    #[arg(long, default_value = "/dev/shm")]
+    pub pools: PathBuf,
+}
+
+/// Measure.
+#[derive(Subcommand)]
+pub enum Bench {
+    /// 4 KiB writes and reads of a mirrored volume mapped into this process,
+    /// beside two plain non-temporal copies.
+    Session(Measure),
+    /// 1 to 128 readers of 8 KiB.
+    Ramp(Measure),
+    /// 70 % reads, 30 % writes, by block size.
+    Table(Measure),
+    /// fio against this and other block servers, alternating.
+    Peers(Measure),
+    /// How long a pool takes to recover after its brick was killed under load.
+    Recovery(Measure),
+}

@@ -1,0 +1,79 @@
+//! The manager as a volume sees it, over its client.
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{EpochNumber, Layout, Name};
+use pagemesh_manage::wire;
+use pagemesh_manage::{Client, ManagerError};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+
+/// Asks a manager.
+pub struct Managed(pub Client);
+
+fn told(cause: ManagerError) -> AuthorityError {
+    match cause {
+        ManagerError::Conflict { current, .. } => AuthorityError::Conflict {
+            current: current.into(),
+        },
+        ManagerError::Fenced { .. } => AuthorityError::Fenced,
+        ManagerError::Unreachable { .. } => AuthorityError::Unreachable(cause.to_string()),
+        _ => AuthorityError::Refused(cause.to_string()),
+    }
+}
+
+fn address(address: wire::BrickAddress) -> BrickAddress {
+    BrickAddress {
+        tcp: address.tcp,
+        map_socket: address.map_socket,
+        durability: address.durability.to_string(),
+    }
+}
+
+impl Authority for Managed {
+    fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
+        let attached = self.0.attach(name, client).map_err(told)?;
+        let bricks = attached.bricks.into_iter();
+        Ok(Attached {
+            layout: attached.layout,
+            bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+        })
+    }
+
+    fn change_legs(
+        &self,
+        name: &Name,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let changes: Vec<_> = changes
+            .iter()
+            .map(|change| wire::LegChange {
+                segment: change.segment,
+                column: change.column,
+                leg: change.leg,
+                to: change.to,
+                note: None,
+            })
+            .collect();
+        let attachment = Some(EpochNumber(attachment.0));
+        self.0
+            .change_legs(name, attachment, EpochNumber(expected.0), &changes)
+            .map_err(told)
+    }
+
+    fn layout(&self, name: &Name) -> Result<Attached, AuthorityError> {
+        let detail = self.0.volume(name).map_err(told)?;
+        let bricks = detail.bricks.into_iter();
+        Ok(Attached {
+            layout: detail.layout,
+            bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+        })
+    }
+
+    fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {
+        self.0
+            .detach(name, Some(EpochNumber(attachment.0)))
+            .map(drop)
+            .map_err(told)
+    }
+}

@@ -1,0 +1,125 @@
+//! `pagemesh brick`: opens a pool, serves it, and tells the manager that it is
+//! there.
+
+use crate::args;
+use crate::ending::Ending;
+use crate::key;
+use anyhow::{Context, bail};
+use pagemesh_base::slice::BrickControl;
+use pagemesh_brick::brick::Brick;
+use pagemesh_brick::service::Served;
+use pagemesh_fabric::{map, tcp};
+use pagemesh_manage::wire::BrickRegistration;
+use pagemesh_manage::{Client, Durability};
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often a manager that did not answer is told again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Runs a brick until it is told to end.
+pub fn run(args: &args::Brick) -> anyhow::Result<()> {
+    let key = key::find(args.client.key.as_deref(), &args.client.manager)?;
+    let manager = Client::new(&args.client.manager, &key)?;
+    let ending = Ending::listen(args.until_stdin_ends)?;
+    let listen = args.listen.to_socket_addrs();
+    let listen = listen.with_context(|| format!("cannot listen on '{}'", args.listen))?.next();
+    let listen = listen.with_context(|| format!("'{}' names no address", args.listen))?;
+    let (brick, keeper, recovered) = Brick::open(&args.pool)?;
+    tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
+    let served = Arc::new(Served(brick.clone()));
+    let tcp = tcp::Server::bind(listen, key, served.clone(), tcp::Options::default())?;
+    let map = match &args.map {
+        Some(path) => Some(map::Server::bind(&absolute(path)?, served)?),
+        None => None,
+    };
+    let told = Registrar {
+        brick: &brick,
+        manager,
+        address: args.advertise.clone().unwrap_or_else(|| tcp.address().to_string()),
+        map_socket: map.as_ref().map(|map| map.path().display().to_string()),
+        domain: args.domain.clone().unwrap_or_else(host_name),
+    };
+    println!("ready brick {} {}", brick.id(), told.address);
+    let ended = told.keep_telling(&ending);
+    drop(map);
+    if let Err(left) = tcp.stop() {
+        tracing::warn!(%left, "ending with open connections");
+    }
+    keeper.stop();
+    ended
+}
+
+fn absolute(path: &Path) -> anyhow::Result<std::path::PathBuf> {
+    std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    match name.is_empty() {
+        true => "localhost".into(),
+        false => name,
+    }
+}
+
+/// Keeps a brick registered.
+struct Registrar<'a> {
+    brick: &'a Brick,
+    manager: Client,
+    address: String,
+    map_socket: Option<String>,
+    domain: String,
+}
+
+impl Registrar<'_> {
+    fn registration(&self) -> anyhow::Result<BrickRegistration> {
+        let status = self.brick.status()?;
+        Ok(BrickRegistration {
+            brick: status.brick,
+            address: self.address.clone(),
+            map_socket: self.map_socket.clone(),
+            domain: self.domain.clone(),
+            durability: class(&status.durability)?,
+            capacity_bytes: status.capacity_bytes,
+            used_bytes: status.used_bytes,
+            incarnation: status.incarnation,
+            sessions: status.sessions,
+        })
+    }
+
+    /// Sends heartbeats until the end is told or the pool fails.
+    fn keep_telling(&self, ending: &Ending) -> anyhow::Result<()> {
+        let mut was_heard = true;
+        loop {
+            if self.brick.has_failed() {
+                bail!("the pool failed; see the log, then start the brick again to recover it");
+            }
+            let told = self.manager.heartbeat(&self.registration()?);
+            match &told {
+                Err(cause) if was_heard => tracing::warn!(%cause, "no heartbeat"),
+                Ok(_) if !was_heard => tracing::info!("heartbeats are heard again"),
+                _ => {}
+            }
+            was_heard = told.is_ok();
+            let interval = told.map_or(RETRY_INTERVAL, |reply| {
+                Duration::from_millis(reply.interval_ms.max(10))
+            });
+            if ending.within(interval) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The manager's word for a durability class.
+fn class(text: &str) -> anyhow::Result<Durability> {
+    Ok(match text {
+        "pmem" => Durability::Pmem,
+        "eadr" => Durability::Eadr,
+        "file-sync" => Durability::FileSync,
+        "process" => Durability::Process,
+        other => bail!("the pool has an unknown durability class '{other}'"),
+    })
+}

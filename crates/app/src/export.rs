@@ -1,0 +1,134 @@
+//! `pagemesh export`: attached volumes behind the NBD server.
+
+use crate::args::Export;
+use crate::ending::Ending;
+use crate::volume::attach;
+use anyhow::Context;
+use pagemesh_base::layout::Name;
+use pagemesh_base::space::{Channel, Space, SpaceError};
+use pagemesh_nbd::{ExportOptions, Exports, Listen, Server};
+use pagemesh_volume::Volume;
+use std::net::ToSocketAddrs;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long a new client waits for the size that the manager knows; after
+/// that it gets the size known here.
+const REFRESH_LIMIT: Duration = Duration::from_millis(500);
+
+/// A volume that looks for its present size whenever a client asks for it.
+struct Exported {
+    volume: Arc<Volume>,
+    refresh: SyncSender<mpsc::Sender<()>>,
+}
+
+impl Exported {
+    fn new(volume: Volume) -> anyhow::Result<Exported> {
+        let volume = Arc::new(volume);
+        let (refresh, asked) = mpsc::sync_channel(1);
+        let refreshed = Arc::downgrade(&volume);
+        std::thread::Builder::new()
+            .name("refresh".into())
+            .spawn(move || keep_fresh(&refreshed, &asked))?;
+        Ok(Exported { volume, refresh })
+    }
+}
+
+fn keep_fresh(volume: &Weak<Volume>, asked: &Receiver<mpsc::Sender<()>>) {
+    while let (Ok(answer), Some(volume)) = (asked.recv(), volume.upgrade()) {
+        if let Err(cause) = volume.refresh() {
+            tracing::debug!(%cause, "the size may be old");
+        }
+        // Whoever asked may have stopped waiting.
+        let _ = answer.send(());
+    }
+}
+
+impl Space for Exported {
+    fn size_bytes(&self) -> u64 {
+        let (answer, answered) = mpsc::channel();
+        // While one is under way there is nothing to wait for.
+        if self.refresh.try_send(answer).is_ok() {
+            let _ = answered.recv_timeout(REFRESH_LIMIT);
+        }
+        self.volume.size_bytes()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        self.volume.open()
+    }
+}
+
+/// Serves volumes until it is told to end.
+pub fn run(command: &Export) -> anyhow::Result<()> {
+    let Export::Nbd {
+        volumes,
+        socket,
+        listen,
+        read_only,
+        transport,
+        client,
+        until_stdin_ends,
+    } = command;
+    let listen = match (socket, listen) {
+        (Some(path), _) => Listen::Unix(std::path::absolute(path)?),
+        (None, Some(address)) => Listen::Tcp(resolve(address)?),
+        (None, None) => anyhow::bail!("name a place: --socket PATH or --listen ADDRESS"),
+    };
+    let ending = Ending::listen(*until_stdin_ends)?;
+    let exports = Exports::new();
+    // Before anything is attached: a place in use must not fence a client.
+    let server = Server::bind(listen, exports.clone())?;
+    for name in volumes {
+        let exported = Exported::new(attach(client, *transport, name)?)?;
+        let options = ExportOptions {
+            read_only: *read_only,
+            description: format!("pagemesh volume {name}"),
+        };
+        exports.add(&name.to_string(), Arc::new(exported), options)?;
+    }
+    for name in volumes {
+        println!("ready {}", uri(server.listens_on(), name));
+    }
+    serve(&server, &ending)?;
+    for name in volumes {
+        exports.remove(&name.to_string());
+    }
+    Ok(())
+}
+
+fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {
+    let tell = ending.teller();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            let served = server.serve();
+            // The other side may be waiting for a signal.
+            let _ = tell.send(());
+            served
+        });
+        ending.wait();
+        let stopped = server.stop();
+        if stopped.cut_off + stopped.abandoned > 0 {
+            tracing::warn!(cut_off = stopped.cut_off, "clients were cut off");
+        }
+        match serving.join() {
+            Ok(served) => Ok(served?),
+            Err(_) => anyhow::bail!("the server panicked"),
+        }
+    })
+}
+
+fn resolve(address: &str) -> anyhow::Result<std::net::SocketAddr> {
+    let mut found = address
+        .to_socket_addrs()
+        .with_context(|| format!("cannot listen on '{address}'"))?;
+    found.next().with_context(|| format!("'{address}' names no address"))
+}
+
+fn uri(place: &Listen, name: &Name) -> String {
+    match place {
+        Listen::Unix(path) => format!("nbd+unix:///{name}?socket={}", path.display()),
+        Listen::Tcp(address) => format!("nbd://{address}/{name}"),
+    }
+}

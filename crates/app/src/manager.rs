@@ -1,0 +1,40 @@
+//! `pagemesh manager`.
+
+use crate::args;
+use crate::ending::Ending;
+use crate::key;
+use pagemesh_base::key::Key;
+use pagemesh_base::slice::{BrickControl, SliceError};
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fabric::remote::Remote;
+use pagemesh_manage::{Bricks, Config, serve};
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+
+/// Reaches bricks over tcp.
+struct Remotes(Key);
+
+impl Bricks for Remotes {
+    fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
+        let lost = |cause: &dyn std::fmt::Display| SliceError::Lost(format!("{address}: {cause}"));
+        let mut found = address.to_socket_addrs().map_err(|cause| lost(&cause))?;
+        let found = found.next().ok_or_else(|| lost(&"it names no address"))?;
+        let remote = Remote::connect(found, &self.0, Timeouts::default())?;
+        Ok(Box::new(remote))
+    }
+}
+
+/// Runs a manager until it is told to end.
+pub fn run(args: &args::Manager) -> anyhow::Result<()> {
+    let key = match &args.key {
+        Some(path) => Key::load(path)?,
+        None => key::find_or_create(&key::default_path(&args.listen)?)?,
+    };
+    let ending = Ending::listen(args.until_stdin_ends)?;
+    let bricks = Arc::new(Remotes(key.clone()));
+    let handle = serve(Config::new(&args.listen, args.store.clone(), key, bricks))?;
+    println!("ready {}", handle.url());
+    ending.wait();
+    handle.stop();
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! Printing: tables for people, JSON for programs.
+
+use crate::args::Output;
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+/// Prints a value as JSON, or what people see of it.
+pub fn print(
+    output: Output,
+    value: &impl Serialize,
+    people: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    match output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
+        Output::Table => println!("{}", people().trim_end()),
+    }
+    Ok(())
+}
+
+/// A table without lines; columns whose head starts with `>` are aligned to
+/// the right.
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_preset(NOTHING);
+    table.set_header(head.iter().map(|name| name.trim_start_matches('>')));
+    for (index, name) in head.iter().enumerate() {
+        if name.starts_with('>')
+            && let Some(column) = table.column_mut(index)
+        {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for row in rows {
+        table.add_row(row);
+    }
+    table.to_string()
+}
+
+/// Bytes as people say them, in powers of 1024.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut shown = count as f64;
+    let mut unit = 0;
+    while shown >= 1024.0 && unit + 1 < UNITS.len() {
+        shown /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{count} B"),
+        _ => format!("{shown:.1} {}", UNITS[unit]),
+    }
+}

@@ -1,0 +1,62 @@
+//! `pagemesh pool`.
+
+use crate::args::Pool;
+use crate::output;
+use pagemesh_brick::file;
+use serde::Serialize;
+use std::path::Path;
+
+/// What a superblock says.
+#[derive(Serialize)]
+struct Shown {
+    pool: String,
+    pool_bytes: u64,
+    frame_bytes: u64,
+    overhead_percent: f64,
+    sessions_max: u32,
+    slices_max: u32,
+    incarnation: u32,
+    checkpoint: u64,
+}
+
+/// Makes or shows a pool.
+pub fn run(command: &Pool) -> anyhow::Result<()> {
+    match command {
+        Pool::Create { path, size } => {
+            let id = file::create(path, size.0)?;
+            println!("made pool {id} of {} in {}", output::bytes(size.0), path.display());
+            Ok(())
+        }
+        Pool::Show { path, output } => show(path, *output),
+    }
+}
+
+fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
+    let block = file::show(path)?;
+    let geometry = &block.geometry;
+    let fixed = geometry.pool_bytes - geometry.frames.len;
+    let shown = Shown {
+        pool: block.pool.to_string(),
+        pool_bytes: geometry.pool_bytes,
+        frame_bytes: geometry.frames.len,
+        overhead_percent: fixed as f64 * 100.0 / geometry.pool_bytes as f64,
+        sessions_max: geometry.lanes - 1,
+        slices_max: geometry.object_count(),
+        incarnation: block.incarnation.0,
+        checkpoint: block.checkpoint.0,
+    };
+    output::print(output, &shown, || {
+        let row = |name: &str, value: String| vec![name.to_owned(), value];
+        output::table(
+            &["pool", &shown.pool],
+            [
+                row("size", output::bytes(shown.pool_bytes)),
+                row("for data", output::bytes(shown.frame_bytes)),
+                row("reserved", format!("{:.2} %", shown.overhead_percent)),
+                row("sessions", format!("up to {}", shown.sessions_max)),
+                row("slices", format!("up to {}", shown.slices_max)),
+                row("opened", format!("{} times", shown.incarnation)),
+            ],
+        )
+    })
+}

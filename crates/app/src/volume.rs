@@ -1,0 +1,231 @@
+//! `pagemesh volume`.
+
+use crate::Verdict;
+use crate::args::{self, Volume as Command};
+use crate::authority::Managed;
+use crate::key;
+use crate::output::{self, bytes, table};
+use crate::status::{volumes, word};
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressStyle};
+use pagemesh_base::layout::Name;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::wire::{CreateVolume, VolumeDetail};
+use pagemesh_manage::{Client, Durability, Kind};
+use pagemesh_volume::{CheckReport, Transport, Transports, Volume};
+use std::sync::Arc;
+
+/// A client of the manager that was named.
+pub fn client(args: &args::Client) -> anyhow::Result<Client> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    Ok(Client::new(&args.manager, &key)?)
+}
+
+/// Attaches a volume in this process.
+pub fn attach(
+    args: &args::Client,
+    transport: args::Transport,
+    name: &Name,
+) -> anyhow::Result<Volume> {
+    let key = key::find(args.key.as_deref(), &args.manager)?;
+    let transport = match transport {
+        args::Transport::Auto => Transport::Auto,
+        args::Transport::Map => Transport::Map,
+        args::Transport::Tcp => Transport::Tcp,
+    };
+    let authority = Managed(Client::new(&args.manager, &key)?);
+    let connector = Transports::new(key, transport, Timeouts::default());
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let who = format!("{host}:{}", std::process::id());
+    Ok(Volume::attach(
+        Arc::new(authority),
+        Arc::new(connector),
+        name.clone(),
+        &who,
+    )?)
+}
+
+/// Makes, shows, grows, checks and deletes volumes.
+pub fn run(command: &Command) -> anyhow::Result<Verdict> {
+    match command {
+        Command::Create {
+            name,
+            size,
+            layout,
+            copies,
+            columns,
+            class,
+            client: args,
+        } => {
+            let wish = CreateVolume {
+                name: name.clone(),
+                size_bytes: size.0,
+                layout: kind(*layout),
+                columns: *columns,
+                copies: *copies,
+                durability: class.as_deref().and_then(durability),
+            };
+            create(args, &wish)?;
+        }
+        Command::List { client: args } => {
+            let found = client(args)?.volumes()?;
+            output::print(args.output, &found, || volumes(&found))?;
+        }
+        Command::Show { name, client: args } => {
+            let found = client(args)?.volume(name)?;
+            output::print(args.output, &found, || show(&found))?;
+        }
+        Command::Grow {
+            name,
+            size,
+            client: args,
+        } => {
+            let sized = client(args)?.grow(name, size.0)?;
+            output::print(args.output, &sized, || {
+                format!("{name} has {} now", bytes(sized.volume.info.size_bytes))
+            })?;
+        }
+        Command::Delete {
+            name,
+            force,
+            client: args,
+        } => {
+            let deleted = client(args)?.delete(name, *force)?;
+            output::print(args.output, &deleted, || match deleted.pending_deletions {
+                0 => format!("{name} is deleted"),
+                count => format!(
+                    "{name} is deleted; {count} of its slices are freed when their bricks are back"
+                ),
+            })?;
+        }
+        Command::Detach { name, client: args } => {
+            let detached = client(args)?.detach(name, None)?;
+            output::print(args.output, &detached, || match detached.detached {
+                true => format!("{name} is detached"),
+                false => format!("{name} was not attached"),
+            })?;
+        }
+        Command::Check {
+            name,
+            force,
+            repair_from,
+            transport,
+            client: args,
+        } => return check(args, *transport, name, *force, *repair_from),
+    }
+    Ok(Verdict::Done)
+}
+
+fn kind(layout: args::Layout) -> Kind {
+    match layout {
+        args::Layout::Concat => Kind::Concat,
+        args::Layout::Stripe => Kind::Stripe,
+        args::Layout::Mirror => Kind::Mirror,
+        args::Layout::StripeMirror => Kind::StripeMirror,
+    }
+}
+
+fn durability(word: &str) -> Option<Durability> {
+    serde_json::from_value(serde_json::Value::String(word.into())).ok()
+}
+
+fn create(args: &args::Client, wish: &CreateVolume) -> anyhow::Result<()> {
+    let sized = client(args)?.create(wish)?;
+    output::print(args.output, &sized, || {
+        format!(
+            "made volume {} of {}; use it with: pagemesh export nbd {} --socket /tmp/{}.sock",
+            wish.name,
+            bytes(sized.volume.info.size_bytes),
+            wish.name,
+            wish.name
+        )
+    })
+}
+
+fn show(detail: &VolumeDetail) -> String {
+    let info = &detail.info;
+    let mut rows = Vec::new();
+    for (at, segment) in detail.layout.segments.iter().enumerate() {
+        for (column, legs) in segment.columns.iter().enumerate() {
+            for leg in &legs.legs {
+                let address = detail.bricks.get(&leg.brick);
+                rows.push(vec![
+                    format!("{at}.{column}"),
+                    leg.brick.to_string(),
+                    address.map_or_else(|| "-".into(), |address| address.tcp.clone()),
+                    word(&leg.state),
+                ]);
+            }
+        }
+    }
+    let notes = detail.notes.iter().map(|note| format!("\n{}", word(note)));
+    format!(
+        "{}\n\n{}{}",
+        volumes(std::slice::from_ref(info)),
+        table(&["COLUMN", "BRICK", "ADDRESS", "LEG"], rows),
+        notes.collect::<String>()
+    )
+}
+
+fn check(
+    args: &args::Client,
+    transport: args::Transport,
+    name: &Name,
+    force: bool,
+    repair_from: Option<usize>,
+) -> anyhow::Result<Verdict> {
+    let detail = client(args)?.volume(name)?;
+    if let Some(by) = &detail.info.attached
+        && !force
+    {
+        bail!(
+            "the volume {name} is attached by {}; end that client, or take the volume over with --force",
+            by.client
+        );
+    }
+    let volume = attach(args, transport, name)?;
+    let bar = progress(&format!("comparing {name}"));
+    let report = volume.check(repair_from, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    output::print(args.output, &report, || told(name, &report))?;
+    let wrong = report.pages_differing + report.pages_damaged;
+    Ok(match wrong == 0 || wrong == report.pages_repaired {
+        true => Verdict::Done,
+        false => Verdict::Differs,
+    })
+}
+
+fn told(name: &Name, report: &CheckReport) -> String {
+    let compared = report.pages_compared;
+    if report.pages_differing + report.pages_damaged == 0 {
+        return format!("the copies of {name} are identical: {compared} pages compared");
+    }
+    let rows = report.differences.iter().map(|run| {
+        vec![
+            format!("{}.{}", run.segment, run.column),
+            run.page.to_string(),
+            run.count.to_string(),
+        ]
+    });
+    format!(
+        "{} of {compared} pages of {name} differ, {} are damaged, {} were repaired; repair with --repair-from\n\n{}",
+        report.pages_differing,
+        report.pages_damaged,
+        report.pages_repaired,
+        table(&["COLUMN", ">PAGE", ">PAGES"], rows)
+    )
+}
+
+/// A bar for bytes, on standard error; nothing where that is no terminal.
+pub fn progress(what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let style = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar.set_message(what.to_owned());
+    bar
+}
