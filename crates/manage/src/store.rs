@@ -141,8 +141,15 @@ impl Store {
     ) -> Result<Store, StoreError> {
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE_BYTES);
+        let mut database = open(&builder).map_err(|error| refusal(path, error))?;
+        // The checksums of all pages: a store is small, and what it says is
+        // taken for the truth. Whether free pages had to be counted anew does
+        // not matter.
+        database
+            .check_integrity()
+            .map_err(|error| refusal(path, error))?;
         Ok(Store {
-            database: open(&builder).map_err(|error| refusal(path, error))?,
+            database,
             path: path.to_owned(),
             failed: AtomicBool::new(false),
         })
@@ -173,6 +180,10 @@ impl Store {
     fn try_commit(&self, writes: &[Write<'_>]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
+        // With one phase, a last commit whose pages are damaged later looks
+        // like one that was cut off, and opening goes back to the one before:
+        // an epoch would fall.
+        transaction.set_two_phase_commit(true);
         for write in writes {
             put(&transaction, write)?;
         }
@@ -275,7 +286,8 @@ impl Store {
 
     fn initialise(&self) -> Result<(), StoreError> {
         let make = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
+            let mut transaction = self.database.begin_write()?;
+            transaction.set_two_phase_commit(true);
             {
                 let mut meta = transaction.open_table(META)?;
                 meta.insert("purpose", PURPOSE)?;

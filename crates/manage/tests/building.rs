@@ -118,25 +118,28 @@ fn a_crash_at_any_call_to_a_brick_leaves_no_orphan() {
                 let cluster = within.upgrade().expect("the cluster");
                 let path = cluster.dir.path().join(uuid::Uuid::new_v4().to_string());
                 std::fs::copy(cluster.store(), &path).expect("a copy");
-                images.lock().unwrap().push((path, cluster.slices()));
+                images
+                    .lock()
+                    .expect("no panic")
+                    .push((path, cluster.slices()));
             };
-            *fake.hook.lock().unwrap() = Some(Arc::new(Box::new(hook)));
+            *fake.hook.lock().expect("no panic") = Some(Arc::new(Box::new(hook)));
         }
-        *cluster.fakes[1].strength.lock().unwrap() = Some(strength);
+        *cluster.fakes[1].strength.lock().expect("no panic") = Some(strength);
         let made = manager.create(&striped("new"));
         assert_eq!(made.is_ok(), strength >= 2, "{strength}: {made:?}");
         // Deletions are interrupted, too.
         manager.delete(&name("old"), false).expect("deleted");
         for fake in &cluster.fakes {
-            *fake.hook.lock().unwrap() = None;
+            *fake.hook.lock().expect("no panic") = None;
         }
         drop(manager);
-        let images = std::mem::take(&mut *images.lock().unwrap());
+        let images = std::mem::take(&mut *images.lock().expect("no panic"));
         assert!(images.len() > 8, "{}", images.len());
         cluster.cheer();
         for (path, slices) in images {
             for fake in &cluster.fakes {
-                let mut there = fake.slices.lock().unwrap();
+                let mut there = fake.slices.lock().expect("no panic");
                 there.clear();
                 let its = slices.iter().filter(|(brick, _)| *brick == fake.id);
                 there.extend(its.map(|&(_, slice)| (slice, MIB)));
@@ -183,7 +186,11 @@ fn the_sweep_reaches_every_slice() {
             .expect("a volume");
     }
     let stuck = *cluster.fakes[0].slices().first().expect("a slice");
-    cluster.fakes[0].stuck.lock().unwrap().insert(stuck);
+    cluster.fakes[0]
+        .stuck
+        .lock()
+        .expect("no panic")
+        .insert(stuck);
     for number in 0..3 {
         let _ = manager
             .delete(&name(&format!("v{number}")), false)
@@ -212,10 +219,17 @@ fn a_slow_brick_keeps_nobody_waiting() {
     let size_bytes = 2 * MIB;
     let (asks, go_on) = (Mutex::new(asks), Mutex::new(go_on));
     let hook = move |_: &cluster::Fake| {
-        asks.lock().unwrap().send(()).expect("the test waits");
-        go_on.lock().unwrap().recv().expect("the test goes on");
+        asks.lock()
+            .expect("no panic")
+            .send(())
+            .expect("the test waits");
+        go_on
+            .lock()
+            .expect("no panic")
+            .recv()
+            .expect("the test goes on");
     };
-    *cluster.fakes[0].hook.lock().unwrap() = Some(Arc::new(Box::new(hook)));
+    *cluster.fakes[0].hook.lock().expect("no panic") = Some(Arc::new(Box::new(hook)));
     std::thread::scope(|scope| {
         // Owned here, so that a panic lets the brick go on.
         let within = move |calls: &dyn Fn()| {
@@ -263,7 +277,7 @@ fn a_slow_brick_keeps_nobody_waiting() {
         }
         delete.join().expect("no panic").expect("deleted");
     });
-    *cluster.fakes[0].hook.lock().unwrap() = None;
+    *cluster.fakes[0].hook.lock().expect("no panic") = None;
     cluster.assert_no_orphans(&manager);
 }
 
@@ -291,7 +305,7 @@ fn what_happens_during_a_grow_stays() {
                 .expect("attached");
         });
     };
-    *cluster.fakes[0].hook.lock().unwrap() = Some(Arc::new(Box::new(hook)));
+    *cluster.fakes[0].hook.lock().expect("no panic") = Some(Arc::new(Box::new(hook)));
     let grown = manager.grow(
         &name("v"),
         GrowVolume {

@@ -26,13 +26,13 @@ pub struct HandClock(Mutex<Duration>);
 
 impl HandClock {
     pub fn advance(&self, by: Duration) {
-        *self.0.lock().unwrap() += by;
+        *self.0.lock().expect("no panic") += by;
     }
 }
 
 impl Clock for HandClock {
     fn elapsed(&self) -> Duration {
-        *self.0.lock().unwrap()
+        *self.0.lock().expect("no panic")
     }
 
     fn unix_s(&self) -> u64 {
@@ -79,24 +79,29 @@ pub struct Fake {
 
 impl Fake {
     pub fn set(&self, mood: Mood) {
-        *self.mood.lock().unwrap() = mood;
+        *self.mood.lock().expect("no panic") = mood;
     }
 
     pub fn mood(&self) -> Mood {
-        *self.mood.lock().unwrap()
+        *self.mood.lock().expect("no panic")
     }
 
     pub fn slices(&self) -> BTreeSet<SliceId> {
-        self.slices.lock().unwrap().keys().copied().collect()
+        self.slices
+            .lock()
+            .expect("no panic")
+            .keys()
+            .copied()
+            .collect()
     }
 
     pub fn deliver(&self) {
-        let late = std::mem::take(&mut *self.late.lock().unwrap());
-        self.slices.lock().unwrap().extend(late);
+        let late = std::mem::take(&mut *self.late.lock().expect("no panic"));
+        self.slices.lock().expect("no panic").extend(late);
     }
 
     fn met(&self) {
-        let hook = self.hook.lock().unwrap().clone();
+        let hook = self.hook.lock().expect("no panic").clone();
         if let Some(hook) = hook {
             hook(self);
         }
@@ -113,7 +118,7 @@ impl BrickControl for Control {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         let fake = &self.0;
         fake.met();
-        if let Some(left) = fake.strength.lock().unwrap().as_mut() {
+        if let Some(left) = fake.strength.lock().expect("no panic").as_mut() {
             if *left == 0 {
                 fake.set(Mood::Away);
                 return Err(lost());
@@ -124,12 +129,19 @@ impl BrickControl for Control {
             Mood::Away => return Err(lost()),
             Mood::Full => return Err(SliceError::NoSpace),
             Mood::Deaf => {
-                fake.late.lock().unwrap().push((slice, size_bytes));
+                fake.late
+                    .lock()
+                    .expect("no panic")
+                    .push((slice, size_bytes));
                 return Err(lost());
             }
             _ => {}
         }
-        let old = fake.slices.lock().unwrap().insert(slice, size_bytes);
+        let old = fake
+            .slices
+            .lock()
+            .expect("no panic")
+            .insert(slice, size_bytes);
         assert_eq!(old, None, "a slice was made twice");
         match fake.mood() {
             Mood::Mute => Err(lost()),
@@ -145,16 +157,16 @@ impl BrickControl for Control {
     fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
         let fake = &self.0;
         fake.met();
-        fake.deletes.lock().unwrap().push(slice);
+        fake.deletes.lock().expect("no panic").push(slice);
         match fake.mood() {
             Mood::Away | Mood::Deaf => return Err(lost()),
             Mood::Keeps => return Err(SliceError::Refused("not now".into())),
-            _ if fake.stuck.lock().unwrap().contains(&slice) => {
+            _ if fake.stuck.lock().expect("no panic").contains(&slice) => {
                 return Err(SliceError::Refused("this one is stuck".into()));
             }
             _ => {}
         }
-        let was = fake.slices.lock().unwrap().remove(&slice);
+        let was = fake.slices.lock().expect("no panic").remove(&slice);
         match (fake.mood(), was) {
             (Mood::Mute, _) => Err(lost()),
             (_, None) => Err(SliceError::NoSuchSlice(slice)),
@@ -190,7 +202,7 @@ pub struct Fakes(Mutex<BTreeMap<String, Arc<Fake>>>);
 
 impl Bricks for Fakes {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
-        let fake = self.0.lock().unwrap().get(address).cloned();
+        let fake = self.0.lock().expect("no panic").get(address).cloned();
         let fake = fake.ok_or_else(lost)?;
         fake.met();
         match fake.mood() {
@@ -307,11 +319,15 @@ impl Cluster {
     /// What a power failure now would leave of the store of a running
     /// manager, as another manager finds it.
     pub fn crashed(&self) -> Manager {
-        let image = self.dir.path().join(format!("{}.redb", Uuid::new_v4()));
-        std::fs::copy(self.store(), &image).expect("a copy");
-        let manager = self.manager_on(&image);
+        let manager = self.crashed_without_beats();
         self.beat(&manager);
         manager
+    }
+
+    pub fn crashed_without_beats(&self) -> Manager {
+        let image = self.dir.path().join(format!("{}.redb", Uuid::new_v4()));
+        std::fs::copy(self.store(), &image).expect("a copy");
+        self.manager_on(&image)
     }
 
     pub fn serve(&self) -> Served {
@@ -347,8 +363,8 @@ impl Cluster {
     pub fn cheer(&self) {
         for fake in &self.fakes {
             fake.set(Mood::Well);
-            *fake.strength.lock().unwrap() = None;
-            fake.stuck.lock().unwrap().clear();
+            *fake.strength.lock().expect("no panic") = None;
+            fake.stuck.lock().expect("no panic").clear();
         }
     }
 
