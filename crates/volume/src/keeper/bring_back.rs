@@ -300,6 +300,9 @@ impl Way<'_> {
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
+            // Equal pages that are not written get no stamp, and a leg that is
+            // still stale may differ there from both.
+            let compare = compare && self.holes() == Holes::Cleared;
             if !compare || differs(self.state, &sources[0], &target, offset, len).await {
                 let place = (offset, len);
                 let holes = self.holes();

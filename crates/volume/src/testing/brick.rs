@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex};
 const PAGE: u64 = 4096;
 /// Pages that one record can name.
 const LEAF_PAGES: u64 = 512;
-/// Entries of a slice's table before it gives up keeping it.
+/// Entries of a slice's table before it gives up keeping it, unless told
+/// otherwise.
 const TABLE_MAX: usize = 48;
 
 pub(crate) type Page = Option<Box<[u8; 4096]>>;
@@ -30,6 +31,7 @@ struct Kept {
     stamps: Vec<u8>,
     epoch: u32,
     round: u8,
+    table_max: usize,
     /// None once it was too much.
     table: Option<Vec<InFlight>>,
     /// By connection, what may be incomplete elsewhere.
@@ -46,7 +48,7 @@ impl Kept {
                 table.push(*entry);
             }
         }
-        if table.len() > TABLE_MAX {
+        if table.len() > self.table_max {
             self.table = None;
         }
     }
@@ -63,6 +65,10 @@ pub(crate) struct Slice {
 impl Slice {
     pub(crate) fn pages(&self) -> &[Page] {
         &self.now.pages
+    }
+
+    pub(crate) fn epoch(&self) -> u32 {
+        self.now.epoch
     }
 
     pub(crate) fn spoil(&mut self, page: u64) {
@@ -97,6 +103,8 @@ pub(crate) struct Bricks {
     pub bricks: BTreeMap<BrickId, Brick>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
+    /// Of slices that are created from now on.
+    pub table_max: Option<usize>,
     /// Carry requests out as they come, and answer at once.
     pub at_once: bool,
 }
@@ -121,6 +129,7 @@ impl Bricks {
         let kept = Kept {
             pages: vec![None; pages],
             stamps: vec![0; pages],
+            table_max: self.table_max.unwrap_or(TABLE_MAX),
             table: Some(vec![]),
             ..Kept::default()
         };
@@ -178,6 +187,31 @@ impl Bricks {
             waits && !self.bricks[&c.brick].frozen
         });
         busy.map(|(number, _)| *number).collect()
+    }
+
+    /// Those of clients that are gone, with all they had sent.
+    pub(crate) fn orphans(&self) -> Vec<u64> {
+        let orphans = self.connections.iter().filter(|(_, c)| c.orphan);
+        orphans.map(|(number, _)| *number).collect()
+    }
+
+    /// Takes what is on its way to the bricks out of the network.
+    pub(crate) fn hold_back(&mut self) -> Vec<(u64, u64, SliceRequest)> {
+        let mut all = vec![];
+        for (number, connection) in &mut self.connections {
+            let queue = connection.queue.drain(..);
+            all.extend(queue.map(|(tag, request)| (*number, tag, request)));
+        }
+        all
+    }
+
+    /// Puts it back.
+    pub(crate) fn let_go(&mut self, messages: Vec<(u64, u64, SliceRequest)>) {
+        for (number, tag, request) in messages {
+            if let Some(connection) = self.connections.get_mut(&number) {
+                connection.queue.push_back((tag, request));
+            }
+        }
     }
 
     /// Whether some client has yet to notice a loss.

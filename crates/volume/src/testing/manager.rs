@@ -75,6 +75,13 @@ impl Manager {
         guard(&self.0).layout.clone()
     }
 
+    /// An operator adds a segment.
+    pub(crate) fn grow(&self, segment: Segment) {
+        let mut store = guard(&self.0);
+        store.layout.segments.push(segment);
+        store.layout.epoch.0 += 1;
+    }
+
     pub(crate) fn answer(&self, how: Answering) {
         guard(&self.0).answering = how;
     }

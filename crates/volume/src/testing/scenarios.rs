@@ -1,1 +1,895 @@
+//! Stories that must end well, told step by step: what an operator would ask
+//! about, each with the state that the volume is in meanwhile.
 
+use super::Dice;
+use super::brick::Fabric;
+use super::client::Client;
+use super::manager::{Answering, Manager, brick, segment};
+use super::oracle::fill;
+use crate::channel::VolumeChannel;
+use crate::hub::guard;
+use crate::keeper::Event;
+use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX};
+use crate::status::{LegStatus, VolumeState};
+use bytes::Bytes;
+use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment};
+use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+/// Looks without any progress after which a cluster is at rest.
+const IDLE_LOOKS: u32 = 4;
+
+type Ending = Result<Reply, SpaceError>;
+
+/// A cluster and one client, at rest between the steps of a story.
+struct World {
+    fabric: Fabric,
+    manager: Manager,
+    client: Client,
+    channels: Vec<VolumeChannel>,
+    ended: BTreeMap<u64, Ending>,
+    next: u64,
+    dice: Dice,
+}
+
+impl World {
+    /// Bricks for the segments, and a client that has attached and opened a
+    /// channel.
+    fn new(segments: Vec<Segment>) -> World {
+        World::of_class(segments, "process")
+    }
+
+    fn of_class(segments: Vec<Segment>, durability: &str) -> World {
+        let fabric = Fabric::default();
+        for leg in segments
+            .iter()
+            .flat_map(|s| &s.columns)
+            .flat_map(|c| &c.legs)
+        {
+            let mut bricks = guard(&fabric.0);
+            if !bricks.bricks.contains_key(&leg.brick) {
+                bricks.add(leg.brick, durability == "file-sync");
+            }
+        }
+        create_slices(&fabric, &segments);
+        let manager = Manager::new(segments, durability);
+        let client = Client::new(&fabric, &manager);
+        let mut world = World {
+            fabric,
+            manager,
+            client,
+            channels: vec![],
+            ended: BTreeMap::new(),
+            next: 0,
+            dice: Dice(1),
+        };
+        world.attach();
+        world.open();
+        world
+    }
+
+    fn mirror(copies: usize) -> World {
+        World::new(vec![segment(0, 1, copies, STRIPE_BYTES)])
+    }
+
+    fn attach(&mut self) {
+        for _ in 0..1000 {
+            self.rest();
+            if let Some(result) = self.client.take_attached() {
+                return result.expect("attached");
+            }
+            self.client.now += Duration::from_millis(10);
+        }
+        panic!("an attach does not end");
+    }
+
+    fn open(&mut self) -> usize {
+        self.channels.push(self.client.open());
+        self.rest();
+        self.channels.len() - 1
+    }
+
+    /// All that can happen without time going by.
+    fn rest(&mut self) {
+        let mut idle = 0;
+        while idle < IDLE_LOOKS {
+            idle += 1;
+            let busy = guard(&self.fabric.0).busy();
+            for connection in busy {
+                if guard(&self.fabric.0).step(connection, &mut self.dice) {
+                    idle = 0;
+                }
+            }
+            self.client.turn();
+            if self.client.call() || self.reap() {
+                idle = 0;
+            }
+        }
+    }
+
+    fn reap(&mut self) -> bool {
+        let mut completions = vec![];
+        for channel in &mut self.channels {
+            channel.reap(&mut completions);
+        }
+        let any = !completions.is_empty();
+        for completion in completions {
+            let before = self.ended.insert(completion.token.0, completion.result);
+            assert_eq!(before, None, "answered once");
+        }
+        any
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.client.now + time;
+        while self.client.now < end {
+            self.client.now += Duration::from_millis(10).min(end - self.client.now);
+            self.rest();
+        }
+    }
+
+    /// Until the volume is in this state; it has a minute.
+    #[track_caller]
+    fn until(&mut self, state: VolumeState) {
+        for _ in 0..6000 {
+            self.rest();
+            if self.client.status().state == state {
+                return;
+            }
+            self.client.now += Duration::from_millis(10);
+        }
+        panic!("never {state:?}: {:#?}", self.client.status());
+    }
+
+    fn submit(&mut self, channel: usize, request: Request) -> u64 {
+        self.next += 1;
+        self.channels[channel].submit(Token(self.next), request);
+        self.next
+    }
+
+    /// What a request came to without time going by.
+    fn ending(&mut self, token: u64) -> Option<Ending> {
+        self.rest();
+        self.ended.remove(&token)
+    }
+
+    #[track_caller]
+    fn done(&mut self, request: Request) -> Reply {
+        let token = self.submit(0, request);
+        let ending = self.ending(token);
+        ending.expect("an answer").expect("done")
+    }
+
+    fn write(&mut self, offset: u64, len: u64, value: u64) {
+        assert_eq!(self.done(write(offset, len, value)), Reply::Done);
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) {
+        assert_eq!(self.done(Request::Discard { offset, len }), Reply::Done);
+    }
+
+    /// The value of each sector of a range.
+    fn read(&mut self, offset: u64, len: u64) -> Vec<u64> {
+        let len = len as u32;
+        let Reply::Data(data) = self.done(Request::Read { offset, len }) else {
+            panic!("no data");
+        };
+        let sectors = data.chunks(512);
+        let value = |sector: &[u8]| super::oracle::value_of(sector).expect("not torn");
+        sectors.map(value).collect()
+    }
+
+    #[track_caller]
+    fn holds(&mut self, offset: u64, len: u64, value: u64) {
+        // Each leg in turn is asked.
+        for _ in 0..3 {
+            let found = self.read(offset, len);
+            assert!(found.iter().all(|v| *v == value), "{found:?}, not {value}");
+        }
+    }
+
+    fn kill(&mut self, number: u128) {
+        guard(&self.fabric.0).kill(brick(number));
+    }
+
+    fn restart(&mut self, number: u128) {
+        guard(&self.fabric.0).restart(brick(number));
+    }
+
+    fn freeze(&mut self, number: u128, frozen: bool) {
+        let mut bricks = guard(&self.fabric.0);
+        bricks.bricks.get_mut(&brick(number)).expect("brick").frozen = frozen;
+    }
+
+    fn room(&mut self, number: u128, pages: u64) {
+        let mut bricks = guard(&self.fabric.0);
+        bricks.bricks.get_mut(&brick(number)).expect("brick").room = pages;
+    }
+
+    /// The client dies, its messages with it, and another one attaches.
+    fn crash(&mut self) {
+        self.channels.clear();
+        self.client = Client::new(&self.fabric, &self.manager);
+        let mut bricks = guard(&self.fabric.0);
+        let orphans = bricks.orphans();
+        orphans.into_iter().for_each(|number| bricks.cut(number));
+        drop(bricks);
+        self.attach();
+        self.open();
+    }
+
+    fn leg(&self, leg: usize) -> LegStatus {
+        self.client.status().columns[0].legs[leg].clone()
+    }
+
+    fn page(&self, column: usize, leg: usize, page: usize) -> Vec<u8> {
+        let layout = self.manager.layout();
+        let mut columns = layout.segments.iter().flat_map(|s| &s.columns);
+        let leg = &columns.nth(column).expect("column").legs[leg];
+        let bricks = guard(&self.fabric.0);
+        let bytes = &bricks.slice(leg.brick, leg.slice).pages()[page];
+        bytes.as_ref().map_or(vec![], |bytes| bytes.to_vec())
+    }
+
+    /// Legs that are in-sync hold the same, holes counting as zeroes.
+    #[track_caller]
+    fn legs_are_equal(&self) {
+        let layout = self.manager.layout();
+        let bricks = guard(&self.fabric.0);
+        let zero = [0; 4096];
+        for column in layout.segments.iter().flat_map(|s| &s.columns) {
+            let legs = column.legs.iter();
+            let legs = legs.filter(|leg| leg.state == LegState::InSync);
+            let slices: Vec<_> = legs
+                .map(|leg| bricks.slice(leg.brick, leg.slice).pages())
+                .collect();
+            for page in 0..slices[0].len() {
+                let bytes = |of: usize| *slices[of][page].as_deref().unwrap_or(&zero);
+                for other in 1..slices.len() {
+                    assert!(bytes(0) == bytes(other), "page {page} of leg {other}");
+                }
+            }
+        }
+    }
+
+    /// Everything comes back, all legs are whole and the same.
+    #[track_caller]
+    fn heals(&mut self) {
+        self.manager.answer(Answering::Yes);
+        let all: Vec<BrickId> = guard(&self.fabric.0).bricks.keys().copied().collect();
+        for id in all {
+            let mut bricks = guard(&self.fabric.0);
+            bricks.restart(id);
+            let brick = bricks.bricks.get_mut(&id).expect("brick");
+            (brick.frozen, brick.room) = (false, u64::MAX);
+        }
+        self.until(VolumeState::Healthy);
+        self.legs_are_equal();
+    }
+}
+
+fn create_slices(fabric: &Fabric, segments: &[Segment]) {
+    let mut bricks = guard(&fabric.0);
+    for segment in segments {
+        for leg in segment.columns.iter().flat_map(|c| &c.legs) {
+            bricks.create(leg.brick, leg.slice, segment.slice_bytes());
+        }
+    }
+}
+
+fn write(offset: u64, len: u64, value: u64) -> Request {
+    Request::Write {
+        offset,
+        data: Bytes::from(fill(value, len / 512)),
+        durable: false,
+    }
+}
+
+#[test]
+fn without_a_manager_requests_go_on() {
+    let mut world = World::mirror(2);
+    world.manager.answer(Answering::No);
+    world.write(0, 3 * PAGE, 7);
+    world.discard(PAGE, PAGE);
+    world.holds(0, PAGE, 7);
+    world.holds(PAGE, PAGE, 0);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.client.status().state, VolumeState::Healthy);
+    world.legs_are_equal();
+}
+
+#[test]
+fn a_leg_lost_without_a_manager_stalls_writes_until_it_is_back() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    world.manager.answer(Answering::No);
+    world.kill(1);
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.pass(DOWN_LIMIT * 2);
+    assert_eq!(
+        world.ending(token),
+        None,
+        "only the manager may leave a leg out"
+    );
+    assert_eq!(world.client.status().state, VolumeState::AwaitingManager);
+    // Reads of what no write is about to change are served meanwhile.
+    world.holds(4 * PAGE, PAGE, 0);
+    world.manager.answer(Answering::Yes);
+    world.pass(MANAGER_RETRY_MAX);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    assert_eq!(world.client.status().state, VolumeState::Degraded);
+    assert_eq!(world.leg(1).state, LegState::Stale);
+    world.heals();
+    world.holds(0, PAGE, 2);
+}
+
+/// The manager left the leg out, but its answer was lost: the client must ask
+/// what became of it, not go on by guess.
+#[test]
+fn an_answer_of_the_manager_that_is_lost_is_asked_for() {
+    let mut world = World::mirror(2);
+    world.manager.answer(Answering::Deafly);
+    world.kill(0);
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.pass(MANAGER_RETRY_MAX * 2);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    assert_eq!(world.leg(0).state, LegState::Stale);
+    world.heals();
+    world.holds(0, PAGE, 2);
+}
+
+#[test]
+fn a_full_leg_is_left_out_and_returns_when_it_has_room() {
+    let mut world = World::mirror(2);
+    world.write(0, 2 * PAGE, 1);
+    world.room(1, 0);
+    world.write(0, 2 * PAGE, 2);
+    let leg = world.leg(1);
+    assert_eq!(leg.state, LegState::Stale);
+    let trouble = leg.trouble.expect("a reason");
+    assert!(trouble.contains("full"), "{trouble}");
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.client.status().state, VolumeState::Degraded);
+    world.holds(0, 2 * PAGE, 2);
+    // Deletes never need room.
+    world.discard(0, PAGE);
+    world.heals();
+    world.holds(0, PAGE, 0);
+    world.holds(PAGE, PAGE, 2);
+}
+
+#[test]
+fn when_all_legs_are_full_the_client_is_told_and_no_leg_is_left_out() {
+    let mut world = World::mirror(2);
+    world.write(0, 4 * PAGE, 1);
+    // Each has another place where its room ends.
+    world.room(0, 1);
+    world.room(1, 2);
+    // A part of a page, which both take, and two pages, which neither does.
+    let token = world.submit(0, write(512, 3 * PAGE - 512, 2));
+    let ending = world.ending(token).expect("an answer");
+    assert!(matches!(ending, Err(SpaceError::NoSpace(_))), "{ending:?}");
+    assert_eq!(world.client.status().counters.legs_lost, 0);
+    world.legs_are_equal();
+    let zeroes = Request::WriteZeroes {
+        offset: 512,
+        len: 3 * PAGE,
+        durable: false,
+    };
+    // Room for one end of it, on one leg.
+    world.room(0, 1);
+    world.room(1, 0);
+    let token = world.submit(0, zeroes);
+    let ending = world.ending(token).expect("an answer");
+    assert!(matches!(ending, Err(SpaceError::NoSpace(_))), "{ending:?}");
+    world.legs_are_equal();
+    // What frees whole pages works.
+    world.discard(0, 4 * PAGE);
+    world.holds(0, 4 * PAGE, 0);
+    world.heals();
+}
+
+/// A leg took a write, the epoch rose, and at the second try all are full.
+#[test]
+fn what_a_leg_took_before_counts_when_all_are_full_later() {
+    let mut world = World::mirror(3);
+    world.room(0, 1);
+    world.room(1, 1);
+    world.freeze(1, true);
+    world.freeze(2, true);
+    let token = world.submit(0, write(0, PAGE, 5));
+    world.rest();
+    world.kill(2);
+    world.freeze(2, false);
+    world.room(1, 0);
+    world.freeze(1, false);
+    world.pass(Duration::from_secs(1));
+    let ending = world.ending(token).expect("an answer");
+    assert_eq!(ending, Ok(Reply::Done), "leg 0 holds it");
+    world.legs_are_equal();
+    world.holds(0, PAGE, 5);
+    world.heals();
+    world.holds(0, PAGE, 5);
+}
+
+#[test]
+fn trims_while_degraded_are_brought_back() {
+    let mut world = World::mirror(2);
+    world.write(0, 8 * PAGE, 1);
+    world.write(9 * PAGE, PAGE, 1);
+    world.kill(1);
+    world.discard(PAGE, 2 * PAGE);
+    // Parts of pages, too.
+    world.discard(5 * PAGE + 512, PAGE);
+    world.write(7 * PAGE, PAGE, 3);
+    world.discard(7 * PAGE, PAGE);
+    assert!(!world.page(0, 1, 1).is_empty(), "it has not heard");
+    world.heals();
+    world.holds(PAGE, 2 * PAGE, 0);
+    assert!(world.page(0, 1, 1).is_empty(), "freed, not zeroed");
+    assert!(world.page(0, 1, 7).is_empty());
+    let moved = world.client.status().counters.bytes_resynced;
+    // Twice what was in flight at the loss, once what came later.
+    assert!(moved <= 9 * PAGE, "moved {moved}");
+}
+
+/// What was written and discarded while two legs were away is a hole on the
+/// first that returns, written there or not: the second must hear of it.
+#[test]
+fn trims_while_two_legs_are_away_reach_the_second_by_way_of_the_first() {
+    let mut world = World::mirror(3);
+    world.kill(0);
+    world.write(0, PAGE, 1);
+    // What is last of a session counts as in flight.
+    world.write(4 * PAGE, PAGE, 1);
+    world.kill(1);
+    world.discard(0, PAGE);
+    world.write(5 * PAGE, PAGE, 1);
+    world.restart(0);
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.leg(0).state, LegState::InSync);
+    // Leg 0 is all that is left to tell leg 1.
+    world.kill(2);
+    world.restart(1);
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.leg(1).state, LegState::InSync);
+    world.legs_are_equal();
+    world.heals();
+}
+
+#[test]
+fn overlapping_writes_of_several_channels_end_the_same_on_all_legs() {
+    for seed in 0..40 {
+        let mut world = World::mirror(3);
+        world.dice = Dice(seed);
+        for _ in 0..3 {
+            world.open();
+        }
+        let mut tokens = vec![];
+        for round in 0..10 {
+            for channel in 0..4 {
+                let start = world.dice.roll(20) * 512;
+                let value = round * 10 + channel + 1;
+                let request = write(start, 3 * PAGE, value);
+                tokens.push(world.submit(channel as usize, request));
+            }
+            // Some legs are slower than others.
+            for _ in 0..world.dice.roll(12) {
+                let busy = guard(&world.fabric.0).busy();
+                if let Some(at) = busy.len().checked_sub(1) {
+                    let at = world.dice.roll(at as u64 + 1) as usize;
+                    guard(&world.fabric.0).step(busy[at], &mut world.dice);
+                }
+            }
+            world.reap();
+        }
+        world.rest();
+        for token in tokens {
+            assert_eq!(world.ended.remove(&token), Some(Ok(Reply::Done)));
+        }
+        world.legs_are_equal();
+    }
+}
+
+#[test]
+fn a_client_that_was_superseded_is_fenced_and_its_late_writes_refused() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    // On its way to both legs when the other client comes.
+    world.freeze(0, true);
+    world.freeze(1, true);
+    let late = world.submit(0, write(0, PAGE, 2));
+    world.rest();
+    let mut old = std::mem::replace(
+        &mut world.client,
+        Client::new(&world.fabric, &world.manager),
+    );
+    let old_channels = std::mem::take(&mut world.channels);
+    // The new one's barriers overtake the old one's writes.
+    let delayed = guard(&world.fabric.0).hold_back();
+    world.freeze(0, false);
+    world.freeze(1, false);
+    world.attach();
+    world.open();
+    world.write(0, PAGE, 3);
+    guard(&world.fabric.0).let_go(delayed);
+    std::mem::swap(&mut world.client, &mut old);
+    world.channels.extend(old_channels);
+    let ending = world.ending(late);
+    assert_eq!(ending, Some(Err(SpaceError::Fenced)));
+    assert_eq!(world.client.status().state, VolumeState::Fenced);
+    let again = world.submit(1, write(0, PAGE, 4));
+    assert_eq!(world.ending(again), Some(Err(SpaceError::Fenced)));
+    let read = world.submit(
+        1,
+        Request::Read {
+            offset: 0,
+            len: 512,
+        },
+    );
+    assert_eq!(world.ending(read), Some(Err(SpaceError::Fenced)));
+    std::mem::swap(&mut world.client, &mut old);
+    world.holds(0, PAGE, 3);
+    world.legs_are_equal();
+}
+
+/// A leg that is lost while the client is fenced must not be marked stale by
+/// it: the attachment is another's.
+#[test]
+fn a_superseded_client_changes_no_legs() {
+    let mut world = World::mirror(2);
+    let mut old = std::mem::replace(
+        &mut world.client,
+        Client::new(&world.fabric, &world.manager),
+    );
+    let old_channels = std::mem::take(&mut world.channels);
+    world.attach();
+    world.open();
+    std::mem::swap(&mut world.client, &mut old);
+    world.channels.extend(old_channels);
+    let all = guard(&world.fabric.0).connections();
+    guard(&world.fabric.0).cut(all[0]);
+    let token = world.submit(1, write(0, PAGE, 4));
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.ending(token), Some(Err(SpaceError::Fenced)));
+    let layout = world.manager.layout();
+    let mut legs = layout.segments[0].columns[0].legs.iter();
+    assert!(legs.all(|leg| leg.state == LegState::InSync));
+}
+
+#[test]
+fn a_volume_grows_in_use() {
+    for degraded in [false, true] {
+        let mut world = World::mirror(2);
+        let size = STRIPE_BYTES;
+        world.write(size - PAGE, PAGE, 1);
+        if degraded {
+            world.kill(1);
+            world.write(size - PAGE, PAGE, 2);
+        }
+        let busy = world.submit(0, write(0, 4 * PAGE, 9));
+        let more = segment(1, 2, 2, 2 * STRIPE_BYTES);
+        create_slices(&world.fabric, std::slice::from_ref(&more));
+        world.manager.grow(more);
+        let beyond = world.submit(0, write(size, PAGE, 3));
+        let ending = world.ending(beyond).expect("an answer");
+        assert!(
+            matches!(ending, Err(SpaceError::OutOfRange { .. })),
+            "{ending:?}"
+        );
+        let (answer, told) = mpsc::channel();
+        world.client.mailbox.post(Event::Refresh(answer));
+        world.pass(Duration::from_secs(3));
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        assert_eq!(world.ending(busy), Some(Ok(Reply::Done)));
+        let status = world.client.status();
+        assert_eq!(status.size_bytes, 3 * STRIPE_BYTES);
+        assert_eq!(status.epoch, world.manager.layout().epoch.0);
+        // Over the seam of the segments, and to the last page.
+        world.write(size - PAGE, 3 * PAGE, 4);
+        world.write(3 * STRIPE_BYTES - PAGE, PAGE, 5);
+        // New slices refuse a client before this one from the start.
+        let epoch = status.epoch;
+        for leg in &world.manager.layout().segments[1].columns[1].legs {
+            let bricks = guard(&world.fabric.0);
+            if bricks.bricks[&leg.brick].up {
+                assert_eq!(
+                    bricks.slice(leg.brick, leg.slice).epoch(),
+                    world.client.status().epoch.max(epoch)
+                );
+            }
+        }
+        world.heals();
+        world.holds(size - PAGE, 3 * PAGE, 4);
+        world.holds(3 * STRIPE_BYTES - PAGE, PAGE, 5);
+        world.crash();
+        world.holds(size - PAGE, 3 * PAGE, 4);
+        world.legs_are_equal();
+    }
+}
+
+/// Concatenated segments, stripes, and stripes of mirrors: every page at its
+/// place, on every copy.
+#[test]
+fn layouts_put_every_page_at_its_place() {
+    for (columns, copies, segments) in [(1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 2, 2), (3, 3, 2)] {
+        let bytes = 2 * STRIPE_BYTES * columns as u64;
+        let all = (0..segments).map(|n| segment(n, columns, copies, bytes));
+        let mut world = World::new(all.collect());
+        let size = world.client.status().size_bytes;
+        assert_eq!(size, bytes * segments as u64);
+        for page in 0..size / PAGE {
+            world.submit(0, write(page * PAGE, PAGE, page + 1));
+            if page % 16 == 15 {
+                world.rest();
+            }
+        }
+        world.rest();
+        assert!(
+            world
+                .ended
+                .values()
+                .all(|ending| *ending == Ok(Reply::Done))
+        );
+        let layout = world.manager.layout();
+        let before = |segment: usize| -> usize {
+            let earlier = layout.segments[..segment].iter();
+            earlier.map(|s| s.columns.len()).sum()
+        };
+        for page in 0..size / PAGE {
+            let [place] = layout.map(page * PAGE, PAGE)[..] else {
+                panic!("a page in two places");
+            };
+            let column = before(place.segment) + place.column;
+            for leg in 0..copies {
+                let found = world.page(column, leg, (place.offset / PAGE) as usize);
+                assert_eq!(found, fill(page + 1, 8), "page {page}, leg {leg}");
+            }
+        }
+        // A long read puts stripes and segments together again.
+        let values = world.read(0, size);
+        let expected = (0..size / 512).map(|sector| sector / 8 + 1);
+        assert!(values.into_iter().eq(expected));
+        world.discard(PAGE + 512, size - 2 * PAGE);
+        let values = world.read(0, size);
+        let kept = |sector: u64| sector < 9 || sector >= size / 512 - 7;
+        let expected = (0..size / 512).map(|s| if kept(s) { s / 8 + 1 } else { 0 });
+        assert!(values.into_iter().eq(expected));
+    }
+}
+
+#[test]
+fn three_copies_outlive_two() {
+    for (first, second) in [(0, 1), (1, 2), (2, 0)] {
+        let mut world = World::mirror(3);
+        world.write(0, 8 * PAGE, 1);
+        world.kill(first);
+        world.write(PAGE, PAGE, 2);
+        world.kill(second);
+        world.write(2 * PAGE, PAGE, 3);
+        world.write(3 * PAGE + 512, 1024, 4);
+        assert_eq!(world.client.status().state, VolumeState::Degraded);
+        world.holds(PAGE, PAGE, 2);
+        // The one that left first returns first, and is the only source of
+        // the other one.
+        world.restart(first);
+        world.pass(Duration::from_secs(20));
+        world.write(4 * PAGE, PAGE, 5);
+        let survivor = 3 - first - second;
+        world.kill(survivor);
+        world.write(5 * PAGE, PAGE, 6);
+        world.restart(second);
+        world.pass(Duration::from_secs(20));
+        world.legs_are_equal();
+        world.heals();
+        for (page, value) in [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 1)] {
+            world.holds(page * PAGE, PAGE, value);
+        }
+        world.holds(3 * PAGE + 512, 1024, 4);
+        world.holds(3 * PAGE + 1536, 512, 1);
+    }
+}
+
+/// A write reached only a leg that then died, and the client died before it
+/// was driven again: nobody but the dead leg knows.
+#[test]
+fn a_leg_returns_with_a_write_that_nobody_else_knows_of() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    // The last one of a session counts as in flight: let it be another one.
+    world.write(4 * PAGE, PAGE, 1);
+    world.freeze(0, true);
+    world.submit(0, write(0, PAGE, 2));
+    world.rest();
+    assert_eq!(world.page(0, 1, 0), fill(2, 8));
+    world.kill(1);
+    world.freeze(0, false);
+    world.crash();
+    world.holds(0, PAGE, 1);
+    world.heals();
+    world.holds(0, PAGE, 1);
+}
+
+/// A leg that is being brought up to date takes what the in-sync one refuses.
+#[test]
+fn a_syncing_leg_forgets_what_the_others_refused() {
+    let mut world = World::mirror(2);
+    world.kill(1);
+    world.write(0, PAGE, 1);
+    world.restart(1);
+    // In the middle of its return.
+    for _ in 0..1000 {
+        world.client.turn();
+        world.client.call();
+        world.reap();
+        if world.leg(1).state == LegState::Syncing {
+            break;
+        }
+        let busy = guard(&world.fabric.0).busy();
+        for connection in busy {
+            guard(&world.fabric.0).step(connection, &mut world.dice);
+        }
+        world.client.now += Duration::from_millis(10);
+    }
+    assert_eq!(world.leg(1).state, LegState::Syncing);
+    world.room(0, 0);
+    let token = world.submit(0, write(4 * PAGE, PAGE, 2));
+    let ending = world.ending(token);
+    assert!(
+        matches!(ending, Some(Err(SpaceError::NoSpace(_)))),
+        "{ending:?}"
+    );
+    world.heals();
+    world.holds(4 * PAGE, PAGE, 0);
+}
+
+/// All legs are away for too long: requests fail, and what one leg took of
+/// them is made equal when they return.
+#[test]
+fn a_volume_without_any_leg_fails_requests_after_a_while() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    world.write(4 * PAGE, PAGE, 1);
+    world.freeze(0, true);
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.rest();
+    // Nobody is left out before both are gone.
+    world.manager.answer(Answering::No);
+    world.kill(0);
+    world.kill(1);
+    world.freeze(0, false);
+    // The read finds out about the other one.
+    let read = world.submit(
+        0,
+        Request::Read {
+            offset: 0,
+            len: 512,
+        },
+    );
+    let other = world.submit(
+        0,
+        Request::Read {
+            offset: 8 * PAGE,
+            len: 512,
+        },
+    );
+    world.until(VolumeState::Unavailable);
+    assert_eq!(world.ending(token), None);
+    world.manager.answer(Answering::Yes);
+    world.pass(DOWN_LIMIT + Duration::from_secs(1));
+    let ending = world.ending(token);
+    assert!(
+        matches!(ending, Some(Err(SpaceError::Unavailable(_)))),
+        "{ending:?}"
+    );
+    for token in [read, other] {
+        let ending = world.ending(token);
+        assert!(
+            matches!(ending, Some(Err(SpaceError::Unavailable(_)))),
+            "{ending:?}"
+        );
+    }
+    // The one that did not get the write is the source for the other.
+    world.restart(0);
+    world.pass(Duration::from_secs(10));
+    world.holds(0, PAGE, 1);
+    world.heals();
+    world.holds(0, PAGE, 1);
+}
+
+/// A short absence of all legs is a stall, not an error.
+#[test]
+fn legs_that_all_come_back_soon_end_requests_well() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    world.kill(0);
+    world.kill(1);
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.ending(token), None);
+    world.restart(0);
+    world.restart(1);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    world.heals();
+    world.holds(0, PAGE, 2);
+}
+
+/// A client crash leaves a write on one leg: the next attach makes the legs
+/// equal before it serves, and forwards what a read may have shown.
+#[test]
+fn a_write_on_one_leg_is_rolled_forward_at_the_next_attach() {
+    for reached in [0, 1] {
+        let mut world = World::mirror(2);
+        world.write(0, PAGE, 1);
+        world.freeze(1 - reached, true);
+        world.submit(0, write(0, PAGE, 2));
+        world.rest();
+        world.freeze(1 - reached, false);
+        world.crash();
+        world.legs_are_equal();
+        world.holds(0, PAGE, 2);
+    }
+}
+
+#[test]
+fn a_damaged_page_is_read_from_another_leg_and_rewritten() {
+    let mut world = World::mirror(2);
+    world.write(0, 2 * PAGE, 1);
+    let leg = world.manager.layout().segments[0].columns[0].legs[1].clone();
+    guard(&world.fabric.0)
+        .slice_mut(leg.brick, leg.slice)
+        .spoil(1);
+    world.holds(PAGE, PAGE, 1);
+    let status = world.client.status();
+    assert_eq!(status.state, VolumeState::Healthy);
+    assert!(
+        guard(&world.fabric.0)
+            .slice(leg.brick, leg.slice)
+            .damaged
+            .is_empty()
+    );
+    world.legs_are_equal();
+}
+
+/// Legs that buffer: what was flushed outlives every brick; what was not
+/// outlives all but the last.
+#[test]
+fn acknowledged_writes_outlive_a_buffering_leg_that_dies() {
+    let mut world = World::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
+    world.write(0, PAGE, 1);
+    world.done(Request::Flush);
+    world.write(PAGE, PAGE, 2);
+    world.kill(1);
+    world.write(2 * PAGE, PAGE, 3);
+    world.heals();
+    world.holds(0, PAGE, 1);
+    world.holds(PAGE, PAGE, 2);
+    world.holds(2 * PAGE, PAGE, 3);
+    // It came back flushed: now the other one may go.
+    world.kill(0);
+    world.holds(PAGE, PAGE, 2);
+    world.heals();
+}
+
+/// A channel that is dropped in the middle of a write neither leaves the legs
+/// unequal nor its range locked.
+#[test]
+fn the_changes_of_a_dropped_channel_are_driven_to_their_end() {
+    let mut world = World::mirror(2);
+    let own = world.open();
+    world.freeze(1, true);
+    world.submit(own, write(0, PAGE, 2));
+    world.rest();
+    drop(world.channels.pop());
+    world.kill(1);
+    world.freeze(1, false);
+    world.rest();
+    world.write(0, PAGE, 3);
+    world.heals();
+    world.holds(0, PAGE, 3);
+    assert_eq!(guard(&world.client.hub.members).len(), 2);
+}

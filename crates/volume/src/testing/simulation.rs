@@ -65,6 +65,7 @@ impl Life {
             .map(|n| segment(n, columns, copies, STRIPE_BYTES * columns as u64))
             .collect();
         let fabric = Fabric::default();
+        guard(&fabric.0).table_max = dice.one_in(3).then_some(6);
         for copy in 0..copies {
             guard(&fabric.0).add(brick(copy as u128), buffers);
         }
