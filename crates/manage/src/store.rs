@@ -135,6 +135,18 @@ impl Store {
         Ok(store)
     }
 
+    /// A store on a disk of another kind than files, such as one that fails;
+    /// `label` stands for its path in messages. Nobody guards it against being
+    /// opened twice.
+    ///
+    /// # Errors
+    /// When it is something else, newer, damaged or out of reach.
+    pub fn open_on(disk: impl redb::StorageBackend, label: &Path) -> Result<Store, StoreError> {
+        let store = Store::over(label, |builder| builder.create_with_backend(disk))?;
+        store.check_purpose()?;
+        Ok(store)
+    }
+
     fn over(
         path: &Path,
         open: impl FnOnce(&redb::Builder) -> Result<Database, DatabaseError>,

@@ -1,14 +1,15 @@
-//! What every request passes first: the token, the number of requests, the
-//! time.
+//! What every request passes first: the token, the length, the number of
+//! requests, the time.
 
 use super::reply::Refusal;
-use super::{Api, REQUEST_TIMEOUT};
+use super::{Api, BODY_BYTES_MAX, REQUEST_TIMEOUT};
 use crate::fault::Code;
 use crate::token::is_authorized;
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::body::Body;
 
 /// The one path for everybody: says that the manager runs, and no more.
 const OPEN_PATH: &str = "/healthz";
@@ -21,6 +22,11 @@ pub(super) async fn guard(State(api): State<Api>, request: Request, next: Next) 
             "use the cluster's key file: --key FILE or PAGEMESH_KEY",
         )
         .into_response();
+    }
+    // Before it is sent; what comes without a length is counted as it comes.
+    if request.body().size_hint().lower() > BODY_BYTES_MAX as u64 {
+        let error = format!("the body is longer than {BODY_BYTES_MAX} bytes");
+        return Refusal::new(Code::TooLarge, error, "send less at once").into_response();
     }
     let Ok(_permit) = api.requests.clone().try_acquire_owned() else {
         return Refusal::overloaded().into_response();

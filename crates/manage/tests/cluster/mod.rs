@@ -298,7 +298,10 @@ impl Cluster {
     }
 
     pub fn manager_on(&self, path: &Path) -> Manager {
-        let store = Store::open(path).expect("a store");
+        self.manager_with(Store::open(path).expect("a store"))
+    }
+
+    pub fn manager_with(&self, store: Store) -> Manager {
         let settings = Settings::default();
         Manager::new(store, self.bricks.clone(), self.clock.clone(), settings).expect("a manager")
     }

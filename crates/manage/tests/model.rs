@@ -1,0 +1,417 @@
+//! The manager against a model of a few lines: random lives of a few volumes
+//! on a few bricks, with crashes in between.
+
+mod cluster;
+
+use cluster::{Cluster, MIB, legs, name, registration, wish};
+use pagemesh_base::layout::{EpochNumber, LegState, Name};
+use pagemesh_manage::Kind;
+use pagemesh_manage::Manager;
+use pagemesh_manage::wire::{
+    AttachVolume, ChangeLegs, CreateVolume, DetachVolume, GrowVolume, LegChange,
+};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const BRICKS: usize = 4;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Create {
+        name: usize,
+        kind: Kind,
+        pages: u64,
+        copies: Option<usize>,
+    },
+    Grow {
+        name: usize,
+        pages: u64,
+    },
+    Delete {
+        name: usize,
+        force: bool,
+    },
+    Attach {
+        name: usize,
+    },
+    Detach {
+        name: usize,
+        back: u32,
+    },
+    Legs {
+        name: usize,
+        lag: u32,
+        back: Option<u32>,
+        turns: Vec<(usize, usize, usize, LegState)>,
+    },
+    Mood {
+        brick: usize,
+        mood: cluster::Mood,
+    },
+    Silence {
+        brick: usize,
+    },
+    Sweep,
+    Crash,
+}
+
+fn state() -> impl Strategy<Value = LegState> {
+    prop::sample::select(vec![LegState::InSync, LegState::Stale, LegState::Syncing])
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let name = || 0..NAMES.len();
+    let kinds = vec![Kind::Concat, Kind::Stripe, Kind::Mirror, Kind::StripeMirror];
+    let moods = {
+        use cluster::Mood::{Away, Denies, Full, Keeps, Mute, Well};
+        vec![Well, Well, Well, Away, Full, Mute, Denies, Keeps]
+    };
+    let turn = (0..2usize, 0..2usize, 0..3usize, state());
+    prop_oneof![
+        3 => (name(), prop::sample::select(kinds), 0..80u64, prop::option::of(1..4usize))
+            .prop_map(|(name, kind, pages, copies)| Act::Create { name, kind, pages, copies }),
+        2 => (name(), 0..200u64).prop_map(|(name, pages)| Act::Grow { name, pages }),
+        1 => (name(), any::<bool>()).prop_map(|(name, force)| Act::Delete { name, force }),
+        2 => name().prop_map(|name| Act::Attach { name }),
+        1 => (name(), 0..3u32).prop_map(|(name, back)| Act::Detach { name, back }),
+        8 => (name(), 0..2u32, prop::option::of(0..2u32), prop::collection::vec(turn, 1..3))
+            .prop_map(|(name, lag, back, turns)| Act::Legs { name, lag, back, turns }),
+        1 => (0..BRICKS, prop::sample::select(moods)).prop_map(|(brick, mood)| Act::Mood { brick, mood }),
+        1 => (0..BRICKS).prop_map(|brick| Act::Silence { brick }),
+        1 => Just(Act::Sweep),
+        1 => Just(Act::Crash),
+    ]
+}
+
+/// What a volume must be.
+#[derive(Clone, Debug)]
+struct Model {
+    epoch: u32,
+    bytes: u64,
+    attached: Option<u32>,
+    /// By segment, column and leg, with the column's round and the last one.
+    legs: Vec<Vec<(Vec<LegState>, u8, u8)>>,
+}
+
+impl Model {
+    /// Whether the turns may be made; if so, makes them.
+    fn turn(&mut self, turns: &[(usize, usize, usize, LegState)]) -> bool {
+        let mut next = self.legs.clone();
+        let distinct: BTreeSet<_> = turns.iter().map(|t| (t.0, t.1, t.2)).collect();
+        if distinct.len() < turns.len() {
+            return false;
+        }
+        for &(segment, column, leg, to) in turns {
+            use LegState::{InSync, Stale, Syncing};
+            let columns = next.get_mut(segment);
+            let Some((legs, _, _)) = columns.and_then(|columns| columns.get_mut(column)) else {
+                return false;
+            };
+            let Some(leg) = legs.get_mut(leg) else {
+                return false;
+            };
+            let allowed = [
+                (InSync, Stale),
+                (Syncing, Stale),
+                (Stale, Syncing),
+                (Syncing, InSync),
+            ];
+            if !allowed.contains(&(*leg, to)) {
+                return false;
+            }
+            *leg = to;
+        }
+        for (legs, round, last) in next.iter_mut().flatten() {
+            let in_sync = legs.iter().filter(|leg| **leg == LegState::InSync).count();
+            if in_sync == 0 {
+                return false;
+            }
+            if in_sync == legs.len() {
+                *round = 0;
+            } else if *round == 0 {
+                *last = if *last == 15 { 1 } else { *last + 1 };
+                *round = *last;
+            }
+        }
+        self.legs = next;
+        self.epoch += 1;
+        true
+    }
+}
+
+struct Life {
+    cluster: Cluster,
+    manager: Manager,
+    model: BTreeMap<Name, Model>,
+    silent: BTreeSet<usize>,
+    store: PathBuf,
+    crashes: usize,
+}
+
+impl Life {
+    fn new() -> Life {
+        let cluster = Cluster::new(BRICKS);
+        let manager = cluster.living();
+        Life {
+            store: cluster.store(),
+            crashes: 0,
+            cluster,
+            manager,
+            model: BTreeMap::new(),
+            silent: BTreeSet::new(),
+        }
+    }
+
+    fn beat(&self) {
+        for number in (0..BRICKS).filter(|number| !self.silent.contains(number)) {
+            self.manager
+                .heartbeat(registration(number))
+                .expect("welcome");
+        }
+    }
+
+    fn act(&mut self, act: &Act) {
+        let manager = &self.manager;
+        match act {
+            Act::Create {
+                name: at,
+                kind,
+                pages,
+                copies,
+            } => {
+                let wish = CreateVolume {
+                    copies: *copies,
+                    ..wish(NAMES[*at], *kind, pages * 4096)
+                };
+                if let Ok(made) = manager.create(&wish) {
+                    assert!(*pages > 0 && !self.model.contains_key(&wish.name));
+                    assert!(made.volume.info.size_bytes >= pages * 4096);
+                    let segments = made.volume.layout.segments.iter();
+                    let columns = |segment: &pagemesh_base::layout::Segment| {
+                        let columns = segment.columns.iter();
+                        columns
+                            .map(|column| (vec![LegState::InSync; column.legs.len()], 0, 0))
+                            .collect()
+                    };
+                    let model = Model {
+                        epoch: 1,
+                        bytes: made.volume.info.size_bytes,
+                        attached: None,
+                        legs: segments.map(columns).collect(),
+                    };
+                    self.model.insert(wish.name, model);
+                }
+            }
+            Act::Grow { name: at, pages } => {
+                let size_bytes = pages * 4096;
+                let grown = manager.grow(&name(NAMES[*at]), GrowVolume { size_bytes });
+                if let Ok(grown) = grown {
+                    let model = self.model.get_mut(&name(NAMES[*at])).expect("known");
+                    assert!(size_bytes > model.bytes);
+                    assert!(grown.volume.info.size_bytes >= size_bytes);
+                    model.bytes = grown.volume.info.size_bytes;
+                    model.epoch += 1;
+                    for segment in &grown.volume.layout.segments[model.legs.len()..] {
+                        let columns = segment.columns.iter();
+                        let fresh = |column: &pagemesh_base::layout::Column| {
+                            (vec![LegState::InSync; column.legs.len()], 0, 0)
+                        };
+                        model.legs.push(columns.map(fresh).collect());
+                    }
+                }
+            }
+            Act::Delete { name: at, force } => {
+                let known = self.model.get(&name(NAMES[*at]));
+                let allowed = known.is_some_and(|model| *force || model.attached.is_none());
+                let deleted = manager.delete(&name(NAMES[*at]), *force);
+                assert_eq!(deleted.is_ok(), allowed, "{deleted:?}");
+                if allowed {
+                    self.model.remove(&name(NAMES[*at]));
+                }
+            }
+            Act::Attach { name: at } => {
+                let client = "c".to_owned();
+                let attached = manager.attach(&name(NAMES[*at]), &AttachVolume { client });
+                let known = self.model.get_mut(&name(NAMES[*at]));
+                assert_eq!(attached.is_ok(), known.is_some());
+                if let Some(model) = known {
+                    model.epoch += 1;
+                    model.attached = Some(model.epoch);
+                }
+            }
+            Act::Detach { name: at, back } => {
+                let known = self.model.get_mut(&name(NAMES[*at]));
+                let epoch = known
+                    .as_ref()
+                    .map_or(0, |model| model.epoch.saturating_sub(*back));
+                let attachment = Some(EpochNumber(epoch));
+                let detached = manager.detach(&name(NAMES[*at]), DetachVolume { attachment });
+                assert_eq!(detached.is_ok(), known.is_some());
+                if let Some(model) = known {
+                    let ends = model.attached == Some(epoch);
+                    assert_eq!(detached.expect("answered").detached, ends);
+                    if ends {
+                        model.attached = None;
+                    }
+                }
+            }
+            Act::Legs {
+                name: at,
+                lag,
+                back,
+                turns,
+            } => self.legs(*at, *lag, *back, turns),
+            Act::Mood { brick, mood } => self.cluster.fakes[*brick].set(*mood),
+            Act::Silence { brick } => {
+                if !self.silent.remove(brick) {
+                    self.silent.insert(*brick);
+                }
+                self.cluster.clock.advance(Duration::from_secs(8));
+                self.beat();
+            }
+            Act::Sweep => manager.sweep(),
+            Act::Crash => {
+                let image = self.cluster.dir.path().join(self.crashes.to_string());
+                std::fs::copy(&self.store, &image).expect("a copy");
+                self.manager = self.cluster.manager_on(&image);
+                self.store = image;
+                self.crashes += 1;
+                self.beat();
+            }
+        }
+    }
+
+    fn legs(
+        &mut self,
+        at: usize,
+        lag: u32,
+        back: Option<u32>,
+        turns: &[(usize, usize, usize, LegState)],
+    ) {
+        let known = self.model.get_mut(&name(NAMES[at]));
+        let epoch = known.as_ref().map_or(1, |model| model.epoch);
+        let attached = known.as_ref().and_then(|model| model.attached);
+        let asks = back.map(|back| attached.unwrap_or(epoch).saturating_sub(back));
+        let change = |&(segment, column, leg, to): &(usize, usize, usize, LegState)| LegChange {
+            segment,
+            column,
+            leg,
+            to,
+            note: None,
+        };
+        let wish = ChangeLegs {
+            expected: EpochNumber(epoch.saturating_sub(lag)),
+            attachment: asks.map(EpochNumber),
+            changes: turns.iter().map(change).collect(),
+        };
+        let changed = self.manager.change_legs(&name(NAMES[at]), &wish);
+        let allowed = known.is_some_and(|model| {
+            lag == 0 && asks.is_none_or(|asks| attached == Some(asks)) && model.turn(turns)
+        });
+        assert_eq!(changed.is_ok(), allowed, "{wish:?}: {changed:?}");
+    }
+
+    fn check(&self) {
+        let listed: Vec<_> = self
+            .manager
+            .volumes()
+            .into_iter()
+            .map(|info| info.name)
+            .collect();
+        assert_eq!(listed, self.model.keys().cloned().collect::<Vec<_>>());
+        for (name, model) in &self.model {
+            let volume = self.manager.show(name).expect("shown");
+            assert_eq!(volume.layout.epoch.0, model.epoch);
+            assert_eq!(volume.layout.size_bytes(), model.bytes);
+            assert_eq!(
+                volume.info.attached.map(|attached| attached.epoch.0),
+                model.attached
+            );
+            let found: Vec<Vec<_>> = volume
+                .layout
+                .segments
+                .iter()
+                .map(|segment| {
+                    let states = |column: &pagemesh_base::layout::Column| -> Vec<_> {
+                        column.legs.iter().map(|leg| leg.state).collect()
+                    };
+                    segment
+                        .columns
+                        .iter()
+                        .map(|column| (states(column), column.round))
+                        .collect()
+                })
+                .collect();
+            let wanted: Vec<Vec<_>> = model
+                .legs
+                .iter()
+                .map(|columns| {
+                    columns
+                        .iter()
+                        .map(|(legs, round, _)| (legs.clone(), *round))
+                        .collect()
+                })
+                .collect();
+            assert_eq!(found, wanted);
+            // Each brick is its own domain.
+            for column in volume.layout.segments.iter().flat_map(|s| &s.columns) {
+                let bricks: BTreeSet<_> = column.legs.iter().map(|leg| leg.brick).collect();
+                assert_eq!(bricks.len(), column.legs.len());
+            }
+            // What a volume names is there, as no fake loses slices.
+            for leg in legs(&volume.layout) {
+                assert!(self.cluster.slices().contains(&(leg.brick, leg.slice)));
+            }
+        }
+    }
+
+    fn end(mut self) {
+        self.silent.clear();
+        self.cluster.cheer();
+        self.cluster.sweep_out(&self.manager);
+        self.check();
+        self.cluster.assert_no_orphans(&self.manager);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        rng_seed: RngSeed::Fixed(2),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn lives_follow_the_model(acts in prop::collection::vec(act(), 1..40)) {
+        let mut life = Life::new();
+        for act in &acts {
+            life.act(act);
+            life.check();
+        }
+        life.end();
+    }
+}
+
+#[test]
+fn the_round_after_the_last_is_the_first() {
+    let mut life = Life::new();
+    life.act(&Act::Create {
+        name: 0,
+        kind: Kind::Mirror,
+        pages: MIB / 4096,
+        copies: None,
+    });
+    use LegState::{InSync, Stale, Syncing};
+    for turn in 0..16 {
+        for to in [Stale, Syncing, InSync] {
+            life.legs(0, 0, None, &[(0, 0, turn % 2, to)]);
+            life.check();
+        }
+    }
+    assert_eq!(life.model[&name("a")].legs[0][0].2, 1);
+}

@@ -1,0 +1,557 @@
+//! Peers that speak HTTP badly, too much, half, or not at all.
+
+mod cluster;
+
+use cluster::{Cluster, MIB, Served, brick_id, name, wish};
+use pagemesh_manage::Kind;
+use pagemesh_manage::api::{BODY_BYTES_MAX, REQUESTS_MAX, SLOW_REQUESTS_MAX};
+use pagemesh_manage::token::token;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+/// Longer than any answer takes; only a test that fails waits for it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Peer<'a> {
+    cluster: &'a Cluster,
+    served: &'a Served,
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+/// Reads to the end of the connection, which may be its reset.
+fn read_all(mut stream: TcpStream) -> String {
+    let mut bytes = vec![];
+    let mut piece = [0; 4096];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(n) => bytes.extend_from_slice(&piece[..n]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            Err(error) => panic!("no answer: {error}"),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn parse(text: &str) -> Answer {
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Answer {
+        status: status.unwrap_or_else(|| panic!("no status in {text:?}")),
+        head: head.to_lowercase(),
+        body: body.to_owned(),
+    }
+}
+
+impl Peer<'_> {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.served.handle.address()).expect("connected");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream
+    }
+
+    /// What comes back for a request that ends its connection.
+    fn exchange(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        // A server that has heard enough resets the connection.
+        let _ = stream.write_all(bytes);
+        read_all(stream)
+    }
+
+    /// What comes back for bytes if nothing follows them.
+    fn exchange_and_end(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect();
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        read_all(stream)
+    }
+
+    fn head(&self, method: &str, path: &str, more: &str) -> String {
+        let token = token(&self.cluster.key);
+        format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n{more}\r\n"
+        )
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        let more = format!(
+            "Content-Type: application/json\r\nContent-Length: {}\r\n",
+            body.len()
+        );
+        let request = self.head(method, path, &more) + body;
+        parse(&self.exchange(request.as_bytes()))
+    }
+
+    /// The refusal is JSON of the documented form.
+    #[track_caller]
+    fn refused(&self, answer: &Answer, status: u16, code: &str) {
+        let body = answer.json();
+        assert_eq!(
+            (answer.status, &body["code"]),
+            (status, &json!(code)),
+            "{body}"
+        );
+        for field in ["error", "hint"] {
+            assert!(
+                body[field].as_str().is_some_and(|text| !text.is_empty()),
+                "{body}"
+            );
+        }
+    }
+
+    /// The manager is as it was and answers.
+    #[track_caller]
+    fn assert_well(&self) {
+        let status = self.served.client.status().expect("status");
+        assert_eq!((status.bricks_alive, status.volumes), (2, 1));
+    }
+}
+
+fn with_peer(test: impl FnOnce(&Peer<'_>)) {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    served
+        .client
+        .create(&wish("v", Kind::Mirror, MIB))
+        .expect("made");
+    let peer = Peer {
+        cluster: &cluster,
+        served: &served,
+    };
+    test(&peer);
+    peer.assert_well();
+    cluster.assert_no_orphans(served.handle.manager());
+    served.handle.stop();
+}
+
+/// Every path of the API, with a method it takes.
+fn routes() -> Vec<(&'static str, String)> {
+    let brick = format!("/api/v1/bricks/{}", brick_id(0));
+    let volume = |verb: &str| format!("/api/v1/volumes/v{verb}");
+    vec![
+        ("GET", "/api/v1/status".into()),
+        ("GET", "/api/v1/openapi.json".into()),
+        ("GET", "/api/v1/bricks".into()),
+        ("PUT", brick.clone()),
+        ("DELETE", brick),
+        ("GET", "/api/v1/volumes".into()),
+        ("POST", "/api/v1/volumes".into()),
+        ("GET", volume("")),
+        ("DELETE", volume("")),
+        ("POST", volume("/grow")),
+        ("POST", volume("/attach")),
+        ("POST", volume("/detach")),
+        ("POST", volume("/legs")),
+    ]
+}
+
+#[test]
+fn garbage_is_refused() {
+    with_peer(|peer| {
+        let mut noise = vec![0u8; 70_000];
+        let mut state = 1u32;
+        for byte in &mut noise {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = (state >> 24) as u8;
+        }
+        let long_head = format!(
+            "GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n",
+            "x".repeat(1 << 20)
+        );
+        let many_heads = format!("GET /healthz HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(1000));
+        for bytes in [
+            &b""[..],
+            b"\r\n\r\n\r\n",
+            b"\0",
+            b"GET",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET /api/v1/status HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            b"GET /api/v1/status HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            &noise,
+            long_head.as_bytes(),
+            many_heads.as_bytes(),
+        ] {
+            let said = peer.exchange_and_end(bytes);
+            let harmless = said.is_empty() || said.starts_with("HTTP/1.1 4");
+            assert!(harmless, "{:?}: {said}", String::from_utf8_lossy(bytes));
+        }
+    });
+}
+
+#[test]
+fn nothing_is_told_without_the_token() {
+    with_peer(|peer| {
+        let right = token(&peer.cluster.key);
+        let mut wrong = right.clone();
+        wrong.replace_range(63.., if right.ends_with('0') { "1" } else { "0" });
+        let headers = [
+            String::new(),
+            "Authorization: \r\n".into(),
+            format!("Authorization: {right}\r\n"),
+            format!("Authorization: Basic {right}\r\n"),
+            format!("Authorization: Bearer {wrong}\r\n"),
+            format!("Authorization: Bearer {}\r\n", &right[..62]),
+            format!("Authorization: Bearer {right}00\r\n"),
+            format!("Authorization: Bearer  {right}\r\n"),
+            format!("Authorization: Bearer {right}\r\nAuthorization: Bearer {wrong}\r\n"),
+            "Authorization: Bearer \u{e9}\r\n".into(),
+            format!("Cookie: {right}\r\n"),
+        ];
+        let unknown = ("GET", "/api/v1/nothing".to_owned());
+        let mut first = None;
+        for (method, path) in routes().into_iter().chain([unknown, ("GET", "/".into())]) {
+            for header in &headers {
+                let request = format!(
+                    "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n"
+                );
+                let answer = parse(&peer.exchange(request.as_bytes()));
+                peer.refused(&answer, 401, "unauthorized");
+                assert!(
+                    answer.head.contains("www-authenticate: bearer"),
+                    "{}",
+                    answer.head
+                );
+                // Not even whether the path exists.
+                assert_eq!(first.get_or_insert(answer.body.clone()), &answer.body);
+            }
+        }
+        let healthz = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let answer = parse(&peer.exchange(healthz.as_bytes()));
+        assert_eq!((answer.status, answer.body.as_str()), (200, "ok\n"));
+    });
+}
+
+#[test]
+fn unknown_paths_and_methods_are_refused() {
+    with_peer(|peer| {
+        for path in [
+            "/",
+            "/api",
+            "/api/v1",
+            "/api/v2/status",
+            "/api/v1/volumes/v/x",
+            "/api/v1/status/",
+        ] {
+            peer.refused(&peer.ask("GET", path, ""), 404, "not-found");
+        }
+        for (_, path) in routes() {
+            for method in ["PATCH", "OPTIONS", "BREW"] {
+                peer.refused(&peer.ask(method, &path, ""), 405, "wrong-method");
+            }
+        }
+        peer.refused(
+            &peer.ask("PUT", "/api/v1/volumes/v", ""),
+            405,
+            "wrong-method",
+        );
+        peer.refused(&peer.ask("POST", "/api/v1/status", ""), 405, "wrong-method");
+        for bad in ["%2e%2e", "a%2Fb", "%00", "-x", "a%20b", "%ff", "%C3%A9"] {
+            let path = format!("/api/v1/volumes/{bad}");
+            peer.refused(&peer.ask("GET", &path, ""), 400, "bad-request");
+            peer.refused(&peer.ask("DELETE", &path, ""), 400, "bad-request");
+        }
+        let long = format!("/api/v1/volumes/{}", "x".repeat(65));
+        peer.refused(&peer.ask("GET", &long, ""), 400, "bad-request");
+        peer.refused(
+            &peer.ask("DELETE", "/api/v1/bricks/one", ""),
+            400,
+            "bad-request",
+        );
+        for query in [
+            "?force=maybe",
+            "?force=",
+            "?farce=true",
+            "?force=true&force=true",
+        ] {
+            let path = format!("/api/v1/volumes/v{query}");
+            peer.refused(&peer.ask("DELETE", &path, ""), 400, "bad-request");
+        }
+    });
+}
+
+#[test]
+fn bodies_are_checked() {
+    with_peer(|peer| {
+        let post = |body: &str| peer.ask("POST", "/api/v1/volumes", body);
+        for body in [
+            "",
+            "{",
+            "[]",
+            "null",
+            "7",
+            "\u{0}",
+            "{\"name\":\"w\"}",
+            r#"{"name":"w","size_bytes":-1}"#,
+            r#"{"name":"w","size_bytes":1.5}"#,
+            r#"{"name":"w","size_bytes":18446744073709551616}"#,
+            r#"{"name":"w","size_bytes":1048576,"layout":"raid5"}"#,
+            r#"{"name":"w","size_bytes":1048576,"copys":3}"#,
+            r#"{"name":"w","size_bytes":1048576,"columns":-1}"#,
+            r#"{"name":"w","name":"x","size_bytes":1048576}"#,
+            r#"{"name":"w","size_bytes":1048576} and more"#,
+        ] {
+            peer.refused(&post(body), 400, "bad-request");
+        }
+        let named = |name: &str| {
+            let answer = post(&json!({"name": name, "size_bytes": MIB}).to_string());
+            peer.refused(&answer, 400, "bad-request");
+            answer.json()["error"].as_str().expect("text").to_owned()
+        };
+        assert!(named("").contains("must not be empty"));
+        assert!(named(&"x".repeat(65)).contains("at most 64"));
+        assert!(named("a/b").contains("'/'"));
+        assert!(named("a\nb").contains("cannot stand in a name"));
+        assert!(named(".hidden").contains("starts with"));
+        let deep = "[".repeat(100_000);
+        peer.refused(&post(&deep), 400, "bad-request");
+        let typeless = peer.head("POST", "/api/v1/volumes", "Content-Length: 2\r\n") + "{}";
+        peer.refused(&parse(&peer.exchange(typeless.as_bytes())), 415, "not-json");
+        let brick = json!({"brick": brick_id(1), "address": "a:1", "domain": "d",
+            "durability": "process", "capacity_bytes": 1, "used_bytes": 0, "incarnation": 1});
+        let path = format!("/api/v1/bricks/{}", brick_id(0));
+        peer.refused(
+            &peer.ask("PUT", &path, &brick.to_string()),
+            400,
+            "bad-request",
+        );
+    });
+}
+
+#[test]
+fn bodies_have_a_limit() {
+    with_peer(|peer| {
+        let path = "/api/v1/volumes/v/attach";
+        let json = "Content-Type: application/json\r\n";
+        // Too long by its own word: refused before it is sent.
+        let more = format!("{json}Content-Length: {}\r\n", BODY_BYTES_MAX + 1);
+        let mut stream = peer.connect();
+        stream
+            .write_all(peer.head("POST", path, &more).as_bytes())
+            .expect("sent");
+        peer.refused(&parse(&read_all(stream)), 413, "too-large");
+        let more = format!("{json}Content-Length: {}\r\n", u64::MAX);
+        let said = peer.exchange(peer.head("POST", path, &more).as_bytes());
+        assert!(said.starts_with("HTTP/1.1 4"), "{said}");
+        // Without a word, piece by piece.
+        let mut stream = peer.connect();
+        let head = peer.head(
+            "POST",
+            path,
+            &format!("{json}Transfer-Encoding: chunked\r\n"),
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        let piece = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+        for _ in 0..=BODY_BYTES_MAX / 0x10000 {
+            if stream.write_all(piece.as_bytes()).is_err() {
+                break;
+            }
+        }
+        let said = read_all(stream);
+        // A reset may overtake the answer.
+        if !said.is_empty() {
+            peer.refused(&parse(&said), 413, "too-large");
+        }
+        // The longest that is allowed is read, and refused for what it says.
+        let client = "x".repeat(BODY_BYTES_MAX - 13);
+        let body = format!("{{\"client\":\"{client}\"}}");
+        assert_eq!(body.len(), BODY_BYTES_MAX);
+        peer.refused(&peer.ask("POST", path, &body), 400, "bad-request");
+    });
+}
+
+/// Peers that stop in the middle hold their own connection and nothing else.
+#[test]
+fn half_requests_keep_nobody_waiting() {
+    with_peer(|peer| {
+        let whole = peer.head(
+            "POST",
+            "/api/v1/volumes/v/attach",
+            "Content-Length: 100\r\nContent-Type: application/json\r\n",
+        );
+        let mut held = vec![];
+        for part in 0..100 {
+            let mut stream = peer.connect();
+            stream
+                .write_all(&whole.as_bytes()[..whole.len() * part / 100])
+                .expect("sent");
+            held.push(stream);
+        }
+        peer.assert_well();
+        for stream in held.drain(..) {
+            drop(stream);
+        }
+        // A body that ends early is no body.
+        let said = peer.exchange_and_end((whole.clone() + "{\"client\":").as_bytes());
+        assert!(
+            said.is_empty() || said.starts_with("HTTP/1.1 400"),
+            "{said}"
+        );
+        let detail = peer.served.client.volume(&name("v")).expect("shown");
+        assert_eq!((detail.info.attached, detail.layout.epoch.0), (None, 1));
+        // Half bodies take the places of requests, but only until they leave.
+        for _ in 0..REQUESTS_MAX {
+            let mut stream = peer.connect();
+            stream.write_all(whole.as_bytes()).expect("sent");
+            held.push(stream);
+        }
+        let overloaded = loop {
+            let answer = peer.ask("GET", "/api/v1/status", "");
+            if answer.status != 200 {
+                break answer;
+            }
+        };
+        peer.refused(&overloaded, 503, "overloaded");
+        drop(held);
+        while peer.ask("GET", "/api/v1/status", "").status != 200 {}
+    });
+}
+
+/// Several requests in one packet are answered in order.
+#[test]
+fn requests_may_follow_each_other() {
+    with_peer(|peer| {
+        let one = peer
+            .head("GET", "/api/v1/status", "")
+            .replace("Connection: close\r\n", "");
+        let bytes = one.repeat(20) + &peer.head("GET", "/healthz", "");
+        let said = peer.exchange(bytes.as_bytes());
+        assert_eq!(said.matches("HTTP/1.1 200 OK").count(), 21);
+        assert!(said.ends_with("ok\n"));
+    });
+}
+
+/// Requests that wait for bricks have fewer places, and keep them although
+/// their clients have gone.
+#[test]
+fn slow_bricks_leave_room_for_others() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let peer = Peer {
+        cluster: &cluster,
+        served: &served,
+    };
+    let (asks, asked) = mpsc::channel::<()>();
+    let (lets, go_on) = mpsc::channel::<()>();
+    let (asks, go_on) = (Mutex::new(asks), Mutex::new(Some(go_on)));
+    let hook = move |_: &cluster::Fake| {
+        // An error means that the test has let all of them go.
+        let _ = asks.lock().expect("no panic").send(());
+        let waits = go_on.lock().expect("no panic");
+        let _ = waits.as_ref().map(mpsc::Receiver::recv);
+    };
+    *cluster.fakes[0].hook.lock().expect("no panic") = Some(Arc::new(Box::new(hook)));
+    let mut gone = vec![];
+    for number in 0..SLOW_REQUESTS_MAX {
+        let body = json!({"name": format!("v{number}"), "size_bytes": MIB}).to_string();
+        let more = format!(
+            "Content-Type: application/json\r\nContent-Length: {}\r\n",
+            body.len()
+        );
+        let mut stream = peer.connect();
+        let request = peer.head("POST", "/api/v1/volumes", &more) + &body;
+        stream.write_all(request.as_bytes()).expect("sent");
+        asked.recv().expect("a brick is asked");
+        gone.push(stream);
+    }
+    drop(gone);
+    let body = json!({"name": "w", "size_bytes": MIB}).to_string();
+    let answer = peer.ask("POST", "/api/v1/volumes", &body);
+    peer.refused(&answer, 503, "overloaded");
+    assert_eq!(served.client.status().expect("status").bricks_alive, 2);
+    served
+        .client
+        .heartbeat(&cluster::registration(0))
+        .expect("welcome");
+    drop((lets, asked));
+    served.handle.stop();
+    // What nobody waited for was done all the same.
+    let manager = cluster.manager();
+    assert_eq!(manager.volumes().len(), SLOW_REQUESTS_MAX);
+    cluster.assert_no_orphans(&manager);
+}
+
+#[test]
+fn the_document_names_every_route() {
+    with_peer(|peer| {
+        let answer = peer.ask("GET", "/api/v1/openapi.json", "");
+        assert_eq!(answer.status, 200);
+        let document = answer.json();
+        assert!(
+            document["openapi"]
+                .as_str()
+                .is_some_and(|version| version.starts_with("3."))
+        );
+        let paths = document["paths"].as_object().expect("paths");
+        let mut documented: Vec<(String, String)> = paths
+            .iter()
+            .flat_map(|(path, verbs)| {
+                let verbs = verbs.as_object().expect("verbs");
+                verbs
+                    .keys()
+                    .map(move |verb| (verb.to_uppercase(), path.clone()))
+            })
+            .collect();
+        documented.sort();
+        let brick = brick_id(0).to_string();
+        let pattern = |path: String| {
+            let path = path.replace(&brick, "{brick}");
+            path.replace("/volumes/v", "/volumes/{name}")
+        };
+        let mut known: Vec<_> = routes()
+            .into_iter()
+            .map(|(method, path)| (method.to_owned(), pattern(path)))
+            .chain([("GET".into(), "/healthz".into())])
+            .collect();
+        known.sort();
+        assert_eq!(documented, known);
+        // What is documented is there, and everything it refers to, too.
+        for (method, path) in routes() {
+            let answer = peer.ask(method, &path, "");
+            assert!(!matches!(answer.status, 404 | 405), "{method} {path}");
+        }
+        let mut references = vec![];
+        collect(&document, &mut references);
+        assert!(references.len() > 20);
+        for reference in references {
+            let pointer = reference.strip_prefix('#').expect("local");
+            assert!(
+                document.pointer(pointer).is_some(),
+                "{reference} is not there"
+            );
+        }
+        peer.served
+            .client
+            .create(&wish("v", Kind::Mirror, MIB))
+            .expect("made");
+        peer.cluster.beat(peer.served.handle.manager());
+    });
+}
+
+fn collect(value: &Value, into: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            if let Some(Value::String(reference)) = fields.get("$ref") {
+                into.push(reference.clone());
+            }
+            fields.values().for_each(|field| collect(field, into));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, into)),
+        _ => {}
+    }
+}
