@@ -205,3 +205,6 @@ impl Inflow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,7 +112,7 @@ impl<'a> Connection<'a> {
                 (true, false) => true,
                 (true, true) => self.receive()?,
                 // A client that is gone would end this wait again and again.
-                (false, _) => !self.sleep(PollFlags::empty())?.intersects(GONE),
+                (false, _) => !self.sleep(PollFlags::RDHUP)?.intersects(GONE),
             };
             if !goes_on {
                 return Ok(());

@@ -21,8 +21,9 @@ pub(crate) struct Stream {
     fd: OwnedFd,
 }
 
-/// What poll says of a socket that carries nothing any more, either way.
-pub(crate) const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR);
+/// What poll says of a socket whose peer sends no more, if it is asked for
+/// `RDHUP`: the others come unasked.
+pub(crate) const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 
 /// What a receive gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +131,15 @@ impl Stream {
         // An error of poll tells nothing about the peer, nor does a signal; the
         // next receive does.
         let _ = wait_any(&mut fds, Some(Instant::now()));
-        fds[0].revents().intersects(GONE | PollFlags::RDHUP)
+        fds[0].revents().intersects(GONE)
     }
 
-    /// Ends the connection both ways; the peer sees it at once.
+    /// Ends the connection both ways. What the kernel has not sent yet is
+    /// dropped with the stream, by a reset: else a peer that reads again after
+    /// a long time would carry it out, and see only then that this end is gone.
     pub(crate) fn close(&self) {
+        // A socket without such an option drops nothing.
+        let _ = sockopt::set_socket_linger(&self.fd, Some(std::time::Duration::ZERO));
         // Fails only if it has ended already.
         let _ = shutdown(&self.fd, Shutdown::Both);
     }

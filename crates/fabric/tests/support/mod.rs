@@ -1,0 +1,397 @@
+//! A brick in memory behind a server, and what drives clients against it.
+//!
+//! Nothing here sleeps: threads wait for each other's words, and every wait
+//! has a limit after which the test fails.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod raw;
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::key::Key;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::*;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fabric::message::reply::Attached;
+use pagemesh_fabric::service::{Finished, Handler, Outcome, PeerInfo, Service, Ticket};
+use pagemesh_fabric::tcp::{Options, Server, TcpLeg};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// No wait of a test that passes comes near.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
+pub const SLICE: SliceId = SliceId(Uuid::from_u128(0x51));
+pub const SLICE_BYTES: u64 = 4 << 20;
+
+pub fn key() -> Key {
+    Key::from_bytes([7; 32])
+}
+
+pub fn loopback() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// Long enough that only those tests that shorten one see it pass.
+pub fn timeouts() -> Timeouts {
+    Timeouts {
+        connect: PATIENCE,
+        handshake: PATIENCE,
+        stall: PATIENCE,
+        call: PATIENCE,
+    }
+}
+
+pub fn stamp(epoch: u32) -> Stamp {
+    let (epoch, op, open) = (Epoch(epoch), 1, 0);
+    Stamp { epoch, op, open }
+}
+
+/// How requests of slices end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    #[default]
+    Now,
+    /// With a ticket, until [`Memory::release`].
+    Later,
+    /// With a ticket that the batch's end finishes.
+    AtBatchEnd,
+    /// With one ticket for all.
+    SameTicket,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub slices: BTreeMap<SliceId, (Vec<u8>, Epoch)>,
+    pub mode: Mode,
+    /// What sessions were asked.
+    pub asked: Vec<SliceRequest>,
+    /// Answers to give instead of doing what is asked.
+    pub script: VecDeque<Result<SliceReply, SliceError>>,
+    /// How many requests had been asked at the end of each batch.
+    pub batches: Vec<usize>,
+    pub opened: usize,
+    pub dropped: usize,
+    /// Tickets out now, the most there were, and the most bytes they held.
+    pub waiting: usize,
+    pub waiting_most: usize,
+    pub held_most: usize,
+    /// Batches do not end while this is set.
+    pub gate_closed: bool,
+    pub fail_batches: bool,
+    pub peers: Vec<PeerInfo>,
+}
+
+/// A brick in memory.
+pub struct Memory {
+    state: Mutex<State>,
+    changed: Condvar,
+    released: OwnedFd,
+}
+
+impl Memory {
+    pub fn new() -> Arc<Memory> {
+        let mut state = State::default();
+        let content = vec![0; SLICE_BYTES as usize];
+        state.slices.insert(SLICE, (content, Epoch(1)));
+        Arc::new(Memory {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            released: eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"),
+        })
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panicked")
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    #[track_caller]
+    pub fn wait(&self, what: &str, until: impl Fn(&State) -> bool) {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), PATIENCE, |state| !until(state));
+        let (_state, timed) = waited.expect("no thread panicked");
+        assert!(!timed.timed_out(), "waited in vain for {what}");
+    }
+
+    /// Finishes every ticket; from now on requests end at once.
+    pub fn release(&self) {
+        self.change(|state| state.mode = Mode::Now);
+        rustix::io::write(&self.released, &1u64.to_ne_bytes()).expect("written");
+    }
+}
+
+/// The brick as its server sees it.
+pub struct Bricks(pub Arc<Memory>);
+
+impl Service for Bricks {
+    fn brick(&self) -> BrickId {
+        BRICK
+    }
+
+    fn open(&self, peer: PeerInfo) -> Result<Box<dyn Handler>, SliceError> {
+        self.0.change(|state| {
+            state.opened += 1;
+            state.peers.push(peer);
+        });
+        Ok(Box::new(Session {
+            memory: self.0.clone(),
+            attached: Vec::new(),
+            tickets: 0,
+            waiting: HashMap::new(),
+            held: 0,
+        }))
+    }
+
+    fn control(&self) -> &dyn BrickControl {
+        self
+    }
+}
+
+impl BrickControl for Bricks {
+    fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        let mut state = self.0.state();
+        if state.slices.contains_key(&slice) {
+            return Err(SliceError::SliceExists(slice));
+        }
+        let content = vec![0; size_bytes as usize];
+        state.slices.insert(slice, (content, Epoch(0)));
+        Ok(())
+    }
+
+    fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
+        match self.0.state().slices.get_mut(&slice) {
+            Some((content, _)) => content.resize(size_bytes as usize, 0),
+            None => return Err(SliceError::NoSuchSlice(slice)),
+        }
+        Ok(())
+    }
+
+    fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
+        let gone = self.0.state().slices.remove(&slice);
+        gone.map(drop).ok_or(SliceError::NoSuchSlice(slice))
+    }
+
+    fn list(&self) -> Result<Vec<SliceInfo>, SliceError> {
+        let info = |(&slice, (content, epoch)): (&SliceId, &(Vec<u8>, Epoch))| SliceInfo {
+            slice,
+            size_bytes: content.len() as u64,
+            epoch: epoch.0,
+            round: 0,
+        };
+        Ok(self.0.state().slices.iter().map(info).collect())
+    }
+
+    fn status(&self) -> Result<BrickStatus, SliceError> {
+        Ok(BrickStatus {
+            brick: BRICK,
+            durability: "process".into(),
+            capacity_bytes: 1 << 40,
+            used_bytes: 3,
+            sessions: 2,
+            incarnation: 1,
+        })
+    }
+}
+
+type Done = Result<SliceReply, SliceError>;
+
+struct Session {
+    memory: Arc<Memory>,
+    attached: Vec<SliceId>,
+    tickets: u64,
+    /// Results, kept back, and whether the batch's end has freed them.
+    waiting: HashMap<Ticket, (Done, bool)>,
+    held: usize,
+}
+
+impl Session {
+    fn perform(&self, state: &mut State, handle: u32, request: &SliceRequest) -> Done {
+        if let Some(answer) = state.script.pop_front() {
+            return answer;
+        }
+        let unknown = || SliceError::OutOfRange(format!("no handle {handle}"));
+        let slice = self.attached.get(handle as usize).ok_or_else(unknown)?;
+        let gone = SliceError::NoSuchSlice(*slice);
+        let (content, epoch) = state.slices.get_mut(slice).ok_or(gone)?;
+        let beyond = || SliceError::OutOfRange("beyond the slice".into());
+        let range = |offset: u64, len: usize| offset as usize..offset as usize + len;
+        match request {
+            SliceRequest::Read { offset, len } => {
+                let bytes = content.get(range(*offset, *len as usize));
+                Ok(SliceReply::Data(bytes.ok_or_else(beyond)?.to_vec()))
+            }
+            SliceRequest::Write { stamp, .. } if stamp.epoch < *epoch => {
+                Err(SliceError::StaleEpoch { current: *epoch })
+            }
+            SliceRequest::Write { offset, data, .. } => {
+                let bytes = content.get_mut(range(*offset, data.len()));
+                bytes.ok_or_else(beyond)?.copy_from_slice(data);
+                Ok(SliceReply::Done)
+            }
+            SliceRequest::RaiseEpoch { epoch: raised, .. } => {
+                *epoch = *raised;
+                Ok(SliceReply::Done)
+            }
+            _ => Ok(SliceReply::Done),
+        }
+    }
+}
+
+impl Handler for Session {
+    fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
+        let state = self.memory.state();
+        let found = state.slices.get(&slice);
+        let (content, current) = found.ok_or(SliceError::NoSuchSlice(slice))?;
+        if epoch < *current {
+            return Err(SliceError::StaleEpoch { current: *current });
+        }
+        self.attached.push(slice);
+        Ok(Attached {
+            handle: self.attached.len() as u32 - 1,
+            size_bytes: content.len() as u64,
+        })
+    }
+
+    fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
+        let memory = self.memory.clone();
+        let mut state = memory.state();
+        let result = self.perform(&mut state, handle, &request);
+        self.held += match &request {
+            SliceRequest::Write { data, .. } => data.len(),
+            _ => 0,
+        };
+        state.asked.push(request);
+        let outcome = match state.mode {
+            Mode::Now => Outcome::Now(result),
+            mode => {
+                self.tickets += u64::from(mode != Mode::SameTicket);
+                let ticket = Ticket(self.tickets);
+                self.waiting.insert(ticket, (result, false));
+                Outcome::Later(ticket)
+            }
+        };
+        state.waiting = self.waiting.len();
+        state.waiting_most = state.waiting_most.max(state.waiting);
+        state.held_most = state.held_most.max(self.held);
+        memory.changed.notify_all();
+        outcome
+    }
+
+    fn batch_end(&mut self) -> Result<(), SliceError> {
+        let mut state = self.memory.state();
+        let asked = state.asked.len();
+        state.batches.push(asked);
+        self.memory.changed.notify_all();
+        let gate = self.memory.changed.wait_while(state, |s| s.gate_closed);
+        let state = gate.expect("no thread panicked");
+        if state.mode == Mode::AtBatchEnd {
+            self.waiting.values_mut().for_each(|(_, free)| *free = true);
+        }
+        match state.fail_batches {
+            true => Err(SliceError::NoSpace),
+            false => Ok(()),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Finished>) {
+        let mut word = [0; 8];
+        let released = self.memory.state().mode == Mode::Now;
+        if released {
+            let _ = rustix::io::read(&self.memory.released, &mut word);
+        }
+        let finished = self.waiting.extract_if(|_, (_, free)| released || *free);
+        done.extend(finished.map(|(ticket, (result, _))| (ticket, result)));
+        // The last one begun is answered first: order must not matter.
+        done.sort_by_key(|(ticket, _)| std::cmp::Reverse(*ticket));
+        if self.waiting.is_empty() {
+            self.held = 0;
+        }
+    }
+
+    fn wait_on<'a>(&'a self, fds: &mut Vec<BorrowedFd<'a>>) {
+        fds.push(self.memory.released.as_fd());
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.memory.change(|state| state.dropped += 1);
+    }
+}
+
+pub fn serve(memory: &Arc<Memory>) -> Server {
+    serve_with(memory, Options::default())
+}
+
+pub fn serve_with(memory: &Arc<Memory>, options: Options) -> Server {
+    let service = Arc::new(Bricks(memory.clone()));
+    Server::bind(loopback(), key(), service, options).expect("a free port")
+}
+
+#[track_caller]
+pub fn attach(server: &Server) -> TcpLeg {
+    TcpLeg::connect(server.address(), &key(), timeouts(), SLICE, Epoch(1)).expect("attached")
+}
+
+/// Waits as a volume does, until so many requests have completed.
+#[track_caller]
+pub fn reap(leg: &mut TcpLeg, count: usize) -> Vec<SliceCompletion> {
+    let until = Instant::now() + PATIENCE;
+    let mut completions = Vec::new();
+    loop {
+        leg.reap(&mut completions);
+        if completions.len() >= count {
+            assert_eq!(completions.len(), count, "more than were asked for");
+            return completions;
+        }
+        assert!(Instant::now() < until, "waited in vain for completions");
+        wait_ready(leg, leg.deadline().map_or(until, |at| at.min(until)));
+    }
+}
+
+fn wait_ready(leg: &TcpLeg, until: Instant) -> bool {
+    let mut raw = Vec::new();
+    leg.wait_on(&mut raw);
+    // SAFETY: the descriptors belong to the leg, which outlives the wait.
+    let borrow = |fd: i32| unsafe { BorrowedFd::borrow_raw(fd) };
+    let ready = |fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN);
+    let mut fds: Vec<PollFd<'_>> = raw.into_iter().map(ready).collect();
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).expect("a short time");
+    poll(&mut fds, Some(&left)).expect("polled") > 0
+}
+
+/// Whether something has arrived that was not reaped.
+pub fn has_arrived(leg: &TcpLeg) -> bool {
+    wait_ready(leg, Instant::now())
+}
+
+#[track_caller]
+pub fn ask(leg: &mut TcpLeg, request: SliceRequest) -> Done {
+    leg.submit(99, request);
+    let mut completions = reap(leg, 1);
+    let completion = completions.pop().expect("one");
+    assert_eq!(completion.tag, 99);
+    completion.result
+}
+
+#[track_caller]
+pub fn assert_lost(done: &Done, says: &str) {
+    match done {
+        Err(SliceError::Lost(reason)) => {
+            assert!(reason.contains(says), "'{reason}' does not say '{says}'");
+        }
+        other => panic!("not lost but {other:?}"),
+    }
+}

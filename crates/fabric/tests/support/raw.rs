@@ -1,0 +1,190 @@
+//! Peers that say what they like: blocking sockets, and messages as bytes.
+
+use super::{BRICK, PATIENCE, key};
+use bytes::Bytes;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::key::Key;
+use pagemesh_fabric::auth::{self, CHALLENGE_BYTES, Client, Purpose, Versions, Welcome};
+use pagemesh_fabric::message::reply::{self, Answer, Attached, Reply};
+use pagemesh_fabric::message::request::Request;
+use pagemesh_fabric::message::{Direction, HEADER_BYTES, Header, Kind};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+use uuid::Uuid;
+
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    pub fn new(socket: TcpStream) -> Raw {
+        socket.set_read_timeout(Some(PATIENCE)).expect("set");
+        socket.set_write_timeout(Some(PATIENCE)).expect("set");
+        socket.set_nodelay(true).expect("set");
+        Raw(socket)
+    }
+
+    pub fn connect(address: SocketAddr) -> Raw {
+        Raw::new(TcpStream::connect(address).expect("connected"))
+    }
+
+    /// A client that has been let in.
+    pub fn client(address: SocketAddr, purpose: Purpose) -> Raw {
+        let mut raw = Raw::connect(address);
+        let (key, id) = (key(), Uuid::from_u128(0xc));
+        let (client, hello) = Client::new(&key, purpose, Versions::OURS, id, [1; 32]);
+        raw.say(&hello);
+        let challenge: [u8; CHALLENGE_BYTES] = raw.hear();
+        let (proof, _) = client.answer(&challenge).expect("the right key");
+        raw.say(&proof);
+        auth::read_verdict(raw.hear()).expect("let in");
+        raw
+    }
+
+    pub fn say(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).expect("said");
+    }
+
+    /// Says it to one who may have hung up already.
+    pub fn mutter(&mut self, bytes: &[u8]) {
+        let _ = self.0.write_all(bytes);
+    }
+
+    pub fn hear<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.0.read_exact(&mut bytes).expect("heard");
+        bytes
+    }
+
+    /// Whether the peer hangs up without another word.
+    #[track_caller]
+    pub fn assert_hung_up(&mut self) {
+        match self.0.read(&mut [0]) {
+            Ok(0) => {}
+            Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => {}
+            other => panic!("not hung up but {other:?}"),
+        }
+    }
+
+    pub fn hear_message(&mut self, way: Direction) -> (Header, Vec<u8>) {
+        let first: [u8; HEADER_BYTES] = self.hear();
+        let header = Header::decode(&first, way).expect("a header");
+        let mut body = vec![0; header.body_len as usize];
+        self.0.read_exact(&mut body).expect("a body");
+        header.check_body(&body).expect("undamaged");
+        (header, body)
+    }
+
+    pub fn hear_answer(&mut self) -> (u64, Answer) {
+        let (header, body) = self.hear_message(Direction::Reply);
+        (header.tag, reply::decode(&header, body).expect("a reply"))
+    }
+
+    pub fn hear_request(&mut self) -> (Kind, u64, Request) {
+        let (header, body) = self.hear_message(Direction::Request);
+        let request = Request::decode(&header, Bytes::from(body)).expect("a request");
+        (header.kind, header.tag, request)
+    }
+
+    pub fn ask(&mut self, request: &Request) -> Answer {
+        self.say(&asked(request, 5));
+        let (tag, answer) = self.hear_answer();
+        assert_eq!(tag, 5);
+        answer
+    }
+
+    pub fn answer(&mut self, kind: Kind, tag: u64, answer: Answer) {
+        self.say(&answered(kind, tag, answer));
+    }
+
+    /// Waits until the peer has ended the connection.
+    pub fn wait_end(&mut self) {
+        while matches!(self.0.read(&mut [0; 4096]), Ok(1..)) {}
+    }
+}
+
+pub fn asked(request: &Request, tag: u64) -> Vec<u8> {
+    let (header, body) = request.encode(tag);
+    [&header.encode()[..], &body].concat()
+}
+
+pub fn answered(kind: Kind, tag: u64, answer: Answer) -> Vec<u8> {
+    let (header, body) = reply::encode(kind, tag, answer);
+    [&header.encode()[..], &body].concat()
+}
+
+/// A header with another field, and the checksum put right.
+pub fn forged(message: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut forged = message.to_vec();
+    forged[at..at + bytes.len()].copy_from_slice(bytes);
+    let crc = crc32c(&forged[..60]);
+    forged[60..64].copy_from_slice(&crc.to_le_bytes());
+    forged
+}
+
+/// A brick that lets one client in and then does as it likes.
+pub struct Impostor {
+    pub address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Impostor {
+    /// Says what it likes from the first byte on.
+    pub fn bare(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
+        let listener = TcpListener::bind(super::loopback()).expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let thread = thread::spawn(move || {
+            let (socket, _) = listener.accept().expect("a client");
+            script(Raw::new(socket));
+        });
+        Impostor {
+            address,
+            thread: Some(thread),
+        }
+    }
+
+    /// Knows the key.
+    pub fn admits(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
+        Impostor::bare(move |mut raw| {
+            admit(&mut raw, &key(), Versions::OURS);
+            script(raw);
+        })
+    }
+
+    /// Lets the client attach its slice, too.
+    pub fn attaches(script: impl FnOnce(Raw) + Send + 'static) -> Impostor {
+        Impostor::admits(move |mut raw| {
+            let (kind, tag, _) = raw.hear_request();
+            let (handle, size_bytes) = (3, super::SLICE_BYTES);
+            let attached = Reply::Attached(Attached { handle, size_bytes });
+            raw.answer(kind, tag, Ok(attached));
+            script(raw);
+        })
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        // After a failure it may wait for a client that never comes.
+        if !thread::panicking() {
+            let ended = self.thread.take().map(JoinHandle::join);
+            assert!(matches!(ended, Some(Ok(()))), "the impostor failed");
+        }
+    }
+}
+
+/// A server's handshake.
+pub fn admit(raw: &mut Raw, key: &Key, versions: Versions) {
+    let hello = raw.hear();
+    match auth::Server::welcome(key, versions, BRICK.0, [2; 32], &hello).expect("a hello") {
+        Welcome::Challenge(server, challenge) => {
+            raw.say(&challenge);
+            let mut proof = [0; auth::PROOF_BYTES];
+            // A client that does not believe the server hangs up.
+            if raw.0.read_exact(&mut proof).is_ok() {
+                let outcome = server.check(&proof);
+                raw.say(&auth::verdict(outcome.as_ref().map(drop)));
+            }
+        }
+        Welcome::Refuse(refusal, _) => raw.say(&refusal),
+    }
+}
