@@ -41,6 +41,7 @@ impl Manager {
         if let Some(brick) = known {
             refuse_an_older(&brick.record, &record)?;
             self.refuse_a_double(brick, &record)?;
+            tell_changes(&brick.record, &record);
         }
         if known.is_none_or(|brick| is_news(&brick.record, &record)) {
             self.store.commit(&[Write::PutBrick(&record)])?;
@@ -152,6 +153,20 @@ fn refuse_an_older(known: &BrickRecord, asked: &BrickRecord) -> Result<(), Fault
         known: known.incarnation,
         asked: asked.incarnation,
     })
+}
+
+/// Slices that lie there keep lying there, though volumes were promised
+/// another class or domain.
+fn tell_changes(known: &BrickRecord, asked: &BrickRecord) {
+    let brick = known.brick;
+    if known.durability != asked.durability {
+        let (from, to) = (known.durability, asked.durability);
+        tracing::warn!(%brick, %from, %to, "the brick's durability class has changed; its volumes were promised the old one");
+    }
+    if known.domain != asked.domain {
+        let (from, to) = (&known.domain, &asked.domain);
+        tracing::warn!(%brick, from, to, "the brick's failure domain has changed; copies of its volumes may share one now");
+    }
 }
 
 fn owed(book: &Book, id: BrickId) -> usize {

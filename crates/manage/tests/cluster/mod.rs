@@ -8,8 +8,10 @@ use pagemesh_base::layout::{BrickId, Layout, Leg, Name, SliceId};
 use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
-use pagemesh_manage::wire::{BrickRegistration, CreateVolume};
-use pagemesh_manage::{Bricks, Client, Config, Durability, Handle, Kind, Manager, Settings, serve};
+use pagemesh_manage::wire::{BrickRegistration, Code, CreateVolume};
+use pagemesh_manage::{
+    Bricks, Client, Config, Durability, Handle, Kind, Manager, ManagerError, Settings, serve,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -404,4 +406,23 @@ pub fn named(manager: &Manager) -> BTreeSet<(BrickId, SliceId)> {
 pub struct Served {
     pub handle: Handle,
     pub client: Client,
+}
+
+/// The manager refuses it for this reason, and says these words.
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(result: Result<T, ManagerError>, wanted: Code, words: &[&str]) {
+    let ManagerError::Refused {
+        code,
+        error,
+        hint,
+        status,
+    } = result.expect_err("refused")
+    else {
+        panic!("refused in another way");
+    };
+    assert_eq!((code, status), (wanted, wanted.status()), "{error}");
+    assert!(!hint.is_empty());
+    for word in words {
+        assert!(error.contains(word), "{error:?} lacks {word:?}");
+    }
 }
