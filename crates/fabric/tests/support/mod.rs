@@ -120,7 +120,8 @@ impl Memory {
         let waited = self
             .changed
             .wait_timeout_while(self.state(), PATIENCE, |state| !until(state));
-        let (_state, timed) = waited.expect("no thread panicked");
+        let (state, timed) = waited.expect("no thread panicked");
+        drop(state);
         assert!(!timed.timed_out(), "waited in vain for {what}");
     }
 
@@ -293,8 +294,9 @@ impl Handler for Session {
         let asked = state.asked.len();
         state.batches.push(asked);
         self.memory.changed.notify_all();
-        let gate = self.memory.changed.wait_while(state, |s| s.gate_closed);
-        let state = gate.expect("no thread panicked");
+        let gate = &self.memory.changed;
+        let gate = gate.wait_timeout_while(state, PATIENCE, |state| state.gate_closed);
+        let (state, _) = gate.expect("no thread panicked");
         if state.mode == Mode::AtBatchEnd {
             self.waiting.values_mut().for_each(|(_, free)| *free = true);
         }
