@@ -74,6 +74,8 @@ pub(super) struct ColumnKeep {
     pub settle: bool,
     /// A task tries to reach its legs.
     pub tended: bool,
+    /// When that last succeeded.
+    pub revived: Option<Duration>,
 }
 
 impl ColumnKeep {
@@ -133,6 +135,7 @@ impl Model {
                         down_since: Some(now),
                         settle: true,
                         tended: false,
+                        revived: None,
                     });
                 }
                 self.columns[number].adopt(column);

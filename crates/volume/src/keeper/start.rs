@@ -157,13 +157,23 @@ async fn connect(state: &State, column: usize, least: LegState) {
 /// Tries to reach the in-sync legs of a column that has lost them all.
 pub(super) async fn revive(state: Rc<State>, column: usize) {
     let mut wait = REVIVE_RETRY_MIN;
+    // A brick may take the keeper's connection and refuse those of channels.
+    let revived = state.model().columns[column].revived;
+    if let Some(again) = revived.map(|at| at + REVIVE_RETRY_MAX)
+        && again > state.now()
+    {
+        state.sleep(again - state.now()).await;
+    }
     loop {
         if state.is_over() {
             return;
         }
         connect(&state, column, LegState::InSync).await;
         if state.model().columns[column].has_source() {
-            state.edit().columns[column].tended = false;
+            let mut model = state.edit();
+            let keep = &mut model.columns[column];
+            keep.tended = false;
+            keep.revived = Some(state.now());
             return;
         }
         state.sleep(wait).await;

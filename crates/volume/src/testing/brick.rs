@@ -340,7 +340,7 @@ impl Slice {
             }
             SliceRequest::Settled => {
                 self.now.table = Some(vec![]);
-                self.durable = self.now.clone();
+                self.durable.table = Some(vec![]);
                 Ok(SliceReply::Done)
             }
             SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
@@ -368,10 +368,14 @@ impl Slice {
             for entry in self.now.table.iter().flatten() {
                 for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
                     self.now.stamps[page as usize] = round;
+                    self.durable.stamps[page as usize] = round;
                 }
             }
         }
-        self.durable = self.now.clone();
+        // Itself, and nothing that was written before.
+        self.durable.epoch = self.now.epoch;
+        self.durable.round = self.now.round;
+        self.durable.table = self.now.table.clone();
         Ok(SliceReply::Done)
     }
 
