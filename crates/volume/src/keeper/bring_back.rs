@@ -23,6 +23,17 @@ use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// What is done about pages that may differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// They are copied.
+    Copy,
+    /// They are copied if they do differ.
+    Compare,
+    /// They are cleared if they hold nothing any more.
+    MakeRoom,
+}
+
 /// Where one return has come.
 struct Way<'a> {
     state: &'a State,
@@ -104,7 +115,7 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
         },
         None => prepare(state, column, leg).await?,
     };
-    way.copy_stamped().await?;
+    way.copy_stamped(Pass::Copy).await?;
     way.ask(SliceRequest::Flush).await?;
     way.become_state(LegState::InSync).await?;
     let keep = &mut state.edit().columns[column].legs[leg];
@@ -139,6 +150,13 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
         (model.epoch(), model.columns[column].told_round())
     };
     way.ask(SliceRequest::RaiseEpoch { epoch, round }).await?;
+    // A leg that was left out for being full has no room for what is new
+    // before it gives up what is gone. The stamps stay, so that
+    // these pages are looked at again later.
+    if state.model().columns[column].legs[leg].full {
+        way.copy_stamped(Pass::MakeRoom).await?;
+        way.keep_full(false);
+    }
     way.copy_in_flight().await?;
     way.ask(SliceRequest::Flush).await?;
     way.ask(SliceRequest::Settled).await?;
@@ -207,6 +225,10 @@ impl Way<'_> {
         }
     }
 
+    fn keep_full(&self, full: bool) {
+        self.state.edit().columns[self.column].legs[self.leg].full = full;
+    }
+
     fn target(&self) -> Vec<Party> {
         vec![Party {
             leg: self.leg,
@@ -235,7 +257,7 @@ impl Way<'_> {
             .iter()
             .any(|t| matches!(t, SliceReply::InFlight(None)))
         {
-            return self.copy_runs(&[whole], true).await;
+            return self.copy_runs(&[whole], Pass::Compare).await;
         }
         for table in tables {
             let SliceReply::InFlight(Some(entries)) = table else {
@@ -246,12 +268,12 @@ impl Way<'_> {
                 count: u64::from(entry.count),
             };
             let runs: Vec<Run> = entries.iter().map(run).collect();
-            self.copy_runs(&runs, false).await?;
+            self.copy_runs(&runs, Pass::Copy).await?;
         }
         Ok(())
     }
 
-    async fn copy_stamped(&self) -> Result<(), String> {
+    async fn copy_stamped(&self, pass: Pass) -> Result<(), String> {
         let round = self.state.model().columns[self.column].round;
         let mut from = PageNo(0);
         if round == 0 {
@@ -264,7 +286,7 @@ impl Way<'_> {
             let SliceReply::Dirty { runs, next } = self.ask_source(source, request).await? else {
                 return Err("the source does not tell its changes".into());
             };
-            self.copy_runs(&runs, false).await?;
+            self.copy_runs(&runs, pass).await?;
             match next {
                 // A leg that does not go on would be asked for ever.
                 Some(next) if next > from => from = next,
@@ -277,8 +299,7 @@ impl Way<'_> {
         self.state.model().columns[self.column].bytes
     }
 
-    /// Copies runs of pages; with `compare` only those that differ.
-    async fn copy_runs(&self, runs: &[Run], compare: bool) -> Result<(), String> {
+    async fn copy_runs(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
         let page = PAGE_BYTES as u64;
         let end = self.bytes();
         let reach = |run: &Run| {
@@ -289,26 +310,33 @@ impl Way<'_> {
         self.progress(sum, 0);
         for (start, stop) in runs.iter().map(reach) {
             for (offset, len) in chunks(start, stop) {
-                self.copy_chunk(offset, len, compare).await?;
+                self.copy_chunk(offset, len, pass).await?;
             }
         }
         Ok(())
     }
 
-    async fn copy_chunk(&self, offset: u64, len: u64, compare: bool) -> Result<(), String> {
+    async fn copy_chunk(&self, offset: u64, len: u64, pass: Pass) -> Result<(), String> {
         let ops = self.state.hub.ops();
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
             // Equal pages that are not written get no stamp, and a leg that is
             // still stale may differ there from both.
-            let compare = compare && self.holes() == Holes::Cleared;
+            let compare = pass == Pass::Compare && self.holes() == Holes::Cleared;
             if !compare || differs(self.state, &sources[0], &target, offset, len).await {
                 let place = (offset, len);
-                let holes = self.holes();
+                let holes = match pass {
+                    Pass::MakeRoom => Holes::Only,
+                    Pass::Copy | Pass::Compare => self.holes(),
+                };
                 let copied = copy::copy_chunk(self.state, &sources, &target, place, holes).await;
                 copied.map_err(|failure| {
                     self.blame(failure.leg, &failure.error);
+                    let full = failure.leg == self.leg && failure.error == SliceError::NoSpace;
+                    if full {
+                        self.keep_full(true);
+                    }
                     format!("copying failed: {}", failure.error)
                 })?;
                 self.state.hub.tally.add(Count::BytesResynced, len);

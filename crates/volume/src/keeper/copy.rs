@@ -34,6 +34,8 @@ pub(super) enum Holes {
     /// a leg that is still stale and holds something there, may one day have
     /// nobody but the target to tell it.
     Stamped,
+    /// They are cleared, and nothing else is copied: makes room.
+    Only,
 }
 
 pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Vec<Party> {
@@ -108,7 +110,9 @@ async fn copy_from(
     while at < end {
         for extent in extents(state, from, at, end).await? {
             let len = extent.len.min(end - at);
-            if extent.mapped && len > 0 {
+            if extent.mapped && holes == Holes::Only {
+                // Comes later, when there is room.
+            } else if extent.mapped && len > 0 {
                 let request = SliceRequest::Read {
                     offset: at,
                     len: len as u32,

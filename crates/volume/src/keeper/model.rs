@@ -29,6 +29,8 @@ pub(super) struct LegKeep {
     /// What it is ready to become.
     pub promotion: Option<LegState>,
     pub resync: Option<Return>,
+    /// Its return failed for want of space.
+    pub full: bool,
     /// A task sees to its return.
     pub tended: bool,
 }
@@ -43,6 +45,7 @@ impl LegKeep {
             trouble: None,
             promotion: None,
             resync: None,
+            full: false,
             tended: false,
         }
     }

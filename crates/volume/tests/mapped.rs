@@ -1,0 +1,517 @@
+//! Volumes over pools that are mapped in this process: writes that go to
+//! several legs at once obey what separate ones obey.
+
+use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{
+    BrickId, Column, EpochNumber, Layout, Leg as Place, LegState, Name, Segment, SliceId,
+};
+use pagemesh_base::slice::{
+    BrickControl, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest,
+};
+use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
+use pagemesh_brick::brick::{Brick, Housekeeper};
+use pagemesh_brick::file;
+use pagemesh_store::session::Session;
+use pagemesh_volume::{
+    Attached, Authority, AuthorityError, BrickAddress, Connector, LegChange, MappedLeg, Volume,
+    VolumeState, VolumeStatus,
+};
+use std::collections::BTreeMap;
+use std::os::fd::{OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// Within which everything must happen.
+const LIMIT: Duration = Duration::from_secs(20);
+
+const fn slice(leg: usize) -> SliceId {
+    SliceId(Uuid::from_u128(leg as u128 + 1))
+}
+
+/// A running brick: its end is what its clients' lives hang on.
+struct Running {
+    brick: Arc<Brick>,
+    _housekeeper: Housekeeper,
+    lives: Vec<UnixStream>,
+}
+
+struct House {
+    directory: TempDir,
+    id: BrickId,
+    running: Mutex<Option<Running>>,
+}
+
+impl House {
+    fn new(leg: usize, pool_bytes: u64, slice_bytes: u64) -> House {
+        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let id = file::create(&directory.path().join("pool"), pool_bytes).expect("a pool");
+        let house = House {
+            directory,
+            id: BrickId(id),
+            running: Mutex::new(None),
+        };
+        house.start();
+        house
+            .with(|running| running.brick.create(slice(leg), slice_bytes))
+            .expect("a slice");
+        house
+    }
+
+    /// Once the last client of its life before has let go of the pool.
+    fn start(&self) {
+        let path = self.directory.path().join("pool");
+        let (brick, housekeeper) = until(
+            || "the pool is free".into(),
+            || {
+                let (brick, housekeeper, _) = Brick::open(&path).ok()?;
+                Some((brick, housekeeper))
+            },
+        );
+        *self.running.lock().expect("whole") = Some(Running {
+            brick,
+            _housekeeper: housekeeper,
+            lives: vec![],
+        });
+    }
+
+    fn stop(&self) {
+        self.running.lock().expect("whole").take();
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut Running) -> T) -> T {
+        look(
+            self.running
+                .lock()
+                .expect("whole")
+                .as_mut()
+                .expect("running"),
+        )
+    }
+}
+
+#[derive(Clone)]
+struct Houses(Arc<Vec<House>>);
+
+/// The connection to the owner, without the wire.
+struct Owner {
+    brick: Arc<Brick>,
+    slice: SliceId,
+    session: u32,
+    done: Vec<SliceCompletion>,
+}
+
+impl Leg for Owner {
+    fn submit(&mut self, tag: u64, request: SliceRequest) {
+        let result = self.brick.own(self.slice, request);
+        self.done.push(SliceCompletion { tag, result });
+    }
+
+    fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
+        into.append(&mut self.done);
+    }
+
+    fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+
+    fn deadline(&self) -> Option<Instant> {
+        (!self.done.is_empty()).then(Instant::now)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.brick.close_session(self.session);
+    }
+}
+
+impl Connector for Houses {
+    fn connect(
+        &self,
+        brick: BrickId,
+        _address: &BrickAddress,
+        slice: SliceId,
+        epoch: Epoch,
+    ) -> Result<Box<dyn Leg>, SliceError> {
+        let house = self.0.iter().find(|house| house.id == brick);
+        let mut running = house.expect("known").running.lock().expect("whole");
+        let Some(running) = running.as_mut() else {
+            return Err(SliceError::Lost("nobody listens".into()));
+        };
+        let own = running.brick.clone();
+        let (object, _) = own.attach(slice, epoch)?;
+        let handle = own.view().handle(object, slice)?;
+        let number = own.open_session(1, 1)?;
+        let session = Session::new(own.view().clone(), number);
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        running.lives.push(theirs);
+        let owner = Owner {
+            brick: own,
+            slice,
+            session: number,
+            done: vec![],
+        };
+        let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), OwnedFd::from(ours));
+        Ok(Box::new(leg.expect("a watcher")))
+    }
+}
+
+/// One column, under compare-and-swap.
+struct Manager {
+    layout: Mutex<(Layout, Epoch)>,
+}
+
+impl Manager {
+    fn attached(layout: &Layout) -> Attached {
+        let address = BrickAddress {
+            durability: "process".into(),
+            ..BrickAddress::default()
+        };
+        let legs = layout.segments[0].columns[0].legs.iter();
+        Attached {
+            layout: layout.clone(),
+            bricks: legs
+                .map(|leg| (leg.brick, address.clone()))
+                .collect::<BTreeMap<_, _>>(),
+        }
+    }
+}
+
+impl Authority for Manager {
+    fn attach(&self, _name: &Name, _client: &str) -> Result<Attached, AuthorityError> {
+        let (layout, attachment) = &mut *self.layout.lock().expect("whole");
+        layout.epoch.0 += 1;
+        *attachment = layout.epoch.into();
+        Ok(Manager::attached(layout))
+    }
+
+    fn change_legs(
+        &self,
+        _name: &Name,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let (layout, present) = &mut *self.layout.lock().expect("whole");
+        if attachment != *present {
+            return Err(AuthorityError::Fenced);
+        }
+        let current = Epoch::from(layout.epoch);
+        if expected != current {
+            return Err(AuthorityError::Conflict { current });
+        }
+        let column = &mut layout.segments[0].columns[0];
+        for change in changes {
+            column.legs[change.leg].state = change.to;
+        }
+        let whole = column.legs.iter().all(|leg| leg.state == LegState::InSync);
+        column.round = if whole { 0 } else { column.round.max(1) };
+        layout.epoch.0 += 1;
+        Ok(layout.clone())
+    }
+
+    fn layout(&self, _name: &Name) -> Result<Attached, AuthorityError> {
+        Ok(Manager::attached(&self.layout.lock().expect("whole").0))
+    }
+
+    fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {
+        Ok(())
+    }
+}
+
+#[track_caller]
+fn until<T>(what: impl Fn() -> String, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "never: {}", what());
+        std::thread::yield_now();
+    }
+}
+
+struct World {
+    manager: Arc<Manager>,
+    houses: Houses,
+}
+
+impl World {
+    fn new(pools: &[u64], slice_bytes: u64) -> World {
+        let houses = pools.iter().enumerate();
+        let houses = houses.map(|(leg, &bytes)| House::new(leg, bytes, slice_bytes));
+        let houses: Vec<House> = houses.collect();
+        let legs = houses.iter().enumerate().map(|(leg, house)| Place {
+            brick: house.id,
+            slice: slice(leg),
+            state: LegState::InSync,
+        });
+        let column = Column {
+            legs: legs.collect(),
+            round: 0,
+        };
+        let layout = Layout {
+            volume: Uuid::nil(),
+            name: name(),
+            epoch: EpochNumber(1),
+            segments: vec![Segment {
+                bytes: slice_bytes,
+                columns: vec![column],
+            }],
+        };
+        World {
+            manager: Arc::new(Manager {
+                layout: Mutex::new((layout, Epoch(0))),
+            }),
+            houses: Houses(Arc::new(houses)),
+        }
+    }
+
+    fn attach(&self) -> Client {
+        let connector = Arc::new(self.houses.clone());
+        let volume = Volume::attach(self.manager.clone(), connector, name(), "test");
+        let volume = volume.expect("attached");
+        let channel = volume.open().expect("a channel");
+        Client {
+            volume,
+            channel,
+            next: 0,
+        }
+    }
+
+    /// What a brick tells about operations in flight.
+    fn in_flight(&self, leg: usize) -> Vec<(u64, u32, u32, u64)> {
+        let table = self.houses.0[leg]
+            .with(|running| running.brick.own(slice(leg), SliceRequest::InFlight))
+            .expect("a table");
+        let SliceReply::InFlight(Some(table)) = table else {
+            panic!("no table");
+        };
+        let entry = |e: pagemesh_base::slice::InFlight| (e.page.0, e.count, e.epoch.0, e.op);
+        table.into_iter().map(entry).collect()
+    }
+}
+
+fn name() -> Name {
+    "v".parse().expect("a name")
+}
+
+struct Client {
+    volume: Volume,
+    channel: Box<dyn Channel>,
+    next: u64,
+}
+
+impl Client {
+    fn finish(&mut self, request: Request) -> Result<Reply, SpaceError> {
+        self.next += 1;
+        self.channel.submit(Token(self.next), request);
+        let mut done: Vec<Completion> = vec![];
+        let end = Instant::now() + LIMIT;
+        loop {
+            self.channel.reap(&mut done);
+            if let Some(completion) = done.pop() {
+                assert_eq!(completion.token, Token(self.next));
+                return completion.result;
+            }
+            assert!(
+                Instant::now() < end,
+                "no answer: {:?}",
+                self.volume.status()
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    fn write(&mut self, offset: u64, len: u64, value: u8) -> Result<Reply, SpaceError> {
+        self.finish(Request::Write {
+            offset,
+            data: Bytes::from(vec![value; len as usize]),
+            durable: false,
+        })
+    }
+
+    #[track_caller]
+    fn holds(&mut self, offset: u64, len: u64, value: u8) {
+        for _ in 0..3 {
+            let len = len as u32;
+            let read = self.finish(Request::Read { offset, len });
+            let expected = vec![value; len as usize];
+            assert!(read == Ok(Reply::Data(expected)), "not {value} at {offset}");
+        }
+    }
+
+    fn status(&self) -> VolumeStatus {
+        self.volume.status().expect("a status")
+    }
+
+    #[track_caller]
+    fn until(&self, state: VolumeState) {
+        until(
+            || format!("{state:?}, but {:?}", self.status()),
+            || (self.status().state == state).then_some(()),
+        );
+    }
+
+    #[track_caller]
+    fn legs_are_equal(&self) {
+        let report = self.volume.check(None, &mut |_, _| ()).expect("a check");
+        assert_eq!((report.pages_differing, report.pages_damaged), (0, 0));
+    }
+}
+
+/// Every length and alignment, over two and three legs, and beyond what one
+/// record names.
+#[test]
+fn legs_that_are_written_together_are_the_same() {
+    for legs in [2, 3] {
+        let world = World::new(&vec![32 * MIB; legs], 8 * MIB);
+        let mut client = world.attach();
+        let places = [
+            (0, PAGE),
+            (512, 512),
+            (PAGE + 512, 3 * PAGE),
+            (2 * MIB - PAGE, 2 * PAGE),
+            (3 * MIB, 2 * MIB),
+            (6 * MIB - 512, MIB + 1024),
+        ];
+        for (round, value) in (1..=3).enumerate() {
+            for (offset, len) in places {
+                assert_eq!(client.write(offset, len, value), Ok(Reply::Done));
+            }
+            let (offset, len) = (3 * MIB + 512 * round as u64, MIB);
+            assert_eq!(
+                client.finish(Request::Discard { offset, len }),
+                Ok(Reply::Done)
+            );
+            client.holds(offset, len, 0);
+            client.holds(6 * MIB - 512, MIB + 1024, value);
+            client.legs_are_equal();
+        }
+        assert_eq!(client.status().counters.legs_lost, 0);
+    }
+}
+
+/// The stamps of a fused write are those of separate ones: what a client that
+/// is gone had last is listed by every leg, with the same epoch and number.
+#[test]
+fn every_leg_lists_the_last_writes_of_a_client_that_is_gone() {
+    let world = World::new(&[16 * MIB, 16 * MIB, 16 * MIB], MIB);
+    let mut client = world.attach();
+    let epoch = client.status().epoch;
+    for page in 0..5 {
+        assert_eq!(client.write(page * PAGE, PAGE, 9), Ok(Reply::Done));
+    }
+    drop(client);
+    let first = world.in_flight(0);
+    assert!(first.contains(&(4, 1, epoch, 5)), "{first:?}");
+    // Completed ones are not dragged along.
+    assert!(!first.iter().any(|(page, ..)| *page == 0), "{first:?}");
+    assert_eq!(world.in_flight(1), first);
+    assert_eq!(world.in_flight(2), first);
+    // Settled, they are forgotten.
+    let client = world.attach();
+    client.legs_are_equal();
+    assert_eq!(world.in_flight(0), []);
+}
+
+/// The pool of the leg in the middle fills up within a write: the others have
+/// all of it, and the client hears of nothing.
+#[test]
+fn a_leg_that_fills_up_within_a_write_is_left_out() {
+    for full in [0, 1] {
+        let mut pools = [32 * MIB; 3];
+        pools[full] = 4 * MIB;
+        let world = World::new(&pools, 8 * MIB);
+        let mut client = world.attach();
+        for piece in 0..8 {
+            assert_eq!(client.write(piece * MIB, MIB, 3), Ok(Reply::Done));
+        }
+        let leg = client.status().columns[0].legs[full].clone();
+        assert_eq!(leg.state, LegState::Stale);
+        client.holds(0, 8 * MIB, 3);
+        client.legs_are_equal();
+        // Room again: it returns.
+        let all = Request::Discard {
+            offset: 0,
+            len: 8 * MIB,
+        };
+        assert_eq!(client.finish(all), Ok(Reply::Done));
+        assert_eq!(client.write(0, MIB, 4), Ok(Reply::Done));
+        client.until(VolumeState::Healthy);
+        client.legs_are_equal();
+        client.holds(0, MIB, 4);
+    }
+}
+
+/// All pools are full: the client is told, and the legs stay the same.
+#[test]
+fn pools_that_are_all_full_refuse_without_differing() {
+    let world = World::new(&[4 * MIB, 4 * MIB], 8 * MIB);
+    let mut client = world.attach();
+    let mut refused = 0;
+    for piece in 0..32 {
+        // Parts of pages at both ends.
+        let (offset, len) = (piece * MIB / 4 + 512, MIB / 4 - 1024);
+        match client.write(offset, len, 5) {
+            Ok(_) => {}
+            Err(SpaceError::NoSpace(_)) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 0);
+    client.legs_are_equal();
+    let all = Request::Discard {
+        offset: 0,
+        len: 8 * MIB,
+    };
+    assert_eq!(client.finish(all), Ok(Reply::Done));
+    client.until(VolumeState::Healthy);
+    assert_eq!(client.write(0, MIB, 6), Ok(Reply::Done));
+    client.legs_are_equal();
+}
+
+#[test]
+fn a_brick_that_ends_and_returns_is_made_the_same_again() {
+    for gone in 0..2 {
+        let world = World::new(&[32 * MIB, 32 * MIB], 4 * MIB);
+        let mut client = world.attach();
+        assert_eq!(client.write(0, 2 * MIB, 1), Ok(Reply::Done));
+        // What a session had last counts as in flight.
+        assert_eq!(client.write(3 * MIB, PAGE, 1), Ok(Reply::Done));
+        world.houses.0[gone].stop();
+        assert_eq!(client.write(MIB / 2, MIB, 2), Ok(Reply::Done));
+        let trim = Request::Discard {
+            offset: 0,
+            len: PAGE,
+        };
+        assert_eq!(client.finish(trim), Ok(Reply::Done));
+        assert_eq!(client.status().columns[0].legs[gone].state, LegState::Stale);
+        world.houses.0[gone].start();
+        client.until(VolumeState::Healthy);
+        client.legs_are_equal();
+        client.holds(0, PAGE, 0);
+        client.holds(MIB / 2, MIB, 2);
+        let moved = client.status().counters.bytes_resynced;
+        // Twice what met the loss, once what came later.
+        let most = 2 * MIB + 8 * PAGE;
+        assert!((MIB..most).contains(&moved), "moved {moved}");
+    }
+}
+
+/// The old client's fused writes are refused by every leg.
+#[test]
+fn a_superseded_client_writes_to_no_leg() {
+    let world = World::new(&[64 * MIB, 64 * MIB], MIB);
+    let mut old = world.attach();
+    assert_eq!(old.write(0, PAGE, 1), Ok(Reply::Done));
+    let mut new = world.attach();
+    assert_eq!(new.write(0, PAGE, 2), Ok(Reply::Done));
+    assert_eq!(old.write(0, PAGE, 3), Err(SpaceError::Fenced));
+    new.holds(0, PAGE, 2);
+    new.legs_are_equal();
+}
