@@ -440,7 +440,7 @@ impl Slice {
         let mut at = offset;
         while at < end {
             let page = at / PAGE;
-            let whole = at % PAGE == 0 && end - at >= PAGE;
+            let whole = at.is_multiple_of(PAGE) && end - at >= PAGE;
             let to = if whole {
                 (end / PAGE).min((page / LEAF_PAGES + 1) * LEAF_PAGES) * PAGE
             } else {

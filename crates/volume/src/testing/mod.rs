@@ -8,6 +8,7 @@ mod manager;
 mod oracle;
 mod scenarios;
 mod simulation;
+mod world;
 
 /// Seeded numbers (SplitMix64): the same seed, the same run.
 pub(crate) struct Dice(pub u64);

@@ -1,0 +1,285 @@
+//! A cluster and one client, at rest between the steps of a story.
+
+use super::Dice;
+use super::brick::Fabric;
+use super::client::Client;
+use super::manager::{Answering, Manager, brick, segment};
+use super::oracle::fill;
+use crate::channel::VolumeChannel;
+use crate::hub::guard;
+use crate::status::{LegStatus, VolumeState};
+use bytes::Bytes;
+use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment};
+use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub(crate) const PAGE: u64 = 4096;
+/// Looks without any progress after which a cluster is at rest.
+const IDLE_LOOKS: u32 = 4;
+
+pub(crate) type Ending = Result<Reply, SpaceError>;
+
+/// A cluster and one client, at rest between the steps of a story.
+pub(crate) struct World {
+    pub fabric: Fabric,
+    pub manager: Manager,
+    pub client: Client,
+    pub channels: Vec<VolumeChannel>,
+    pub ended: BTreeMap<u64, Ending>,
+    next: u64,
+    pub dice: Dice,
+}
+
+impl World {
+    /// Bricks for the segments, and a client that has attached and opened a
+    /// channel.
+    pub(crate) fn new(segments: Vec<Segment>) -> World {
+        World::of_class(segments, "process")
+    }
+
+    pub(crate) fn of_class(segments: Vec<Segment>, durability: &str) -> World {
+        let fabric = Fabric::default();
+        for leg in segments
+            .iter()
+            .flat_map(|s| &s.columns)
+            .flat_map(|c| &c.legs)
+        {
+            let mut bricks = guard(&fabric.0);
+            if !bricks.bricks.contains_key(&leg.brick) {
+                bricks.add(leg.brick, durability == "file-sync");
+            }
+        }
+        create_slices(&fabric, &segments);
+        let manager = Manager::new(segments, durability);
+        let client = Client::new(&fabric, &manager);
+        let mut world = World {
+            fabric,
+            manager,
+            client,
+            channels: vec![],
+            ended: BTreeMap::new(),
+            next: 0,
+            dice: Dice(1),
+        };
+        world.attach();
+        world.open();
+        world
+    }
+
+    pub(crate) fn mirror(copies: usize) -> World {
+        World::new(vec![segment(0, 1, copies, STRIPE_BYTES)])
+    }
+
+    pub(crate) fn attach(&mut self) {
+        for _ in 0..1000 {
+            self.rest();
+            if let Some(result) = self.client.take_attached() {
+                return result.expect("attached");
+            }
+            self.client.now += Duration::from_millis(10);
+        }
+        panic!("an attach does not end");
+    }
+
+    pub(crate) fn open(&mut self) -> usize {
+        self.channels.push(self.client.open());
+        self.rest();
+        self.channels.len() - 1
+    }
+
+    /// All that can happen without time going by.
+    pub(crate) fn rest(&mut self) {
+        let mut idle = 0;
+        while idle < IDLE_LOOKS {
+            idle += 1;
+            let busy = guard(&self.fabric.0).busy();
+            for connection in busy {
+                if guard(&self.fabric.0).step(connection, &mut self.dice) {
+                    idle = 0;
+                }
+            }
+            self.client.turn();
+            if self.client.call() || self.reap() {
+                idle = 0;
+            }
+        }
+    }
+
+    pub(crate) fn reap(&mut self) -> bool {
+        let mut completions = vec![];
+        for channel in &mut self.channels {
+            channel.reap(&mut completions);
+        }
+        let any = !completions.is_empty();
+        for completion in completions {
+            let before = self.ended.insert(completion.token.0, completion.result);
+            assert_eq!(before, None, "answered once");
+        }
+        any
+    }
+
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.client.now + time;
+        while self.client.now < end {
+            self.client.now += Duration::from_millis(10).min(end - self.client.now);
+            self.rest();
+        }
+    }
+
+    /// Until the volume is in this state; it has a minute.
+    #[track_caller]
+    pub(crate) fn until(&mut self, state: VolumeState) {
+        for _ in 0..6000 {
+            self.rest();
+            if self.client.status().state == state {
+                return;
+            }
+            self.client.now += Duration::from_millis(10);
+        }
+        panic!("never {state:?}: {:#?}", self.client.status());
+    }
+
+    pub(crate) fn submit(&mut self, channel: usize, request: Request) -> u64 {
+        self.next += 1;
+        self.channels[channel].submit(Token(self.next), request);
+        self.next
+    }
+
+    /// What a request came to without time going by.
+    pub(crate) fn ending(&mut self, token: u64) -> Option<Ending> {
+        self.rest();
+        self.ended.remove(&token)
+    }
+
+    #[track_caller]
+    pub(crate) fn done(&mut self, request: Request) -> Reply {
+        let token = self.submit(0, request);
+        let ending = self.ending(token);
+        ending.expect("an answer").expect("done")
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, len: u64, value: u64) {
+        assert_eq!(self.done(write(offset, len, value)), Reply::Done);
+    }
+
+    pub(crate) fn discard(&mut self, offset: u64, len: u64) {
+        assert_eq!(self.done(Request::Discard { offset, len }), Reply::Done);
+    }
+
+    /// The value of each sector of a range.
+    pub(crate) fn read(&mut self, offset: u64, len: u64) -> Vec<u64> {
+        let len = len as u32;
+        let Reply::Data(data) = self.done(Request::Read { offset, len }) else {
+            panic!("no data");
+        };
+        let sectors = data.chunks(512);
+        let value = |sector: &[u8]| super::oracle::value_of(sector).expect("not torn");
+        sectors.map(value).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn holds(&mut self, offset: u64, len: u64, value: u64) {
+        // Each leg in turn is asked.
+        for _ in 0..3 {
+            let found = self.read(offset, len);
+            assert!(found.iter().all(|v| *v == value), "{found:?}, not {value}");
+        }
+    }
+
+    pub(crate) fn kill(&mut self, number: u128) {
+        guard(&self.fabric.0).kill(brick(number));
+    }
+
+    pub(crate) fn restart(&mut self, number: u128) {
+        guard(&self.fabric.0).restart(brick(number));
+    }
+
+    pub(crate) fn freeze(&mut self, number: u128, frozen: bool) {
+        let mut bricks = guard(&self.fabric.0);
+        bricks.bricks.get_mut(&brick(number)).expect("brick").frozen = frozen;
+    }
+
+    pub(crate) fn room(&mut self, number: u128, pages: u64) {
+        let mut bricks = guard(&self.fabric.0);
+        bricks.bricks.get_mut(&brick(number)).expect("brick").room = pages;
+    }
+
+    /// The client dies, its messages with it, and another one attaches.
+    pub(crate) fn crash(&mut self) {
+        self.channels.clear();
+        self.client = Client::new(&self.fabric, &self.manager);
+        let mut bricks = guard(&self.fabric.0);
+        let orphans = bricks.orphans();
+        orphans.into_iter().for_each(|number| bricks.cut(number));
+        drop(bricks);
+        self.attach();
+        self.open();
+    }
+
+    pub(crate) fn leg(&self, leg: usize) -> LegStatus {
+        self.client.status().columns[0].legs[leg].clone()
+    }
+
+    pub(crate) fn page(&self, column: usize, leg: usize, page: usize) -> Vec<u8> {
+        let layout = self.manager.layout();
+        let mut columns = layout.segments.iter().flat_map(|s| &s.columns);
+        let leg = &columns.nth(column).expect("column").legs[leg];
+        let bricks = guard(&self.fabric.0);
+        let bytes = &bricks.slice(leg.brick, leg.slice).pages()[page];
+        bytes.as_ref().map_or(vec![], |bytes| bytes.to_vec())
+    }
+
+    /// Legs that are in-sync hold the same, holes counting as zeroes.
+    #[track_caller]
+    pub(crate) fn legs_are_equal(&self) {
+        let layout = self.manager.layout();
+        let bricks = guard(&self.fabric.0);
+        let zero = [0; 4096];
+        for column in layout.segments.iter().flat_map(|s| &s.columns) {
+            let legs = column.legs.iter();
+            let legs = legs.filter(|leg| leg.state == LegState::InSync);
+            let slices: Vec<_> = legs
+                .map(|leg| bricks.slice(leg.brick, leg.slice).pages())
+                .collect();
+            for page in 0..slices[0].len() {
+                let bytes = |of: usize| *slices[of][page].as_deref().unwrap_or(&zero);
+                for other in 1..slices.len() {
+                    assert!(bytes(0) == bytes(other), "page {page} of leg {other}");
+                }
+            }
+        }
+    }
+
+    /// Everything comes back, all legs are whole and the same.
+    #[track_caller]
+    pub(crate) fn heals(&mut self) {
+        self.manager.answer(Answering::Yes);
+        let all: Vec<BrickId> = guard(&self.fabric.0).bricks.keys().copied().collect();
+        for id in all {
+            let mut bricks = guard(&self.fabric.0);
+            bricks.restart(id);
+            let brick = bricks.bricks.get_mut(&id).expect("brick");
+            (brick.frozen, brick.room) = (false, u64::MAX);
+        }
+        self.until(VolumeState::Healthy);
+        self.legs_are_equal();
+    }
+}
+
+pub(crate) fn create_slices(fabric: &Fabric, segments: &[Segment]) {
+    let mut bricks = guard(&fabric.0);
+    for segment in segments {
+        for leg in segment.columns.iter().flat_map(|c| &c.legs) {
+            bricks.create(leg.brick, leg.slice, segment.slice_bytes());
+        }
+    }
+}
+
+pub(crate) fn write(offset: u64, len: u64, value: u64) -> Request {
+    Request::Write {
+        offset,
+        data: Bytes::from(fill(value, len / 512)),
+        durable: false,
+    }
+}
