@@ -103,6 +103,8 @@ pub(crate) struct Bricks {
     pub bricks: BTreeMap<BrickId, Brick>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
+    /// Barriers stay on their way.
+    pub hold_barriers: bool,
     /// Of slices that are created from now on.
     pub table_max: Option<usize>,
     /// Carry requests out as they come, and answer at once.
@@ -249,7 +251,11 @@ impl Bricks {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
-        if self.bricks[&connection.brick].frozen {
+        let barrier = matches!(
+            connection.queue.front(),
+            Some((_, SliceRequest::RaiseEpoch { .. }))
+        );
+        if self.bricks[&connection.brick].frozen || barrier && self.hold_barriers {
             return false;
         }
         let deliver = !connection.answers.is_empty() && dice.one_in(2);

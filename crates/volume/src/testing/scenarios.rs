@@ -53,6 +53,26 @@ fn a_leg_lost_without_a_manager_stalls_writes_until_it_is_back() {
     world.holds(0, PAGE, 2);
 }
 
+/// Writes after a loss are tracked by the survivors, so none may be driven
+/// before they have heard of the round.
+#[test]
+fn no_write_goes_on_before_the_survivors_heard_of_the_loss() {
+    let mut world = World::mirror(2);
+    world.kill(1);
+    guard(&world.fabric.0).hold_barriers = true;
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.ending(token), None);
+    let later = world.submit(0, write(4 * PAGE, PAGE, 3));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.ending(later), None);
+    assert!(world.page(0, 0, 4).is_empty(), "not even sent");
+    guard(&world.fabric.0).hold_barriers = false;
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    assert_eq!(world.ending(later), Some(Ok(Reply::Done)));
+    world.heals();
+}
+
 /// The manager left the leg out, but its answer was lost: the client must ask
 /// what became of it, not go on by guess.
 #[test]
