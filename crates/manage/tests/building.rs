@@ -269,6 +269,7 @@ fn a_slow_brick_keeps_nobody_waiting() {
             });
         }
         create.join().expect("no panic").expect("a volume");
+        cluster.assert_no_orphans(&manager);
         let grow = scope.spawn(|| manager.grow(&name("v"), GrowVolume { size_bytes }));
         for _ in 0..3 {
             within(&|| {
@@ -279,6 +280,7 @@ fn a_slow_brick_keeps_nobody_waiting() {
             });
         }
         grow.join().expect("no panic").expect("grown");
+        cluster.assert_no_orphans(&manager);
         let delete = scope.spawn(|| manager.delete(&name("v"), false));
         for _ in 0..4 {
             within(&others_go_on);

@@ -193,6 +193,7 @@ fn what_the_disk_may_have_forgotten_is_not_acted_upon() {
                     let slices = cluster.slices();
                     for _ in 0..3 {
                         cluster.clock.advance(std::time::Duration::from_secs(121));
+                        cluster.beat(&manager);
                         manager.sweep();
                     }
                     assert_eq!(cluster.slices(), slices, "{what}");
