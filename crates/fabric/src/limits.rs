@@ -110,6 +110,7 @@ pub struct Timeouts {
     /// For the handshake, and once more for the attach that follows it.
     pub handshake: Duration,
     /// Without a single byte of a reply while requests are in flight on a leg.
+    /// While a flush or a barrier is among them, it is the time of a call.
     pub stall: Duration,
     /// For a blocking call.
     pub call: Duration,

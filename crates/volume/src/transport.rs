@@ -59,12 +59,17 @@ impl Transports {
     fn tcp(
         &self,
         brick: BrickId,
-        address: &str,
+        address: &BrickAddress,
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<Box<dyn Leg>, SliceError> {
-        let address = resolve(address)?;
-        let leg = TcpLeg::connect(address, &self.key, self.timeouts, slice, epoch)?;
+        let mut timeouts = self.timeouts;
+        if address.buffers() {
+            // Writes, too, may wait for the brick's disk.
+            timeouts.stall = timeouts.stall.max(timeouts.call);
+        }
+        let address = resolve(&address.tcp)?;
+        let leg = TcpLeg::connect(address, &self.key, timeouts, slice, epoch)?;
         check_brick(brick, leg.brick())?;
         Ok(Box::new(leg))
     }
@@ -181,7 +186,7 @@ impl Connector for Transports {
             (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
                 self.map(brick, socket, slice, epoch)
             }
-            _ => self.tcp(brick, &address.tcp, slice, epoch),
+            _ => self.tcp(brick, address, slice, epoch),
         }
     }
 }

@@ -163,7 +163,7 @@ impl MapLink {
         let life = self.remote.as_fd().try_clone_to_owned();
         let life = life.map_err(|cause| SliceError::Lost(cause.to_string()))?;
         let attached = self.remote.attach(slice, epoch)?;
-        let leg = TcpLeg::over(self.remote, attached, self.timeouts.stall);
+        let leg = TcpLeg::over(self.remote, attached, self.timeouts);
         Ok((attached, leg, life))
     }
 }

@@ -51,7 +51,7 @@ pub struct TcpLeg {
     lost: Option<String>,
     /// When something last arrived, or the first request in flight was made.
     progress: Instant,
-    stall: Duration,
+    timeouts: Timeouts,
     /// Readable when the socket has room; there while it had none.
     room: Option<OwnedFd>,
 }
@@ -87,11 +87,11 @@ impl TcpLeg {
         let (stream, brick) = connect(address, key, Purpose::Session, &timeouts)?;
         let remote = Remote::new(stream, brick, timeouts.handshake);
         let attached = remote.attach(slice, epoch)?;
-        Ok(TcpLeg::over(remote, attached, timeouts.stall))
+        Ok(TcpLeg::over(remote, attached, timeouts))
     }
 
     /// A leg over a connection that has attached a slice.
-    pub(crate) fn over(remote: Remote, attached: Attached, stall: Duration) -> TcpLeg {
+    pub(crate) fn over(remote: Remote, attached: Attached, timeouts: Timeouts) -> TcpLeg {
         TcpLeg {
             brick: remote.brick(),
             stream: remote.into_stream(),
@@ -103,7 +103,7 @@ impl TcpLeg {
             completed: Vec::new(),
             lost: None,
             progress: Instant::now(),
-            stall,
+            timeouts,
             room: None,
         }
     }
@@ -173,9 +173,18 @@ impl TcpLeg {
     }
 
     fn check_silence(&self) -> Result<(), Ended> {
-        match !self.in_flight.is_empty() && self.progress.elapsed() > self.stall {
-            true => Err(Ended::Silent(self.stall.as_millis())),
+        match !self.in_flight.is_empty() && self.progress.elapsed() > self.silence_max() {
+            true => Err(Ended::Silent(self.silence_max().as_millis())),
             false => Ok(()),
+        }
+    }
+
+    /// How long the brick may be silent: what waits for a disk or a barrier
+    /// has the time of a call.
+    fn silence_max(&self) -> Duration {
+        match self.in_flight.has_slow() {
+            true => self.timeouts.stall.max(self.timeouts.call),
+            false => self.timeouts.stall,
         }
     }
 
@@ -282,7 +291,7 @@ impl Leg for TcpLeg {
         if self.in_flight.is_empty() {
             return None;
         }
-        let silent = self.progress + self.stall + Duration::from_millis(1);
+        let silent = self.progress + self.silence_max() + Duration::from_millis(1);
         Some(match self.room {
             Some(_) => silent.min(Instant::now() + FULL_SOCKET_PAUSE),
             None => silent,

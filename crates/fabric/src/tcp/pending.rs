@@ -29,6 +29,11 @@ impl Pending {
         }
     }
 
+    /// Whether it may wait for a disk or a barrier.
+    fn is_slow(&self) -> bool {
+        matches!(self.kind, Kind::Flush | Kind::RaiseEpoch | Kind::Settled)
+    }
+
     /// Whether a reply has as much as was asked for.
     pub(super) fn fits(&self, reply: &SliceReply) -> bool {
         self.expected.fits(reply)
@@ -48,6 +53,8 @@ struct Place {
 pub(super) struct Table {
     places: Vec<Place>,
     free: Vec<usize>,
+    /// Requests that may take the brick long.
+    slow: usize,
 }
 
 impl Table {
@@ -63,8 +70,15 @@ impl Table {
         self.len() == LEG_REQUESTS_MAX
     }
 
+    /// Whether a request is in flight that may wait for a disk or a barrier,
+    /// and everything behind it with it.
+    pub(super) fn has_slow(&self) -> bool {
+        self.slow > 0
+    }
+
     /// Keeps a request; gives its tag on the wire.
     pub(super) fn insert(&mut self, pending: Pending) -> u64 {
+        self.slow += usize::from(pending.is_slow());
         let at = self.free.pop().unwrap_or_else(|| {
             let at = self.places.len();
             self.places.push(Place {
@@ -85,6 +99,7 @@ impl Table {
         let place = self.places.get_mut(at).filter(|place| place.tag == tag);
         let pending = place.and_then(|place| place.pending.take_if(|p| p.kind == kind));
         let pending = pending.ok_or(Malformed::Unasked(tag))?;
+        self.slow -= usize::from(pending.is_slow());
         self.free.push(at);
         Ok(pending)
     }
@@ -92,6 +107,7 @@ impl Table {
     /// Takes all.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Pending> + '_ {
         self.free.clear();
+        self.slow = 0;
         self.places.drain(..).filter_map(|place| place.pending)
     }
 }
@@ -109,7 +125,9 @@ mod tests {
             table.remove(first, Kind::Read).err(),
             Some(Malformed::Unasked(first))
         );
+        assert!(table.has_slow());
         assert_eq!(table.remove(first, Kind::Flush).map(|p| p.tag), Ok(7));
+        assert!(!table.has_slow());
         let second = table.insert(pending);
         assert_ne!(first, second);
         assert!(table.remove(first, Kind::Flush).is_err());
