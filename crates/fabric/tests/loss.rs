@@ -131,26 +131,45 @@ fn a_brick_that_goes_while_nothing_is_in_flight_is_noticed_by_its_descriptor() {
     assert_lost(&ask(&mut leg, SliceRequest::Flush), "closed");
 }
 
-#[test]
-fn a_silent_brick_is_lost_after_the_stall_limit() {
+/// What a request's answer waits for, until the brick is given up.
+fn silence(request: &SliceRequest, limits: Timeouts, least: Duration, told: &str) {
     let impostor = Impostor::attaches(|mut raw| raw.wait_end());
-    let stall = SHORT;
-    let mut leg = leg_with(
-        impostor.address,
-        Timeouts {
-            stall,
-            ..timeouts()
-        },
-    )
-    .expect("attached");
+    let mut leg = leg_with(impostor.address, limits).expect("attached");
     assert_eq!(leg.deadline(), None);
     let began = Instant::now();
-    leg.submit(1, SliceRequest::Flush);
-    leg.submit(2, SliceRequest::Flush);
+    leg.submit(1, request.clone());
+    leg.submit(2, request.clone());
     for completion in reap(&mut leg, 2) {
-        assert_lost(&completion.result, "no reply came for 40 ms");
+        assert_lost(&completion.result, told);
     }
-    assert!(began.elapsed() >= stall);
+    assert!(began.elapsed() >= least);
+}
+
+#[test]
+fn a_silent_brick_is_lost_after_the_stall_limit() {
+    let stall = SHORT;
+    let limits = Timeouts {
+        stall,
+        ..timeouts()
+    };
+    let read = SliceRequest::Read { offset: 0, len: 1 };
+    silence(&read, limits, stall, "no reply came for 40 ms");
+}
+
+#[test]
+fn a_flush_has_the_time_of_a_call() {
+    let (stall, call) = (SHORT, SHORT * 3);
+    let limits = Timeouts {
+        stall,
+        call,
+        ..timeouts()
+    };
+    silence(
+        &SliceRequest::Flush,
+        limits,
+        call,
+        "no reply came for 120 ms",
+    );
 }
 
 /// And what was not sent is dropped: the brick sees the end at once.
