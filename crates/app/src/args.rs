@@ -31,7 +31,12 @@ pub enum Output {
 #[derive(Args, Clone)]
 pub struct Client {
     /// The manager's address.
-    #[arg(long, env = "PAGEMESH_MANAGER", default_value = "http://127.0.0.1:7070", global = true)]
+    #[arg(
+        long,
+        env = "PAGEMESH_MANAGER",
+        default_value = "http://127.0.0.1:7070",
+        global = true
+    )]
     pub manager: String,
     /// The file that holds the cluster key; by default the one that `up` wrote.
     #[arg(long, env = "PAGEMESH_KEY", global = true)]
@@ -277,6 +282,12 @@ pub enum Volume {
 #[derive(Subcommand)]
 pub enum Export {
     /// Serve volumes over the network block device protocol.
+    ///
+    /// SIGINT and SIGTERM end it. SIGUSR1 makes it write how its volumes are
+    /// to standard output, as one line of JSON each: whether writes wait (the
+    /// state `awaiting-manager` or `unavailable`), the state of every leg and
+    /// what its brick's trouble is, how far its return has come, and sums such
+    /// as the bytes copied for it.
     Nbd {
         /// The volumes; each is an export of its name.
         #[arg(required = true)]

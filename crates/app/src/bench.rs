@@ -1,3 +1,5 @@
 //! `pagemesh bench`.
 use crate::args::Bench;
-pub fn run(_c: &Bench) -> anyhow::Result<()> { anyhow::bail!("soon") }
+pub fn run(_c: &Bench) -> anyhow::Result<()> {
+    anyhow::bail!("soon")
+}

@@ -25,7 +25,9 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let manager = Client::new(&args.client.manager, &key)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let listen = args.listen.to_socket_addrs();
-    let listen = listen.with_context(|| format!("cannot listen on '{}'", args.listen))?.next();
+    let listen = listen
+        .with_context(|| format!("cannot listen on '{}'", args.listen))?
+        .next();
     let listen = listen.with_context(|| format!("'{}' names no address", args.listen))?;
     let (brick, keeper, recovered) = Brick::open(&args.pool)?;
     tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
@@ -38,7 +40,10 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let told = Registrar {
         brick: &brick,
         manager,
-        address: args.advertise.clone().unwrap_or_else(|| tcp.address().to_string()),
+        address: args
+            .advertise
+            .clone()
+            .unwrap_or_else(|| tcp.address().to_string()),
         map_socket: map.as_ref().map(|map| map.path().display().to_string()),
         domain: args.domain.clone().unwrap_or_else(host_name),
     };
@@ -57,7 +62,10 @@ fn absolute(path: &Path) -> anyhow::Result<std::path::PathBuf> {
 }
 
 fn host_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
     match name.is_empty() {
         true => "localhost".into(),
         false => name,

@@ -52,7 +52,10 @@ impl Ending {
 
     /// Waits for at most `limit`; true when the end was told.
     pub fn within(&self, limit: Duration) -> bool {
-        !matches!(self.told.recv_timeout(limit), Err(RecvTimeoutError::Timeout))
+        !matches!(
+            self.told.recv_timeout(limit),
+            Err(RecvTimeoutError::Timeout)
+        )
     }
 
     /// Waits for it.

@@ -1,4 +1,7 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
+//!
+//! A SIGUSR1 makes it tell how its volumes are: the only place that knows of
+//! stalled writes, and of how far a leg's return has come.
 
 use crate::args::Export;
 use crate::ending::Ending;
@@ -8,6 +11,9 @@ use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_nbd::{ExportOptions, Exports, Listen, Server};
 use pagemesh_volume::Volume;
+use signal_hook::consts::SIGUSR1;
+use signal_hook::iterator::Signals;
+use std::io::Write;
 use std::net::ToSocketAddrs;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
@@ -77,17 +83,24 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         (None, None) => anyhow::bail!("name a place: --socket PATH or --listen ADDRESS"),
     };
     let ending = Ending::listen(*until_stdin_ends)?;
+    // Before anything takes time: without a listener the signal would end us.
+    let asked = Signals::new([SIGUSR1]).context("cannot listen for SIGUSR1")?;
     let exports = Exports::new();
     // Before anything is attached: a place in use must not fence a client.
     let server = Server::bind(listen, exports.clone())?;
+    let mut attached = Vec::new();
     for name in volumes {
         let exported = Exported::new(attach(client, *transport, name)?)?;
+        attached.push(Arc::downgrade(&exported.volume));
         let options = ExportOptions {
             read_only: *read_only,
             description: format!("pagemesh volume {name}"),
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
+    std::thread::Builder::new()
+        .name("status".into())
+        .spawn(move || tell_status(asked, &attached))?;
     for name in volumes {
         println!("ready {}", uri(server.listens_on(), name));
     }
@@ -96,6 +109,22 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         exports.remove(&name.to_string());
     }
     Ok(())
+}
+
+/// Writes the status of each volume to standard output, whenever asked.
+fn tell_status(mut asked: Signals, volumes: &[Weak<Volume>]) {
+    for _ in asked.forever() {
+        let statuses = volumes
+            .iter()
+            .filter_map(|volume| volume.upgrade()?.status());
+        let mut out = std::io::stdout().lock();
+        for status in statuses {
+            let told = serde_json::to_string(&status).map(|line| writeln!(out, "{line}"));
+            if let Err(cause) = told.map_err(std::io::Error::from).and_then(|told| told) {
+                tracing::warn!(%cause, "the status was not written");
+            }
+        }
+    }
 }
 
 fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {
@@ -123,7 +152,9 @@ fn resolve(address: &str) -> anyhow::Result<std::net::SocketAddr> {
     let mut found = address
         .to_socket_addrs()
         .with_context(|| format!("cannot listen on '{address}'"))?;
-    found.next().with_context(|| format!("'{address}' names no address"))
+    found
+        .next()
+        .with_context(|| format!("'{address}' names no address"))
 }
 
 fn uri(place: &Listen, name: &Name) -> String {

@@ -18,7 +18,8 @@ pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
         Some(config) if !config.is_empty() => PathBuf::from(config),
         _ => {
             let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-            let home = home.context("neither HOME nor XDG_CONFIG_HOME is set; name the key file with --key")?;
+            let home = home
+                .context("neither HOME nor XDG_CONFIG_HOME is set; name the key file with --key")?;
             Path::new(&home).join(".config")
         }
     };
@@ -64,7 +65,9 @@ pub fn find_or_create(path: &Path) -> anyhow::Result<Key> {
 /// Writes a key file that only its owner can read; replaces what is there.
 pub fn store(path: &Path, key: &Key) -> anyhow::Result<()> {
     let failed = || format!("cannot write the key file {}", path.display());
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -79,7 +82,11 @@ pub fn store(path: &Path, key: &Key) -> anyhow::Result<()> {
         .mode(0o600)
         .open(&draft)
         .with_context(failed)?;
-    let digits: String = key.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits: String = key
+        .as_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     file.write_all(digits.as_bytes()).with_context(failed)?;
     file.write_all(b"\n").with_context(failed)?;
     file.sync_all().with_context(failed)?;

@@ -24,7 +24,11 @@ pub fn run(command: &Pool) -> anyhow::Result<()> {
     match command {
         Pool::Create { path, size } => {
             let id = file::create(path, size.0)?;
-            println!("made pool {id} of {} in {}", output::bytes(size.0), path.display());
+            println!(
+                "made pool {id} of {} in {}",
+                output::bytes(size.0),
+                path.display()
+            );
             Ok(())
         }
         Pool::Show { path, output } => show(path, *output),

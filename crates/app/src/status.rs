@@ -58,7 +58,15 @@ fn bricks(bricks: &[BrickInfo]) -> String {
         ]
     });
     let head = [
-        "BRICK", "STATE", "DOMAIN", "CLASS", "ADDRESS", ">USED", ">SIZE", ">SLICES", ">SESSIONS",
+        "BRICK",
+        "STATE",
+        "DOMAIN",
+        "CLASS",
+        "ADDRESS",
+        ">USED",
+        ">SIZE",
+        ">SLICES",
+        ">SESSIONS",
     ];
     table(&head, rows)
 }
@@ -82,10 +90,21 @@ pub fn volumes(volumes: &[VolumeInfo]) -> String {
             volume.durability.to_string(),
             word(&volume.health),
             volume.epoch.0.to_string(),
-            volume.attached.as_ref().map_or_else(|| "-".into(), |by| by.client.clone()),
+            volume
+                .attached
+                .as_ref()
+                .map_or_else(|| "-".into(), |by| by.client.clone()),
         ]
     });
-    let head = ["VOLUME", ">SIZE", "LAYOUT", "CLASS", "HEALTH", ">EPOCH", "ATTACHED BY"];
+    let head = [
+        "VOLUME",
+        ">SIZE",
+        "LAYOUT",
+        "CLASS",
+        "HEALTH",
+        ">EPOCH",
+        "ATTACHED BY",
+    ];
     table(&head, rows)
 }
 

@@ -72,7 +72,11 @@ impl Kept {
         if self.is_running() || self.started.elapsed() < RESTART_PAUSE {
             return;
         }
-        eprintln!("{} ended ({}); starting it again", self.name, self.last_words());
+        eprintln!(
+            "{} ended ({}); starting it again",
+            self.name,
+            self.last_words()
+        );
         self.started = Instant::now();
         match spawn(&self.arguments, &self.log) {
             Ok(child) => self.child = child,

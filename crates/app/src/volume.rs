@@ -35,7 +35,10 @@ pub fn attach(
     };
     let authority = Managed(Client::new(&args.manager, &key)?);
     let connector = Transports::new(key, transport, Timeouts::default());
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
     let who = format!("{host}:{}", std::process::id());
     Ok(Volume::attach(
         Arc::new(authority),
