@@ -1,0 +1,216 @@
+//! A small NBD client over a unix socket: many requests in flight, simple or
+//! structured replies.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+pub const EIO: u32 = 5;
+pub const ENOSPC: u32 = 28;
+
+/// Longer than any stall that a volume may have before it fails a request.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
+
+const OPTION_GO: u32 = 7;
+const OPTION_STRUCTURED: u32 = 8;
+const REPLY_ACK: u32 = 1;
+const REPLY_INFO: u32 = 3;
+
+const REQUEST: u32 = 0x2560_9513;
+const SIMPLE: u32 = 0x6744_6698;
+const STRUCTURED: u32 = 0x668e_33ef;
+const CHUNK_DONE: u16 = 1;
+const CHUNK_DATA: u16 = 1;
+const CHUNK_HOLE: u16 = 2;
+const CHUNK_ERROR: u16 = 1 << 15;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    Read = 0,
+    Write = 1,
+    Flush = 3,
+    Trim = 4,
+    Zero = 6,
+}
+
+/// With this a change is durable when it is acknowledged.
+pub const FUA: u16 = 1;
+
+/// An answer; `errno` 0 is success.
+#[derive(Debug)]
+pub struct Reply {
+    pub cookie: u64,
+    pub errno: u32,
+    pub data: Vec<u8>,
+}
+
+/// A connection to one export.
+pub struct Nbd {
+    input: BufReader<UnixStream>,
+    output: UnixStream,
+    pub size_bytes: u64,
+    structured: bool,
+    /// Lengths and data so far of reads.
+    reads: HashMap<u64, Vec<u8>>,
+}
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+impl Nbd {
+    /// Connects to an export.
+    pub fn connect(socket: &Path, export: &str, structured: bool) -> io::Result<Nbd> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(REPLY_LIMIT))?;
+        stream.set_write_timeout(Some(REPLY_LIMIT))?;
+        let mut nbd = Nbd {
+            input: BufReader::with_capacity(256 << 10, stream.try_clone()?),
+            output: stream,
+            size_bytes: 0,
+            structured,
+            reads: HashMap::new(),
+        };
+        if nbd.take::<16>()? != *b"NBDMAGICIHAVEOPT" {
+            return Err(wrong("no greeting"));
+        }
+        nbd.take::<2>()?;
+        nbd.output.write_all(&3u32.to_be_bytes())?;
+        if structured {
+            nbd.send_option(OPTION_STRUCTURED, &[])?;
+            nbd.take_option()?;
+        }
+        let mut wish = (export.len() as u32).to_be_bytes().to_vec();
+        wish.extend(export.as_bytes());
+        wish.extend(0u16.to_be_bytes());
+        nbd.send_option(OPTION_GO, &wish)?;
+        loop {
+            let (kind, info) = nbd.take_option()?;
+            if kind == REPLY_ACK {
+                return Ok(nbd);
+            }
+            if kind == REPLY_INFO && info.starts_with(&[0, 0]) && info.len() >= 10 {
+                let size = info[2..10].try_into().map_err(|_| wrong("no size"))?;
+                nbd.size_bytes = u64::from_be_bytes(size);
+            }
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.input.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn take_vec(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.input.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn send_option(&mut self, option: u32, data: &[u8]) -> io::Result<()> {
+        let mut bytes = b"IHAVEOPT".to_vec();
+        bytes.extend(option.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        self.output.write_all(&bytes)
+    }
+
+    fn take_option(&mut self) -> io::Result<(u32, Vec<u8>)> {
+        self.take::<12>()?;
+        let kind = u32::from_be_bytes(self.take()?);
+        let len = u32::from_be_bytes(self.take()?) as usize;
+        let data = self.take_vec(len)?;
+        match kind >> 31 {
+            0 => Ok((kind, data)),
+            _ => Err(wrong(format!("an option was refused: {}", String::from_utf8_lossy(&data)))),
+        }
+    }
+
+    /// Sends a request; `data` is what a write writes.
+    pub fn send(
+        &mut self,
+        cookie: u64,
+        (command, flags): (Command, u16),
+        offset: u64,
+        len: u32,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(28 + data.len());
+        bytes.extend(REQUEST.to_be_bytes());
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend((command as u16).to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend(len.to_be_bytes());
+        bytes.extend(data);
+        if command == Command::Read {
+            self.reads.insert(cookie, vec![0; len as usize]);
+        }
+        self.output.write_all(&bytes)
+    }
+
+    /// The next request that is answered in full.
+    pub fn reply(&mut self) -> io::Result<Reply> {
+        let mut errno = 0;
+        loop {
+            match u32::from_be_bytes(self.take()?) {
+                SIMPLE => {
+                    let errno = u32::from_be_bytes(self.take()?);
+                    let cookie = u64::from_be_bytes(self.take()?);
+                    let mut data = self.reads.remove(&cookie).unwrap_or_default();
+                    if errno == 0 {
+                        if self.structured && !data.is_empty() {
+                            return Err(wrong("a simple reply to a read"));
+                        }
+                        self.input.read_exact(&mut data)?;
+                    }
+                    return Ok(Reply { cookie, errno, data });
+                }
+                STRUCTURED => {
+                    let flags = u16::from_be_bytes(self.take()?);
+                    let kind = u16::from_be_bytes(self.take()?);
+                    let cookie = u64::from_be_bytes(self.take()?);
+                    let len = u32::from_be_bytes(self.take()?) as usize;
+                    let payload = self.take_vec(len)?;
+                    self.take_chunk(cookie, kind, &payload, &mut errno)?;
+                    if flags & CHUNK_DONE != 0 {
+                        let data = self.reads.remove(&cookie).unwrap_or_default();
+                        return Ok(Reply { cookie, errno, data });
+                    }
+                }
+                other => return Err(wrong(format!("magic {other:#x}"))),
+            }
+        }
+    }
+
+    fn take_chunk(
+        &mut self,
+        cookie: u64,
+        kind: u16,
+        payload: &[u8],
+        errno: &mut u32,
+    ) -> io::Result<()> {
+        match kind {
+            CHUNK_DATA => {
+                let (at, data) = payload.split_at_checked(8).ok_or_else(|| wrong("short"))?;
+                let base = self.base(cookie);
+                let at = u64::from_be_bytes(at.try_into().map_err(|_| wrong("short"))?) - base;
+                let whole = self.reads.get_mut(&cookie).ok_or_else(|| wrong("no such read"))?;
+                let place = whole.get_mut(at as usize..at as usize + data.len());
+                place.ok_or_else(|| wrong("beyond the read"))?.copy_from_slice(data);
+            }
+            // The buffer is zero already.
+            CHUNK_HOLE | 0 => {}
+            kind if kind & CHUNK_ERROR != 0 => {
+                let error = payload.first_chunk().ok_or_else(|| wrong("short"))?;
+                *errno = u32::from_be_bytes(*error);
+            }
+            kind => return Err(wrong(format!("chunk {kind}"))),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! A child process that says when it is ready and ends when the test does.
+
+use super::LIMIT;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// Dropping it ends the process.
+pub struct Daemon {
+    /// Its `ready` lines.
+    pub ready: Vec<String>,
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a process and waits for its `ready` lines; an error is what it
+    /// said before it ended without them.
+    pub fn start(
+        mut command: Command,
+        dir: &Path,
+        name: &str,
+        ready: usize,
+    ) -> Result<Daemon, Output> {
+        let log = dir.join(format!("{}.log", name.replace([' ', '/'], "-")));
+        let errors = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap();
+        let said_before = errors.metadata().unwrap().len() as usize;
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        let mut daemon = Daemon {
+            ready: Vec::new(),
+            name: name.to_owned(),
+            child,
+            log,
+        };
+        let lines = daemon.read_lines();
+        let end = Instant::now() + LIMIT;
+        while daemon.ready.len() < ready {
+            match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.starts_with("ready ") => daemon.ready.push(line),
+                Ok(_) => {}
+                Err(mpsc::RecvTimeoutError::Timeout) => panic!("{name} is not ready in time"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Output {
+                        status: daemon.await_end(),
+                        stdout: Vec::new(),
+                        stderr: daemon.log().split_off(said_before).into_bytes(),
+                    });
+                }
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// Reads its standard output to the end, so that it never blocks on it.
+    fn read_lines(&mut self) -> Receiver<String> {
+        let (send, lines) = mpsc::channel();
+        let stdout = BufReader::new(self.child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // Nobody reads after `ready`.
+                let _ = send.send(line);
+            }
+        });
+        lines
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it and its predecessors of this name wrote to standard error.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Sends a signal, as `INT`.
+    pub fn signal(&self, signal: &str) {
+        super::program::signal(self.pid(), signal);
+    }
+
+    /// Waits for its end.
+    pub fn await_end(&mut self) -> ExitStatus {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Whether it runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Kills it with SIGKILL and waits for its end.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends its standard input and waits for its end, which must be a success.
+    pub fn stop(mut self) {
+        drop(self.child.stdin.take());
+        let status = self.await_end();
+        assert!(status.success(), "{}: {status}: {}", self.name, self.log());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("log of {}:\n{}", self.name, self.log());
+        }
+        drop(self.child.stdin.take());
+        let end = Instant::now() + Duration::from_secs(15);
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > end {
+                eprintln!("{} had to be killed", self.name);
+                // Fails only if it has ended.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}

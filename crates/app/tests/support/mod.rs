@@ -1,0 +1,349 @@
+//! A cluster of real processes, and what tests do with it.
+//!
+//! Invariants: a cluster has an address, directories and a key of its own, so
+//! that tests run in parallel; every process ends when the test does, also
+//! when it panics or is killed, because it watches its standard input; every
+//! wait has a limit.
+
+#![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part of it.
+
+pub mod daemon;
+pub mod program;
+
+use daemon::Daemon;
+use serde_json::Value;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+pub const MIB: u64 = 1 << 20;
+/// How long anything that should happen may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// The program under test.
+pub const PAGEMESH: &str = env!("CARGO_BIN_EXE_pagemesh");
+/// What the cluster key is, unless a test makes another.
+const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
+
+/// Where pools are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pools {
+    /// On /dev/shm: class `process`.
+    Memory,
+    /// On a disk: class `file-sync`.
+    Disk,
+}
+
+impl Pools {
+    /// A directory for pools, deleted with the value.
+    pub fn dir(self) -> TempDir {
+        let parent = match self {
+            Pools::Memory => "/dev/shm",
+            // Not /tmp, which may be memory.
+            Pools::Disk => env!("CARGO_TARGET_TMPDIR"),
+        };
+        tempfile::Builder::new()
+            .prefix("pagemesh-test-")
+            .tempdir_in(parent)
+            .unwrap()
+    }
+}
+
+/// An address of loopback that no other test uses, so that a daemon that is
+/// started again finds its port free.
+pub fn own_ip() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let own = (std::process::id() << 6).wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));
+    let [_, high, middle, low] = own.to_be_bytes();
+    format!("127.{}.{middle}.{}", high | 1, low.clamp(1, 254))
+}
+
+/// Waits until a condition holds.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(
+            Instant::now() < end,
+            "waited {LIMIT:?} in vain until {what}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Writes a key file as the program wants it.
+pub fn write_key(path: &Path, digits: &str) {
+    std::fs::write(path, digits).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+struct Brick {
+    pool: PathBuf,
+    daemon: Option<Daemon>,
+}
+
+/// A manager and bricks, counted from 0.
+pub struct Cluster {
+    bricks: Vec<Brick>,
+    manager: Option<Daemon>,
+    listen: String,
+    pools: TempDir,
+    dir: TempDir,
+}
+
+impl Cluster {
+    /// Bricks with pools of 64 MiB.
+    pub fn new(pools: Pools, bricks: usize) -> Cluster {
+        Cluster::with_pools(pools, &vec![64; bricks])
+    }
+
+    /// Bricks with pools of these sizes in MiB.
+    pub fn with_pools(pools: Pools, sizes_mib: &[u64]) -> Cluster {
+        let mut cluster = Cluster {
+            bricks: Vec::new(),
+            manager: None,
+            listen: format!("{}:0", own_ip()),
+            pools: pools.dir(),
+            dir: tempfile::Builder::new()
+                .prefix("pm-")
+                .tempdir_in("/tmp")
+                .unwrap(),
+        };
+        write_key(&cluster.key(), KEY);
+        cluster.start_manager();
+        for (n, size_mib) in sizes_mib.iter().enumerate() {
+            let pool = cluster.pools.path().join(format!("brick-{n}.pool"));
+            let size = format!("{size_mib}M");
+            cluster.ok(&["pool", "create", pool.to_str().unwrap(), "--size", &size]);
+            cluster.bricks.push(Brick { pool, daemon: None });
+            cluster.spawn_brick(n);
+        }
+        cluster.await_bricks(sizes_mib.len());
+        cluster
+    }
+
+    /// Where tests put their files.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The file of the cluster key.
+    pub fn key(&self) -> PathBuf {
+        self.dir().join("key")
+    }
+
+    /// The manager's host and port.
+    pub fn manager_address(&self) -> &str {
+        &self.listen
+    }
+
+    /// The manager's process.
+    pub fn manager(&self) -> &Daemon {
+        self.manager.as_ref().unwrap()
+    }
+
+    /// A brick's process.
+    pub fn brick(&self, n: usize) -> &Daemon {
+        self.bricks[n].daemon.as_ref().unwrap()
+    }
+
+    /// The id of a running brick.
+    pub fn brick_id(&self, n: usize) -> String {
+        self.brick(n).ready[0].split(' ').nth(2).unwrap().to_owned()
+    }
+
+    /// The tcp address of a running brick.
+    pub fn brick_address(&self, n: usize) -> String {
+        self.brick(n).ready[0].split(' ').nth(3).unwrap().to_owned()
+    }
+
+    /// The map socket of a brick.
+    pub fn brick_socket(&self, n: usize) -> PathBuf {
+        self.dir().join(format!("brick-{n}.sock"))
+    }
+
+    /// The pool of a brick.
+    pub fn pool(&self, n: usize) -> &Path {
+        &self.bricks[n].pool
+    }
+
+    /// A command that knows this cluster.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = program::limited(PAGEMESH);
+        self.tell(&mut command);
+        command.args(args);
+        command
+    }
+
+    fn tell(&self, command: &mut Command) {
+        command
+            .env("XDG_CONFIG_HOME", self.dir().join("config"))
+            .env("PAGEMESH_MANAGER", format!("http://{}", self.listen))
+            .env("PAGEMESH_KEY", self.key())
+            .current_dir(self.dir());
+    }
+
+    /// Starts a command that prints `ready` this many times.
+    pub fn try_daemon(&self, name: &str, args: &[&str], ready: usize) -> Result<Daemon, Output> {
+        let mut command = Command::new(PAGEMESH);
+        self.tell(&mut command);
+        command.args(args).arg("--until-stdin-ends");
+        Daemon::start(command, self.dir(), name, ready)
+    }
+
+    fn daemon(&self, name: &str, args: &[&str], ready: usize) -> Daemon {
+        self.try_daemon(name, args, ready)
+            .unwrap_or_else(|ended| panic!("{name} did not start: {ended:?}"))
+    }
+
+    /// Runs a command to its end.
+    pub fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs a command that must succeed and gives its standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        program::succeeded(&format!("pagemesh {}", args.join(" ")), self.run(args))
+    }
+
+    /// The JSON of a command that must succeed.
+    pub fn json(&self, args: &[&str]) -> Value {
+        let text = self.ok(&[args, &["--output", "json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{args:?}: {cause}: {text}"))
+    }
+
+    /// Runs a command that must fail with code 1 and an error that has these
+    /// parts, and gives the error.
+    pub fn refused(&self, args: &[&str], parts: &[&str]) -> String {
+        program::refused(
+            &format!("pagemesh {}", args.join(" ")),
+            &self.run(args),
+            parts,
+        )
+    }
+
+    /// Makes a volume; `args` as `--layout mirror`.
+    pub fn create(&self, name: &str, size: &str, args: &[&str]) {
+        self.ok(&[&["volume", "create", name, "--size", size], args].concat());
+    }
+
+    /// Panics unless the copies of a volume are identical.
+    pub fn check_identical(&self, name: &str) {
+        let report = self.json(&["volume", "check", name]);
+        assert_eq!(report["pages_differing"], 0, "{report}");
+        assert_eq!(report["pages_damaged"], 0, "{report}");
+    }
+
+    /// Kills a brick with SIGKILL and waits for its end.
+    pub fn kill_brick(&mut self, n: usize) {
+        self.bricks[n].daemon.take().unwrap().kill();
+    }
+
+    /// Ends a brick in peace.
+    pub fn stop_brick(&mut self, n: usize) {
+        self.bricks[n].daemon.take().unwrap().stop();
+    }
+
+    /// Starts a brick that was killed or stopped; it listens when this returns,
+    /// and the manager hears of it soon.
+    pub fn restart_brick(&mut self, n: usize) {
+        assert!(self.bricks[n].daemon.is_none(), "brick {n} runs");
+        self.spawn_brick(n);
+    }
+
+    fn spawn_brick(&mut self, n: usize) {
+        let name = format!("brick-{n}");
+        let pool = self.bricks[n].pool.to_str().unwrap();
+        let socket = self.brick_socket(n);
+        let socket = socket.to_str().unwrap();
+        let args = ["brick", "--pool", pool, "--map", socket, "--domain", &name];
+        let daemon = self.daemon(&name, &args, 1);
+        self.bricks[n].daemon = Some(daemon);
+    }
+
+    /// Waits until the manager counts this many bricks alive.
+    pub fn await_bricks(&self, count: usize) {
+        until(&format!("{count} bricks are alive"), || {
+            self.json(&["status"])["status"]["bricks_alive"] == count
+        });
+    }
+
+    /// Ends the manager.
+    pub fn stop_manager(&mut self) {
+        self.manager.take().unwrap().stop();
+    }
+
+    /// Starts the manager, on the port that it had.
+    pub fn start_manager(&mut self) {
+        assert!(self.manager.is_none(), "the manager runs");
+        let key = self.key();
+        let args = [
+            "manager",
+            "--listen",
+            &self.listen,
+            "--key",
+            key.to_str().unwrap(),
+        ];
+        let daemon = self.daemon("manager", &args, 1);
+        let address = daemon.ready[0].strip_prefix("ready http://").unwrap();
+        self.listen = address.to_owned();
+        self.manager = Some(daemon);
+    }
+
+    /// Serves volumes on one unix socket; `transport` is `auto`, `map` or `tcp`.
+    pub fn export(&self, volumes: &[&str], transport: &str) -> Export {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("nbd-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let socket = self.dir().join(format!("{name}.sock"));
+        self.export_at(volumes, transport, &["--socket", socket.to_str().unwrap()])
+    }
+
+    /// Serves volumes at a place, as `--listen 127.0.0.1:0`, and with options.
+    pub fn export_at(&self, volumes: &[&str], transport: &str, place: &[&str]) -> Export {
+        let head = ["export", "nbd", "--transport", transport];
+        let args = [&head, volumes, place].concat();
+        let daemon = self.daemon(
+            &format!("export of {}", volumes.join(" ")),
+            &args,
+            volumes.len(),
+        );
+        let uris: Vec<String> = daemon
+            .ready
+            .iter()
+            .map(|line| line.strip_prefix("ready ").unwrap().to_owned())
+            .collect();
+        Export {
+            uri: uris[0].clone(),
+            uris,
+            daemon,
+        }
+    }
+}
+
+/// Volumes behind NBD; dropping it ends the server.
+pub struct Export {
+    /// Of the first volume.
+    pub uri: String,
+    /// Of all.
+    pub uris: Vec<String>,
+    pub daemon: Daemon,
+}
+
+impl Export {
+    /// Kills the server with SIGKILL and waits for its end.
+    pub fn kill(self) {
+        self.daemon.kill();
+    }
+
+    /// Ends the server in peace, which detaches the volumes.
+    pub fn stop(self) {
+        self.daemon.stop();
+    }
+
+    /// Runs commands of qemu-io on the first volume; each must succeed.
+    pub fn io(&self, commands: &[&str]) -> String {
+        program::qemu_io(&self.uri, commands)
+    }
+}

@@ -1,0 +1,97 @@
+//! Programs that people have, with a limit on their time.
+
+use super::LIMIT;
+use std::process::{Command, Output, Stdio};
+
+/// Where Debian has them.
+const PACKAGES: [(&str, &str); 11] = [
+    ("qemu-img", "qemu-utils"),
+    ("qemu-io", "qemu-utils"),
+    ("nbdcopy", "libnbd-bin"),
+    ("nbdinfo", "libnbd-bin"),
+    ("mke2fs", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+    ("fio", "fio"),
+    ("nbdkit", "nbdkit"),
+    ("cmp", "diffutils"),
+    ("bash", "bash"),
+    ("kill", "procps"),
+];
+
+/// A command that is killed when it takes too long.
+pub fn limited(program: &str) -> Command {
+    // Where a user's search path does not lead, and e2fsprogs is.
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap());
+    let mut command = Command::new("timeout");
+    command
+        .args(["-s", "KILL", &LIMIT.as_secs().to_string(), program])
+        .env("PATH", path)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs a program to its end.
+pub fn run(program: &str, args: &[&str]) -> Output {
+    let output = limited(program).args(args).output().unwrap();
+    if output.status.code() == Some(127) {
+        let package = PACKAGES.iter().find(|(name, _)| *name == program);
+        let (_, package) = package.unwrap_or(&("", "of that name"));
+        panic!("{program} is not installed: apt-get install {package}");
+    }
+    output
+}
+
+/// Runs a program that must succeed and gives its standard output.
+pub fn ok(program: &str, args: &[&str]) -> String {
+    succeeded(&format!("{program} {}", args.join(" ")), run(program, args))
+}
+
+/// The standard output of a success.
+pub fn succeeded(what: &str, output: Output) -> String {
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{what}: {}\n{stdout}\n{stderr}",
+        output.status
+    );
+    stdout
+}
+
+/// The standard error of a failure with code 1 that is no panic and has these
+/// parts.
+pub fn refused(what: &str, output: &Output, parts: &[&str]) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{what}: {}\n{stderr}",
+        output.status
+    );
+    assert!(stderr.contains("error: "), "{what}: {stderr}");
+    assert!(!stderr.contains("panicked"), "{what}: {stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{what}: no '{part}' in: {stderr}");
+    }
+    stderr
+}
+
+/// Runs commands of qemu-io; each must succeed.
+pub fn qemu_io(uri: &str, commands: &[&str]) -> String {
+    let mut args = vec!["-f", "raw"];
+    for command in commands {
+        args.extend(["-c", command]);
+    }
+    args.push(uri);
+    let text = ok("qemu-io", &args);
+    // Before 8.0 it succeeds although patterns differ.
+    let failed = ["Pattern verification failed", "failed:", "not supported"];
+    let failed = failed.iter().any(|words| text.contains(words));
+    assert!(!failed, "qemu-io {commands:?}: {text}");
+    text
+}
+
+/// Sends a signal, as `INT`, to a process.
+pub fn signal(pid: u32, signal: &str) {
+    ok("kill", &["-s", signal, &pid.to_string()]);
+}
