@@ -340,9 +340,21 @@ pub enum Bench {
     /// beside two plain non-temporal copies.
     Session(Measure),
     /// 1 to 128 readers of 8 KiB.
-    Ramp(Measure),
+    Ramp {
+        #[command(flatten)]
+        measure: Measure,
+        /// Which transport reaches the bricks.
+        #[arg(long, value_enum, default_value = "map")]
+        transport: Transport,
+    },
     /// 70 % reads, 30 % writes, by block size.
-    Table(Measure),
+    Table {
+        #[command(flatten)]
+        measure: Measure,
+        /// Which transport reaches the bricks.
+        #[arg(long, value_enum, default_value = "map")]
+        transport: Transport,
+    },
     /// fio against this and other block servers, alternating.
     Peers(Measure),
     /// How long a pool takes to recover after its brick was killed under load.

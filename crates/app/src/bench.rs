@@ -1,5 +1,249 @@
-//! `pagemesh bench`.
-use crate::args::Bench;
-pub fn run(_c: &Bench) -> anyhow::Result<()> {
-    anyhow::bail!("soon")
+//! `pagemesh bench`: scratch clusters, and what is measured on them.
+//!
+//! Invariants: nothing that exists is touched; scratch pools, sockets and
+//! processes are gone when the command ends.
+
+mod recovery;
+
+use crate::args::{self, Bench, Measure, Output};
+use crate::cluster::{Cluster, Plan};
+use crate::ending::Ending;
+use crate::volume::attach;
+use anyhow::Context;
+use pagemesh_base::layout::Name;
+use pagemesh_bench::peers::{self, Peer, process_cpu};
+use pagemesh_bench::report::Report;
+use pagemesh_bench::session::{self, RawMemory};
+use pagemesh_bench::{load, ramp, sweep, table};
+use pagemesh_manage::wire::CreateVolume;
+use pagemesh_manage::{Client, Kind};
+use pagemesh_volume::Volume;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Bytes of a scratch volume.
+const VOLUME_BYTES: u64 = 1 << 30;
+/// Bytes of a scratch pool: two volumes, and room for what is not yet freed.
+const POOL_BYTES: u64 = 3 << 30;
+/// Operations of one part of a round of `session`, per second asked for.
+const SESSION_OPERATIONS_PER_S: u64 = 400_000;
+
+/// A cluster that is gone when dropped.
+struct Scratch {
+    cluster: Cluster,
+    dir: TempDir,
+    _pools: TempDir,
+    ending: Ending,
+}
+
+impl Scratch {
+    fn start(measure: &Measure) -> anyhow::Result<Scratch> {
+        let ending = Ending::listen(false)?;
+        let dir = tempfile::tempdir()?;
+        let pools = TempDir::new_in(&measure.pools)
+            .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
+        let plan = Plan {
+            dir: dir.path(),
+            pools: pools.path(),
+            bricks: 2,
+            size_bytes: POOL_BYTES,
+            listen: "127.0.0.1:0",
+        };
+        Ok(Scratch {
+            cluster: Cluster::start(&plan, &ending)?,
+            dir,
+            _pools: pools,
+            ending,
+        })
+    }
+
+    /// Makes a mirrored volume; gives its durability class.
+    fn create(&self, name: &Name) -> anyhow::Result<String> {
+        let client = Client::new(&self.cluster.url, &self.cluster.key)?;
+        let sized = client.create(&CreateVolume {
+            name: name.clone(),
+            size_bytes: VOLUME_BYTES,
+            layout: Kind::Mirror,
+            columns: None,
+            copies: None,
+            durability: None,
+        })?;
+        Ok(sized.volume.info.durability.to_string())
+    }
+
+    fn client(&self) -> args::Client {
+        args::Client {
+            manager: self.cluster.url.clone(),
+            key: Some(self.dir.path().join("key")),
+            output: Output::Table,
+        }
+    }
+
+    fn attach(&self, name: &Name, transport: args::Transport) -> anyhow::Result<Volume> {
+        attach(&self.client(), transport, name)
+    }
+
+    fn brick_cpu(&self) -> impl FnMut() -> Duration + use<> {
+        let pids = self.cluster.brick_pids();
+        move || pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
+    }
+
+    /// Exports a volume with a process of its own.
+    fn export(&self, name: &Name, transport: &str) -> anyhow::Result<Exporter> {
+        let socket = self.dir.path().join(format!("{name}.nbd"));
+        let key = self.dir.path().join("key");
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["export", "nbd", &name.to_string(), "--until-stdin-ends"])
+            .args(["--transport", transport, "--manager", &self.cluster.url])
+            .arg("--socket")
+            .arg(&socket)
+            .arg("--key")
+            .arg(&key)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start an exporter")?;
+        let mut line = String::new();
+        let said = child.stdout.take().context("the exporter has no output")?;
+        BufReader::new(said).read_line(&mut line)?;
+        let exporter = Exporter(child);
+        let uri = line.trim().strip_prefix("ready ");
+        uri.context("the exporter did not start")?;
+        Ok(exporter)
+    }
+}
+
+/// An exporting process; dropping it ends it.
+struct Exporter(Child);
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It was started here and ends when its input does.
+        let _ = self.0.wait();
+    }
+}
+
+/// Measures.
+pub fn run(command: &Bench) -> anyhow::Result<()> {
+    match command {
+        Bench::Session(measure) => finish(&session(measure)?, measure),
+        Bench::Ramp { measure, transport } => finish(&ramp(measure, *transport)?, measure),
+        Bench::Table { measure, transport } => finish(&table(measure, *transport)?, measure),
+        Bench::Peers(measure) => finish(&peers(measure)?, measure),
+        Bench::Recovery(measure) => finish(&recovery::run(measure)?, measure),
+    }
+}
+
+fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
+    match measure.output {
+        Output::Json => println!("{}", report.json()),
+        Output::Table => println!("{}", report.text()),
+    }
+    if let Some(dir) = &measure.save {
+        for path in report.save(dir)? {
+            eprintln!("wrote {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+fn session(measure: &Measure) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure)?;
+    let name: Name = "session".parse()?;
+    let class = scratch.create(&name)?;
+    let volume = scratch.attach(&name, args::Transport::Map)?;
+    load::fill(&volume, VOLUME_BYTES)?;
+    let mut raw = RawMemory::create(&measure.pools, VOLUME_BYTES as usize)?;
+    let options = session::Options {
+        rounds: measure.rounds,
+        operations: SESSION_OPERATIONS_PER_S * measure.seconds,
+        class,
+        space: "a volume mirrored over map".into(),
+        ..session::Options::default()
+    };
+    let mut cpu = scratch.brick_cpu();
+    Ok(session::run_session(&volume, &mut raw, &mut cpu, &options)?)
+}
+
+fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep::Options {
+    let over = match transport {
+        args::Transport::Tcp => "tcp",
+        args::Transport::Auto | args::Transport::Map => "map",
+    };
+    sweep::Options {
+        rounds: measure.rounds,
+        runtime: Duration::from_secs(measure.seconds),
+        class,
+        space: format!("a volume mirrored over {over}"),
+        ..sweep::Options::default()
+    }
+}
+
+fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure)?;
+    let name: Name = "ramp".parse()?;
+    let class = scratch.create(&name)?;
+    let volume = scratch.attach(&name, transport)?;
+    let options = ramp::Options {
+        sweep: swept(measure, class, transport),
+        ..ramp::Options::default()
+    };
+    Ok(ramp::run_ramp(&volume, &mut scratch.brick_cpu(), &options)?)
+}
+
+fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure)?;
+    let name: Name = "table".parse()?;
+    let class = scratch.create(&name)?;
+    let volume = scratch.attach(&name, transport)?;
+    let options = table::Options {
+        sweep: swept(measure, class, transport),
+        ..table::Options::default()
+    };
+    Ok(table::run_table(
+        &volume,
+        &mut scratch.brick_cpu(),
+        &options,
+    )?)
+}
+
+fn peers(measure: &Measure) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure)?;
+    let options = peers::Options {
+        rounds: measure.rounds,
+        runtime: Duration::from_secs(measure.seconds),
+        size_bytes: VOLUME_BYTES / 2,
+        ratios_of: 2,
+        ..peers::Options::default()
+    };
+    let mut exporters = Vec::new();
+    let mut peers = Vec::new();
+    for transport in ["map", "tcp"] {
+        let name: Name = transport.parse()?;
+        let class = scratch.create(&name)?;
+        let exporter = scratch.export(&name, transport)?;
+        let socket = scratch.dir.path().join(format!("{name}.nbd"));
+        let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
+        let mut pids = scratch.cluster.brick_pids();
+        pids.push(exporter.0.id());
+        peers.push(Peer::given(
+            &format!("pagemesh {transport}"),
+            &class,
+            &uri,
+            &pids,
+        ));
+        exporters.push(exporter);
+    }
+    peers.push(Peer::nbdkit_memory(options.size_bytes)?);
+    peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
+    peers.push(Peer::qemu_quorum(options.size_bytes)?);
+    let report = peers::run_peers(&peers, &options)?;
+    if scratch.ending.within(Duration::ZERO) {
+        anyhow::bail!("ended by a signal");
+    }
+    Ok(report)
 }

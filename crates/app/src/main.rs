@@ -10,6 +10,7 @@ mod args;
 mod authority;
 mod bench;
 mod brick;
+mod cluster;
 mod ending;
 mod export;
 mod key;

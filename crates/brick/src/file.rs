@@ -77,6 +77,25 @@ fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> Fil
 /// When it exists, the size is impossible, or the system refuses; a file that
 /// could not be finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
+    create_with(path, size_bytes, allocate)
+}
+
+/// The same without allocating: for measurements only, as a file system that
+/// runs full ends every process that uses the pool.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
+    create_with(path, size_bytes, |path, file, size_bytes| {
+        file.set_len(size_bytes).map_err(system("size", path))
+    })
+}
+
+fn create_with(
+    path: &Path,
+    size_bytes: u64,
+    allocate: impl FnOnce(&Path, &File, u64) -> Result<(), FileError>,
+) -> Result<Uuid, FileError> {
     let is_device = path
         .metadata()
         .is_ok_and(|m| m.file_type().is_char_device() || m.file_type().is_block_device());

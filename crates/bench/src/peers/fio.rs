@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// What fio may take beyond its run time, to connect and to sum up.
-const MARGIN: Duration = Duration::from_secs(60);
+const MARGIN: Duration = Duration::from_secs(10);
 /// The longest fill: 64 GiB at a slow 100 MB/s.
 const FILL_MAX: Duration = Duration::from_secs(660);
 /// Names the nbd engine's own package, if fio was split.
