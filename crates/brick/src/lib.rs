@@ -1,6 +1,6 @@
 //! The brick: the daemon that owns a pool.
 //!
-//! [`file`] finds and locks the pool, [`brick`] keeps house, [`worker`] is one
+//! [`mod@file`] finds and locks the pool, [`brick`] keeps house, [`worker`] is one
 //! connection's session, [`service`] joins them to the fabric. Nothing here
 //! knows of volumes.
 

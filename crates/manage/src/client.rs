@@ -1,6 +1,6 @@
 //! A blocking client of the manager.
 //!
-//! Invariants: every call ends within [`CALL_TIMEOUT`]; nothing is retried
+//! Invariants: every call ends within `CALL_TIMEOUT`; nothing is retried
 //! here, because the caller knows whether a call may be made twice. It never
 //! follows redirects or proxies, which would show the token to others.
 

@@ -4,8 +4,8 @@
 //! Invariants: when [`serve`] returns, requests are answered at
 //! [`Handle::address`]; when [`Handle::stop`] returns, nothing runs any more
 //! and the store is closed, unless a call to a brick outlasts
-//! [`STOP_TIMEOUT`]. Idle, it wakes for heartbeats and once per
-//! [`SWEEP_INTERVAL`].
+//! `STOP_TIMEOUT`. Idle, it wakes for heartbeats and once per
+//! `SWEEP_INTERVAL`.
 
 use crate::api::{Api, REQUESTS_MAX};
 use crate::clock::{Clock, SystemClock};

@@ -1,7 +1,7 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
 //! One write of a page, over one to three pools at once:
-//! [`write`] → `Session::prepare` (frames granted, room in the lane) →
+//! [`write()`] → `Session::prepare` (frames granted, room in the lane) →
 //! `Session::enter` (not revoked, object live, epoch new enough) → lock words →
 //! seqs → the bytes streamed into fresh frames of every pool, their checksum
 //! from the same pass, and one record per pool → **one fence: the commit** →
