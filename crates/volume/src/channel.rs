@@ -230,6 +230,9 @@ impl Core {
                 let (generation, view) = self.ports.hub.view();
                 self.generation = generation;
                 self.adopt(&view);
+                // What waited for the view was sent, and mapped legs have
+                // done it already.
+                continue;
             }
             if self.answers.is_empty() && self.ports.granted.is_empty() {
                 break;

@@ -187,9 +187,11 @@ impl Leg for MappedLeg {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        match self.asked {
-            0 => None,
-            _ => self.owner.deadline(),
+        match (self.done.is_empty(), self.asked) {
+            // Nothing will become readable for what is done already.
+            (false, _) => Some(Instant::now()),
+            (true, 0) => None,
+            (true, _) => self.owner.deadline(),
         }
     }
 

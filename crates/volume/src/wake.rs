@@ -3,11 +3,14 @@
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Wake {
     fd: OwnedFd,
     raised: AtomicBool,
+    /// Raises that were taken before they reached the descriptor. Left there,
+    /// they would keep it readable, and its sleeper awake. Only takers use it.
+    owed: AtomicU64,
 }
 
 impl Wake {
@@ -17,6 +20,7 @@ impl Wake {
         Ok(Wake {
             fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             raised: AtomicBool::new(false),
+            owed: AtomicU64::new(0),
         })
     }
 
@@ -29,16 +33,79 @@ impl Wake {
 
     /// True once for one or many raises.
     pub(crate) fn take(&self) -> bool {
-        if !self.raised.load(Ordering::Acquire) {
+        let owed = self.owed.load(Ordering::Relaxed);
+        let is_raised = self.raised.load(Ordering::Acquire);
+        if !is_raised && owed == 0 {
             return false;
         }
-        // The descriptor first: a raise in between leaves it readable, and the
+        // The descriptor first: a raise in between leaves it alone, and the
         // flag that is cleared after it was for what the caller looks at next.
-        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
-        self.raised.swap(false, Ordering::AcqRel)
+        let mut count = [0u8; 8];
+        let read = rustix::io::read(&self.fd, &mut count);
+        let count = read.map_or(0, |_| u64::from_ne_bytes(count));
+        let left = owed + u64::from(is_raised) - count;
+        self.owed.store(left, Ordering::Relaxed);
+        is_raised && self.raised.swap(false, Ordering::AcqRel)
     }
 
     pub(crate) fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn is_readable(wake: &Wake) -> bool {
+        let mut polled = [PollFd::new(&wake.fd, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+    }
+
+    #[test]
+    fn a_raise_that_was_taken_early_does_not_keep_its_sleeper_awake() {
+        let wake = Wake::new().unwrap();
+        wake.raise();
+        assert!(is_readable(&wake) && wake.take());
+        // As `raise` does, with the taker between its two steps.
+        assert!(!wake.raised.swap(true, Ordering::AcqRel));
+        assert!(wake.take());
+        rustix::io::write(&wake.fd, &1u64.to_ne_bytes()).unwrap();
+        assert!(is_readable(&wake));
+        assert!(!wake.take());
+        assert!(!is_readable(&wake));
+        wake.raise();
+        assert!(is_readable(&wake) && wake.take() && !is_readable(&wake));
+    }
+
+    #[test]
+    fn no_raise_is_lost_among_threads() {
+        const EACH: u64 = 20_000;
+        let (wake, count) = (Wake::new().unwrap(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        count.fetch_add(1, Ordering::Relaxed);
+                        wake.raise();
+                    }
+                });
+            }
+            let mut seen = 0;
+            while seen < 3 * EACH {
+                let mut polled = [PollFd::new(&wake.fd, PollFlags::IN)];
+                let limit = Timespec {
+                    tv_sec: 10,
+                    tv_nsec: 0,
+                };
+                assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "slept on a raise");
+                if wake.take() {
+                    seen = count.load(Ordering::Relaxed);
+                }
+            }
+        });
+        wake.take();
+        assert!(!is_readable(&wake));
     }
 }

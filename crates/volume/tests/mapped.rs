@@ -323,8 +323,27 @@ impl Client {
                 "no answer: {:?}",
                 self.volume.status()
             );
-            std::thread::yield_now();
+            self.wait(end);
         }
+    }
+
+    /// By the channel's own signs only, as fronts do: a sign that is missing
+    /// is a request that never ends.
+    fn wait(&self, end: Instant) {
+        let mut poll = mio::Poll::new().expect("a poll");
+        let mut fds = vec![];
+        self.channel.wait_on(&mut fds);
+        for fd in &fds {
+            let (token, wanted) = (mio::Token(0), mio::Interest::READABLE);
+            let mut source = mio::unix::SourceFd(fd);
+            poll.registry()
+                .register(&mut source, token, wanted)
+                .expect("registered");
+        }
+        let until = self.channel.deadline().map_or(end, |at| at.min(end));
+        let limit = until.saturating_duration_since(Instant::now());
+        poll.poll(&mut mio::Events::with_capacity(8), Some(limit))
+            .expect("polled");
     }
 
     fn write(&mut self, offset: u64, len: u64, value: u8) -> Result<Reply, SpaceError> {
