@@ -34,18 +34,18 @@ impl Wake {
     /// True once for one or many raises.
     pub(crate) fn take(&self) -> bool {
         let owed = self.owed.load(Ordering::Relaxed);
-        let is_raised = self.raised.load(Ordering::Acquire);
-        if !is_raised && owed == 0 {
+        if owed == 0 && !self.raised.load(Ordering::Acquire) {
             return false;
         }
-        // The descriptor first: a raise in between leaves it alone, and the
-        // flag that is cleared after it was for what the caller looks at next.
+        // The descriptor first: what is read there was raised before the flag
+        // is cleared, and the flag was for what the caller looks at next.
         let mut count = [0u8; 8];
         let read = rustix::io::read(&self.fd, &mut count);
         let count = read.map_or(0, |_| u64::from_ne_bytes(count));
-        let left = owed + u64::from(is_raised) - count;
+        let was_raised = self.raised.swap(false, Ordering::AcqRel);
+        let left = owed + u64::from(was_raised) - count;
         self.owed.store(left, Ordering::Relaxed);
-        is_raised && self.raised.swap(false, Ordering::AcqRel)
+        was_raised
     }
 
     pub(crate) fn fd(&self) -> RawFd {
