@@ -23,10 +23,15 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Names messages whose answers nobody needs: no piece has it.
+const IDLE_TAG: u64 = u64::MAX;
+
 struct Connection {
     serial: u64,
     leg: Box<dyn Leg>,
     outstanding: u32,
+    /// The epoch that its slice knows this connection by.
+    epoch: Epoch,
 }
 
 /// The world of an engine.
@@ -154,6 +159,25 @@ impl Ports {
             }
         }
         true
+    }
+
+    /// Reads do not say their epoch: they are of that of the connection, which
+    /// rises with its changes alone. So each is told by a change of nothing;
+    /// else a slice would take its own client for an older one.
+    fn tell_epoch(&mut self, epoch: Epoch) {
+        let behind = self.connections.iter_mut().flatten();
+        for connection in behind.filter(|connection| connection.epoch < epoch) {
+            connection.epoch = epoch;
+            connection.outstanding += 1;
+            self.outstanding += 1;
+            let (op, open) = (0, 0);
+            let nothing = SliceRequest::Clear {
+                offset: 0,
+                len: 0,
+                stamp: Stamp { epoch, op, open },
+            };
+            connection.leg.submit(IDLE_TAG, nothing);
+        }
     }
 
     fn holder(&self, key: u32) -> Holder {
@@ -331,6 +355,7 @@ impl Core {
                 self.connect(column, leg, wanted.serial);
             }
         }
+        self.ports.tell_epoch(view.epoch);
         let generation_links = |link: &Link| {
             let legs = &view.columns.get(link.column).map(|column| &column.legs);
             legs.and_then(|legs| legs.get(link.leg))
@@ -363,6 +388,7 @@ impl Core {
                 serial,
                 leg: self.arrived.swap_remove(at).connection,
                 outstanding: 0,
+                epoch: Epoch(0),
             });
         }
     }

@@ -43,6 +43,7 @@ impl Engine {
         piece.phase = Phase::Held;
         if let Some(leg) = column.choose(piece.failed) {
             piece.phase = Phase::Sent;
+            piece.epoch = self.view.epoch;
             piece.pending = Mask::of(leg);
             column.load[leg] += 1;
             let offset = piece.offset;
@@ -100,6 +101,15 @@ impl Engine {
                 piece.failed.add(leg);
                 let error = SliceError::Refused("the answer does not fit the question".into());
                 piece.error.get_or_insert(error);
+            }
+            // Sent before this client's own barrier: again, or with the view
+            // that comes with it.
+            Err(SliceError::StaleEpoch { current }) if piece.epoch < current => {
+                if self.view.epoch < current {
+                    piece.phase = Phase::Held;
+                    self.columns[number].waiting.push(slot);
+                    return;
+                }
             }
             Err(SliceError::StaleEpoch { .. }) => {
                 let why = "it refuses reads of its own client".to_owned();

@@ -89,6 +89,8 @@ pub(crate) struct Brick {
 struct Connection {
     brick: BrickId,
     slice: SliceId,
+    /// The newest that it used.
+    epoch: Epoch,
     /// The client's end is gone: what it sent may still be carried out.
     orphan: bool,
     lost: bool,
@@ -285,6 +287,9 @@ impl Bricks {
     ) -> Result<SliceReply, SliceError> {
         let brick = self.bricks.get_mut(&brick).expect("brick");
         let slice = brick.slices.get_mut(&slice).expect("slice");
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            slice.admit_connection(connection, &request)?;
+        }
         slice.carry_out(connection, &mut brick.room, request)
     }
 }
@@ -329,6 +334,10 @@ impl Slice {
                     stamp,
                 )
             }
+            SliceRequest::Clear { len: 0, stamp, .. } => {
+                self.admit(stamp)?;
+                Ok(SliceReply::Done)
+            }
             SliceRequest::Clear { offset, len, stamp } => {
                 self.admit(stamp)?;
                 self.change(connection, room, offset, len, None, stamp)
@@ -351,6 +360,32 @@ impl Slice {
             }
             SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
         }
+    }
+
+    /// What does not say its epoch is of the newest that its connection used.
+    fn admit_connection(
+        &self,
+        connection: &mut Connection,
+        request: &SliceRequest,
+    ) -> Result<(), SliceError> {
+        let says = match request {
+            SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } => stamp.epoch,
+            SliceRequest::RaiseEpoch { epoch, .. } => *epoch,
+            _ => Epoch(0),
+        };
+        connection.epoch = connection.epoch.max(says);
+        let looks = matches!(
+            request,
+            SliceRequest::Read { .. }
+                | SliceRequest::Extents { .. }
+                | SliceRequest::Checksums { .. }
+                | SliceRequest::Dirty { .. }
+        );
+        if looks && connection.epoch.0 < self.now.epoch {
+            let current = Epoch(self.now.epoch);
+            return Err(SliceError::StaleEpoch { current });
+        }
+        Ok(())
     }
 
     fn admit(&self, stamp: Stamp) -> Result<(), SliceError> {
@@ -658,6 +693,7 @@ impl Connector for Fabric {
         let connection = Connection {
             brick,
             slice,
+            epoch,
             orphan: false,
             lost: false,
             queue: VecDeque::new(),
