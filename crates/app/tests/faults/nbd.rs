@@ -53,8 +53,8 @@ pub struct Nbd {
     output: UnixStream,
     pub size_bytes: u64,
     structured: bool,
-    /// Lengths and data so far of reads.
-    reads: HashMap<u64, Vec<u8>>,
+    /// Offset and data so far of each read.
+    reads: HashMap<u64, (u64, Vec<u8>)>,
 }
 
 fn wrong(what: impl Into<String>) -> io::Error {
@@ -126,7 +126,10 @@ impl Nbd {
         let data = self.take_vec(len)?;
         match kind >> 31 {
             0 => Ok((kind, data)),
-            _ => Err(wrong(format!("an option was refused: {}", String::from_utf8_lossy(&data)))),
+            _ => Err(wrong(format!(
+                "an option was refused: {}",
+                String::from_utf8_lossy(&data)
+            ))),
         }
     }
 
@@ -148,7 +151,7 @@ impl Nbd {
         bytes.extend(len.to_be_bytes());
         bytes.extend(data);
         if command == Command::Read {
-            self.reads.insert(cookie, vec![0; len as usize]);
+            self.reads.insert(cookie, (offset, vec![0; len as usize]));
         }
         self.output.write_all(&bytes)
     }
@@ -161,14 +164,18 @@ impl Nbd {
                 SIMPLE => {
                     let errno = u32::from_be_bytes(self.take()?);
                     let cookie = u64::from_be_bytes(self.take()?);
-                    let mut data = self.reads.remove(&cookie).unwrap_or_default();
+                    let (_, mut data) = self.reads.remove(&cookie).unwrap_or_default();
                     if errno == 0 {
                         if self.structured && !data.is_empty() {
                             return Err(wrong("a simple reply to a read"));
                         }
                         self.input.read_exact(&mut data)?;
                     }
-                    return Ok(Reply { cookie, errno, data });
+                    return Ok(Reply {
+                        cookie,
+                        errno,
+                        data,
+                    });
                 }
                 STRUCTURED => {
                     let flags = u16::from_be_bytes(self.take()?);
@@ -178,8 +185,12 @@ impl Nbd {
                     let payload = self.take_vec(len)?;
                     self.take_chunk(cookie, kind, &payload, &mut errno)?;
                     if flags & CHUNK_DONE != 0 {
-                        let data = self.reads.remove(&cookie).unwrap_or_default();
-                        return Ok(Reply { cookie, errno, data });
+                        let (_, data) = self.reads.remove(&cookie).unwrap_or_default();
+                        return Ok(Reply {
+                            cookie,
+                            errno,
+                            data,
+                        });
                     }
                 }
                 other => return Err(wrong(format!("magic {other:#x}"))),
@@ -197,11 +208,14 @@ impl Nbd {
         match kind {
             CHUNK_DATA => {
                 let (at, data) = payload.split_at_checked(8).ok_or_else(|| wrong("short"))?;
-                let base = self.base(cookie);
-                let at = u64::from_be_bytes(at.try_into().map_err(|_| wrong("short"))?) - base;
-                let whole = self.reads.get_mut(&cookie).ok_or_else(|| wrong("no such read"))?;
-                let place = whole.get_mut(at as usize..at as usize + data.len());
-                place.ok_or_else(|| wrong("beyond the read"))?.copy_from_slice(data);
+                let at = u64::from_be_bytes(at.try_into().map_err(|_| wrong("short"))?);
+                let read = self.reads.get_mut(&cookie);
+                let (offset, whole) = read.ok_or_else(|| wrong("no such read"))?;
+                let at = at.wrapping_sub(*offset) as usize;
+                let place = whole.get_mut(at..at.saturating_add(data.len()));
+                place
+                    .ok_or_else(|| wrong("beyond the read"))?
+                    .copy_from_slice(data);
             }
             // The buffer is zero already.
             CHUNK_HOLE | 0 => {}

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ pub struct Daemon {
     name: String,
     child: Child,
     log: PathBuf,
+    /// What it says after it is ready.
+    lines: Option<Mutex<Receiver<String>>>,
 }
 
 impl Daemon {
@@ -44,6 +47,7 @@ impl Daemon {
             name: name.to_owned(),
             child,
             log,
+            lines: None,
         };
         let lines = daemon.read_lines();
         let end = Instant::now() + LIMIT;
@@ -61,6 +65,7 @@ impl Daemon {
                 }
             }
         }
+        daemon.lines = Some(Mutex::new(lines));
         Ok(daemon)
     }
 
@@ -70,7 +75,7 @@ impl Daemon {
         let stdout = BufReader::new(self.child.stdout.take().unwrap());
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // Nobody reads after `ready`.
+                // Nobody reads after the end of the test.
                 let _ = send.send(line);
             }
         });
@@ -90,6 +95,13 @@ impl Daemon {
     /// Sends a signal, as `INT`.
     pub fn signal(&self, signal: &str) {
         super::program::signal(self.pid(), signal);
+    }
+
+    /// The next line that it says on standard output after `ready`.
+    pub fn line(&self) -> String {
+        let lines = self.lines.as_ref().unwrap().lock().unwrap();
+        let line = lines.recv_timeout(LIMIT);
+        line.unwrap_or_else(|cause| panic!("{} says nothing: {cause}", self.name))
     }
 
     /// Waits for its end.

@@ -342,6 +342,30 @@ impl Export {
         self.daemon.stop();
     }
 
+    /// How its volume is, as it tells when it is asked. Of one volume only.
+    pub fn status(&self) -> Value {
+        assert_eq!(self.uris.len(), 1, "one volume");
+        self.daemon.signal("USR1");
+        let line = self.daemon.line();
+        serde_json::from_str(&line).unwrap_or_else(|cause| panic!("{cause}: {line}"))
+    }
+
+    /// Waits until its volume is in this state, as `healthy`.
+    pub fn await_state(&self, state: &str) -> Value {
+        let mut last = Value::Null;
+        until(&format!("the volume is {state}"), || {
+            last = self.status();
+            last["state"] == state
+        });
+        last
+    }
+
+    /// The unix socket that it listens on.
+    pub fn socket(&self) -> PathBuf {
+        let (_, path) = self.uri.split_once("?socket=").unwrap();
+        path.into()
+    }
+
     /// Runs commands of qemu-io on the first volume; each must succeed.
     pub fn io(&self, commands: &[&str]) -> String {
         program::qemu_io(&self.uri, commands)

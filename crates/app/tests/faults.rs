@@ -1,0 +1,25 @@
+//! What a cluster of real processes does when parts of it die.
+//!
+//! Every test writes under a checked load, takes something away, gives it
+//! back, and then knows for each block what it must hold. The variable
+//! PAGEMESH_TEST_ROUNDS says how often the client is killed.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // Tests.
+
+#[path = "faults/bricks.rs"]
+mod bricks;
+#[path = "faults/clients.rs"]
+mod clients;
+#[path = "faults/full.rs"]
+mod full;
+#[path = "faults/load.rs"]
+mod load;
+#[path = "faults/nbd.rs"]
+mod nbd;
+#[path = "faults/oracle.rs"]
+mod oracle;
+#[path = "faults/overlap.rs"]
+mod overlap;
+#[path = "faults/rig.rs"]
+mod rig;
+mod support;

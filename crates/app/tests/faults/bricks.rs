@@ -1,0 +1,232 @@
+//! Bricks, and the manager, die.
+
+use crate::load::{Load, Mix, Plan};
+use crate::nbd::{Command, EIO, Nbd};
+use crate::oracle::BLOCK;
+use crate::rig::{Rig, STALL_MAX, VOLUME, counter, legs};
+use crate::support::{Pools, until};
+use std::time::Duration;
+
+/// A load that leaves most of the volume alone while a brick is away.
+fn steady() -> Plan {
+    Plan {
+        rate: Some(1500),
+        ..Plan::default()
+    }
+}
+
+/// A brick dies under load and comes back; nobody notices more than a pause,
+/// and only what it missed is copied.
+fn a_brick_dies(pools: Pools, transport: &str, seed: u64) {
+    let mut rig = Rig::new(pools, 2, 128, &[], seed);
+    rig.serve(transport);
+    let filled = rig.load(&Plan::default());
+    filled.await_answers(10_000);
+    filled.finish().expect_good();
+
+    let load = rig.load(&steady());
+    load.await_answers(1000);
+    let mark = rig.oracle.mark();
+    rig.cluster.kill_brick(0);
+    load.await_answers(2000);
+    assert!(legs(&rig.export().await_state("degraded")).contains(&"stale".into()));
+    rig.cluster.restart_brick(0);
+    until("the leg is written again", || {
+        !legs(&rig.export().status()).contains(&"stale".into())
+    });
+    let missed = rig.oracle.bytes_changed_since(mark);
+    let status = rig.export().await_state("healthy");
+    load.await_answers(500);
+    let report = load.finish();
+    report.expect_good();
+    let moved = counter(&status, "bytes_resynced");
+    let ratio = moved as f64 / missed as f64;
+    println!(
+        "{pools:?} {transport}: longest {:?} of {} requests; {moved} bytes moved of {missed} missed: {ratio:.2}",
+        report.longest, report.requests
+    );
+    assert!(report.longest < STALL_MAX, "stalled {:?}", report.longest);
+    let bar = if pools == Pools::Memory { 1.3 } else { 6.0 };
+    assert!(ratio < bar, "{moved} bytes were moved for {missed}");
+    assert!(moved > 0, "nothing was moved");
+    rig.verify();
+    rig.end_and_check();
+    rig.verify_without_each(2, transport);
+}
+
+#[test]
+fn a_mapped_brick_dies_under_load() {
+    a_brick_dies(Pools::Memory, "map", 0xa1);
+}
+
+#[test]
+fn a_brick_over_tcp_dies_under_load() {
+    a_brick_dies(Pools::Memory, "tcp", 0xa2);
+}
+
+#[test]
+fn a_brick_on_a_disk_dies_under_load() {
+    a_brick_dies(Pools::Disk, "auto", 0xa3);
+}
+
+/// Bricks die and start again at once, one after the other, then both.
+fn bricks_restart(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+    rig.serve(transport);
+    let load = rig.load(&Plan::default());
+    for brick in [0, 1, 0, 1] {
+        load.await_answers(1000);
+        rig.cluster.kill_brick(brick);
+        rig.cluster.restart_brick(brick);
+        rig.export().await_state("healthy");
+    }
+    load.await_answers(1000);
+    rig.cluster.kill_brick(0);
+    rig.cluster.kill_brick(1);
+    rig.cluster.restart_brick(1);
+    rig.cluster.restart_brick(0);
+    rig.export().await_state("healthy");
+    load.await_answers(1000);
+    let report = load.finish();
+    report.expect_good();
+    println!(
+        "{transport}: longest {:?} of {}",
+        report.longest, report.requests
+    );
+    rig.verify();
+    rig.end_and_check();
+    rig.verify_without_each(2, transport);
+}
+
+#[test]
+fn bricks_restart_under_mapped_clients() {
+    bricks_restart("map", 0xc1);
+}
+
+#[test]
+fn bricks_restart_under_clients_over_tcp() {
+    bricks_restart("tcp", 0xc2);
+}
+
+/// Waits until nothing is answered any more.
+fn await_stall(load: &Load) {
+    let mut last = None;
+    until("writes wait", || {
+        let answered = load.answered();
+        std::thread::sleep(Duration::from_millis(200));
+        last.replace(answered) == Some(answered) && answered == load.answered()
+    });
+}
+
+/// Without the manager I/O goes on; a leg that is lost then makes writes wait,
+/// but never fail.
+fn the_manager_is_away(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+    rig.serve(transport);
+    let load = rig.load(&steady());
+    load.await_answers(500);
+    rig.cluster.stop_manager();
+    load.await_answers(1000);
+    let create = ["volume", "create", "other", "--size", "8M"];
+    rig.cluster
+        .refused(&create, &["manager", rig.cluster.manager_address()]);
+    rig.cluster.kill_brick(0);
+    let status = rig.export().await_state("awaiting-manager");
+    assert!(legs(&status).iter().all(|leg| leg == "in-sync"), "{status}");
+    await_stall(&load);
+    let mut nbd = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    nbd.send(1, (Command::Read, 0), 0, BLOCK as u32, &[])
+        .expect("sent");
+    assert_eq!(nbd.reply().expect("reads go on").errno, 0);
+    drop(nbd);
+    assert_eq!(rig.export().status()["state"], "awaiting-manager");
+    rig.cluster.start_manager();
+    rig.export().await_state("degraded");
+    load.await_answers(500);
+    rig.cluster.restart_brick(0);
+    rig.export().await_state("healthy");
+    load.await_answers(500);
+    load.finish().expect_good();
+    rig.verify();
+    rig.end_and_check();
+    rig.verify_without_each(2, transport);
+}
+
+#[test]
+fn the_manager_is_away_when_a_mapped_leg_is_lost() {
+    the_manager_is_away("map", 0xd1);
+}
+
+#[test]
+fn the_manager_is_away_when_a_leg_over_tcp_is_lost() {
+    the_manager_is_away("tcp", 0xd2);
+}
+
+/// What is discarded while a leg is away is gone from it when it is back.
+#[test]
+fn discards_while_a_leg_is_away() {
+    let mut rig = Rig::new(Pools::Memory, 2, 64, &[], 0x91);
+    rig.serve("auto");
+    let filled = rig.load(&Plan::default());
+    filled.await_answers(15_000);
+    filled.finish().expect_good();
+    rig.cluster.kill_brick(0);
+    let load = rig.load(&Plan {
+        mix: Mix {
+            reads: 10,
+            trims: 40,
+            zeroes: 10,
+            fua: 0,
+        },
+        ..Plan::default()
+    });
+    load.await_answers(5000);
+    rig.cluster.restart_brick(0);
+    rig.export().await_state("healthy");
+    load.finish().expect_good();
+    rig.verify();
+    rig.end_and_check();
+    rig.verify_without_each(2, "auto");
+}
+
+/// Both bricks of a volume on disks die: what was flushed is there.
+fn disks_die(layout: &[&str], bricks: usize, seed: u64) {
+    let mut rig = Rig::new(Pools::Disk, bricks, 32, layout, seed);
+    rig.serve("auto");
+    for _ in 0..3 {
+        let load = rig.load(&Plan {
+            mix: Mix {
+                reads: 10,
+                trims: 10,
+                zeroes: 5,
+                fua: 5,
+            },
+            needs_flush: true,
+            ..Plan::default()
+        });
+        load.await_answers(2000);
+        (0..bricks).for_each(|brick| rig.cluster.kill_brick(brick));
+        (0..bricks).for_each(|brick| rig.cluster.restart_brick(brick));
+        load.await_answers(500);
+        rig.export().await_state("healthy");
+        let report = load.finish();
+        // What was not flushed may be gone, and the next flush says so.
+        let told = format!("errno {EIO} for Flush");
+        let failures = report.failures.iter();
+        let strange: Vec<_> = failures.filter(|what| !what.starts_with(&told)).collect();
+        assert!(strange.is_empty(), "{strange:#?}");
+        assert_eq!(report.broken, 0);
+        rig.verify();
+    }
+    rig.end_and_check();
+}
+
+#[test]
+fn a_disk_dies_and_has_what_was_flushed() {
+    disks_die(&["--layout", "concat"], 1, 0x11);
+}
+
+#[test]
+fn both_disks_die_and_have_what_was_flushed() {
+    disks_die(&[], 2, 0x12);
+}

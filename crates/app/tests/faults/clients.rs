@@ -1,0 +1,161 @@
+//! Clients die, or stand still.
+
+use crate::load::{Mix, Plan};
+use crate::nbd::{Command, Nbd};
+use crate::oracle::{BLOCK, Rng};
+use crate::rig::{Rig, VOLUME};
+use crate::support::{Pools, program};
+
+fn busy() -> Plan {
+    Plan {
+        depth: 16,
+        mix: Mix {
+            reads: 10,
+            trims: 8,
+            zeroes: 4,
+            fua: 4,
+        },
+        ..Plan::default()
+    }
+}
+
+fn rounds() -> u64 {
+    let rounds = std::env::var("PAGEMESH_TEST_ROUNDS");
+    rounds.map_or(8, |rounds| rounds.parse().expect("a number"))
+}
+
+/// The client dies under load, over and over: each time the next one finds
+/// equal legs and every acknowledged block.
+fn the_client_is_killed(layout: &[&str], bricks: usize, transports: [&str; 2], seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, bricks, 32, layout, seed);
+    let mut rng = Rng(seed);
+    for round in 0..rounds() {
+        rig.serve(transports[round as usize % 2]);
+        rig.verify();
+        let load = rig.load(&busy());
+        load.await_answers(100 + rng.below(2000));
+        rig.take_export().kill();
+        let report = load.finish();
+        assert!(
+            report.failures.is_empty(),
+            "round {round}: {:#?}",
+            report.failures
+        );
+        if round % 3 == 0 {
+            let report = rig.cluster.json(&["volume", "check", VOLUME, "--force"]);
+            assert_eq!(report["pages_differing"], 0, "round {round}: {report}");
+            assert_eq!(report["pages_damaged"], 0, "round {round}: {report}");
+        } else {
+            rig.serve(transports[round as usize / 2 % 2]);
+            rig.verify();
+            rig.end_and_check();
+        }
+    }
+    rig.verify_without_each(bricks, "auto");
+    rig.verify();
+}
+
+#[test]
+fn the_client_is_killed_many_times() {
+    the_client_is_killed(&[], 2, ["map", "tcp"], 0xb1);
+}
+
+#[test]
+fn the_client_of_striped_mirrors_is_killed_many_times() {
+    let layout = [
+        "--layout",
+        "stripe+mirror",
+        "--columns",
+        "2",
+        "--copies",
+        "2",
+    ];
+    the_client_is_killed(&layout, 4, ["tcp", "map"], 0xb2);
+}
+
+#[test]
+fn the_client_of_three_copies_is_killed_many_times() {
+    the_client_is_killed(&["--copies", "3"], 3, ["map", "tcp"], 0xb3);
+}
+
+/// The client dies while a leg is away; both come back.
+#[test]
+fn the_client_is_killed_while_a_leg_is_away() {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0xb4);
+    for transport in ["map", "tcp", "map"] {
+        rig.serve(transport);
+        let load = rig.load(&busy());
+        load.await_answers(500);
+        rig.cluster.kill_brick(0);
+        load.await_answers(1000);
+        rig.take_export().kill();
+        let report = load.finish();
+        assert!(report.failures.is_empty(), "{:#?}", report.failures);
+        rig.serve("auto");
+        rig.verify();
+        let load = rig.load(&busy());
+        load.await_answers(500);
+        rig.cluster.restart_brick(0);
+        load.await_answers(500);
+        rig.take_export().kill();
+        assert!(load.finish().failures.is_empty());
+        rig.serve(transport);
+        rig.verify();
+        rig.export().await_state("healthy");
+        rig.end_and_check();
+    }
+    rig.verify_without_each(2, "auto");
+}
+
+/// A client that stands still is fenced by the next one; when it goes on, it
+/// changes nothing any more, and says so.
+fn the_client_stands_still(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+    rig.serve(transport);
+    let mut late = Nbd::connect(&rig.socket(), VOLUME, true).expect("clients are taken");
+    let load = rig.load(&busy());
+    load.await_answers(2000);
+    let old = rig.take_export();
+    old.daemon.signal("STOP");
+    load.ask_to_stop();
+    let report = rig.cluster.json(&["volume", "check", VOLUME, "--force"]);
+    assert_eq!(report["pages_differing"], 0, "{report}");
+    rig.serve(transport);
+    rig.verify();
+    // Fails only if a brick had to end it.
+    let _ = program::run("kill", &["-s", "CONT", &old.daemon.pid().to_string()]);
+    let report = load.finish();
+    let lost: Vec<_> = report
+        .failures
+        .iter()
+        .filter(|what| what.contains("lost"))
+        .collect();
+    assert!(lost.is_empty(), "{lost:#?}");
+    for block in 0..rig.oracle.len().min(64) {
+        let data = [0xee; BLOCK];
+        let at = block * BLOCK as u64;
+        let sent = late.send(block, (Command::Write, 0), at, BLOCK as u32, &data);
+        match sent.and_then(|()| late.reply()) {
+            Ok(reply) => assert_ne!(reply.errno, 0, "a fenced client wrote block {block}"),
+            // It was ended.
+            Err(_) => break,
+        }
+    }
+    rig.verify();
+    let load = rig.load(&busy());
+    load.await_answers(500);
+    load.finish().expect_good();
+    rig.verify();
+    old.kill();
+    rig.end_and_check();
+}
+
+#[test]
+fn a_mapped_client_stands_still() {
+    the_client_stands_still("map", 0x81);
+}
+
+#[test]
+fn a_client_over_tcp_stands_still() {
+    the_client_stands_still("tcp", 0x82);
+}

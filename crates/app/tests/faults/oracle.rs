@@ -1,0 +1,215 @@
+//! What every block of a volume may hold, as its clients know it.
+//!
+//! A block that was written says of itself who wrote it, where, and as which
+//! change; so an older, a foreign or a torn block is never taken for a right
+//! one.
+
+use crate::nbd::{Command, Nbd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub const BLOCK: usize = 4096;
+/// Blocks of one read of [`Oracle::verify`].
+const READ_BLOCKS: usize = 64;
+/// Wrong blocks that are described; all are counted.
+const DESCRIBED_MAX: usize = 8;
+
+/// What one change made of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Which change; 0 is before the first.
+    pub change: u64,
+    /// It holds zeroes: discarded, zeroed, or never written.
+    pub zero: bool,
+}
+
+/// A block: the first state is sure, the later ones are possible.
+pub struct Block {
+    states: Vec<State>,
+}
+
+impl Block {
+    /// A change is on its way.
+    pub fn begin(&mut self, state: State) {
+        self.states.push(state);
+    }
+
+    /// A change is there for good, and so nothing before it. Whether it can
+    /// be: what was read may have told otherwise.
+    pub fn settle(&mut self, change: u64) -> bool {
+        let at = self.states.iter().position(|state| state.change == change);
+        self.states.drain(..at.unwrap_or(0));
+        at.is_some()
+    }
+
+    /// The newest change that there may be.
+    pub fn newest(&self) -> u64 {
+        self.states.last().map_or(0, |state| state.change)
+    }
+}
+
+pub struct Oracle {
+    seed: u64,
+    blocks: Vec<Mutex<Block>>,
+    changes: AtomicU64,
+}
+
+/// A generator of numbers: splitmix64 (Steele, Lea, Flood 2014).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+impl Oracle {
+    /// An oracle of a volume that was never written.
+    pub fn new(seed: u64, bytes: u64) -> Oracle {
+        let states = vec![State {
+            change: 0,
+            zero: true,
+        }];
+        let block = || {
+            Mutex::new(Block {
+                states: states.clone(),
+            })
+        };
+        Oracle {
+            seed,
+            blocks: (0..bytes / BLOCK as u64).map(|_| block()).collect(),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub fn len(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    pub fn block(&self, number: u64) -> MutexGuard<'_, Block> {
+        let block = &self.blocks[number as usize];
+        block.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a new change.
+    pub fn next_change(&self) -> u64 {
+        self.changes.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The last number given.
+    pub fn mark(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the blocks that were changed after a mark.
+    pub fn bytes_changed_since(&self, mark: u64) -> u64 {
+        let changed = (0..self.len()).filter(|&number| self.block(number).newest() > mark);
+        changed.count() as u64 * BLOCK as u64
+    }
+
+    /// The bytes of a block as a change writes them.
+    pub fn content(&self, block: u64, change: u64, into: &mut [u8]) {
+        let mut rng = Rng(self.seed ^ block.rotate_left(40) ^ change.rotate_left(8));
+        let mut words = into.chunks_exact_mut(8);
+        for (word, head) in words.by_ref().take(3).zip([change, block, self.seed]) {
+            word.copy_from_slice(&head.to_le_bytes());
+        }
+        for word in words {
+            word.copy_from_slice(&rng.next().to_le_bytes());
+        }
+    }
+
+    /// What a block that was read is, or why it is nothing that was written.
+    fn recognise(&self, number: u64, found: &[u8]) -> Result<State, String> {
+        if found.iter().all(|byte| *byte == 0) {
+            return Ok(State {
+                change: 0,
+                zero: true,
+            });
+        }
+        let word = |at: usize| {
+            let word = found[at * 8..].first_chunk().copied();
+            u64::from_le_bytes(word.unwrap_or_default())
+        };
+        let (change, block, seed) = (word(0), word(1), word(2));
+        if (block, seed) != (number, self.seed) {
+            return Err(format!("holds block {block} of {seed:#x}, change {change}"));
+        }
+        let mut right = [0; BLOCK];
+        self.content(number, change, &mut right);
+        match right == *found {
+            true => Ok(State {
+                change,
+                zero: false,
+            }),
+            false => Err(format!("is torn, or mixed with change {change}")),
+        }
+    }
+
+    /// Checks a block that was read; what was read stays from now on, if
+    /// `fix`.
+    pub fn check(&self, number: u64, found: &[u8], fix: bool) -> Result<(), String> {
+        let told = |what: String| {
+            let states = self.block(number).states.clone();
+            format!("block {number} {what}; it may be {states:?}")
+        };
+        let state = self.recognise(number, found).map_err(&told)?;
+        let mut block = self.block(number);
+        let same = |other: &&State| match state.zero {
+            true => other.zero,
+            false => **other == state,
+        };
+        // Of several zeroes the newest, so that none that is possible is lost.
+        let known = block.states.iter().rev().find(same).copied();
+        let Some(known) = known else {
+            drop(block);
+            return Err(told(format!("is {state:?}")));
+        };
+        if fix {
+            block.states = vec![known];
+        }
+        Ok(())
+    }
+
+    /// Reads everything and checks it. Nothing else may be at work.
+    #[track_caller]
+    pub fn verify(&self, socket: &Path, export: &str) {
+        let mut wrong = vec![];
+        let mut nbd = Nbd::connect(socket, export, true).expect("the export takes clients");
+        let mut number = 0;
+        while number < self.len() {
+            let count = (READ_BLOCKS as u64).min(self.len() - number);
+            let len = count * BLOCK as u64;
+            let at = number * BLOCK as u64;
+            let sent = nbd.send(number, (Command::Read, 0), at, len as u32, &[]);
+            let reply = sent.and_then(|()| nbd.reply()).expect("an answer");
+            assert_eq!(reply.errno, 0, "reading {len} bytes at {at}");
+            for (at, found) in reply.data.chunks_exact(BLOCK).enumerate() {
+                if let Err(what) = self.check(number + at as u64, found, true) {
+                    wrong.push(what);
+                }
+            }
+            number += count;
+        }
+        assert!(
+            wrong.is_empty(),
+            "seed {:#x}: {} blocks are wrong: {:#?}",
+            self.seed,
+            wrong.len(),
+            &wrong[..wrong.len().min(DESCRIBED_MAX)]
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! A volume on a cluster, its export, and what it must hold.
+
+use crate::load::{Load, Plan};
+use crate::oracle::Oracle;
+use crate::support::{Cluster, Export, MIB, Pools};
+use serde_json::Value;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The bar for the longest that a request may take when a brick dies.
+pub const STALL_MAX: Duration = Duration::from_secs(3);
+pub const VOLUME: &str = "disk";
+
+pub struct Rig {
+    export: Option<Export>,
+    pub cluster: Cluster,
+    pub oracle: Arc<Oracle>,
+}
+
+impl Rig {
+    /// A volume of this many MiB on bricks with room for it, not exported.
+    /// `layout` as `--layout mirror`.
+    pub fn new(pools: Pools, bricks: usize, size_mib: u64, layout: &[&str], seed: u64) -> Rig {
+        let sizes = vec![size_mib + size_mib / 2 + 32; bricks];
+        Rig::with_pools(pools, &sizes, size_mib, layout, seed)
+    }
+
+    pub fn with_pools(
+        pools: Pools,
+        sizes_mib: &[u64],
+        size_mib: u64,
+        layout: &[&str],
+        seed: u64,
+    ) -> Rig {
+        let cluster = Cluster::with_pools(pools, sizes_mib);
+        cluster.create(VOLUME, &format!("{size_mib}M"), layout);
+        Rig {
+            export: None,
+            cluster,
+            oracle: Arc::new(Oracle::new(seed, size_mib * MIB)),
+        }
+    }
+
+    /// Exports the volume.
+    pub fn serve(&mut self, transport: &str) {
+        assert!(self.export.is_none(), "it is served");
+        self.export = Some(self.cluster.export(&[VOLUME], transport));
+    }
+
+    pub fn export(&self) -> &Export {
+        self.export.as_ref().expect("it is served")
+    }
+
+    pub fn take_export(&mut self) -> Export {
+        self.export.take().expect("it is served")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.export().socket()
+    }
+
+    pub fn load(&self, plan: &Plan) -> Load {
+        Load::start(&self.oracle, &self.socket(), VOLUME, plan)
+    }
+
+    /// Reads everything through the export and checks it.
+    #[track_caller]
+    pub fn verify(&self) {
+        self.oracle.verify(&self.socket(), VOLUME);
+    }
+
+    /// Ends the export in peace, and has the legs compared.
+    pub fn end_and_check(&mut self) {
+        self.take_export().stop();
+        self.cluster.check_identical(VOLUME);
+    }
+
+    /// With each brick dead in turn, the other legs alone hold what they must:
+    /// what the program itself says of its legs is not taken on trust. Ends
+    /// with every leg back, and the volume served.
+    pub fn verify_without_each(&mut self, bricks: usize, transport: &str) {
+        for brick in 0..bricks {
+            self.cluster.kill_brick(brick);
+            self.serve(transport);
+            self.verify();
+            self.cluster.restart_brick(brick);
+            self.export().await_state("healthy");
+            self.take_export().stop();
+        }
+        self.serve(transport);
+    }
+}
+
+/// States of the legs, column after column.
+pub fn legs(status: &Value) -> Vec<String> {
+    let columns = status["columns"].as_array().expect("columns");
+    let legs = columns
+        .iter()
+        .flat_map(|column| column["legs"].as_array().expect("legs"));
+    legs.map(|leg| leg["state"].as_str().unwrap_or_default().to_owned())
+        .collect()
+}
+
+/// A sum of the volume's counters.
+pub fn counter(status: &Value, name: &str) -> u64 {
+    status["counters"][name].as_u64().expect("a counter")
+}
