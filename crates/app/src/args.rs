@@ -128,6 +128,9 @@ pub enum Pool {
         /// Its size.
         #[arg(long)]
         size: Size,
+        /// How to print.
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
     },
     /// Show what a pool says of itself.
     Show {

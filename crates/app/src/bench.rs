@@ -26,8 +26,8 @@ use tempfile::TempDir;
 
 /// Bytes of a scratch volume.
 const VOLUME_BYTES: u64 = 1 << 30;
-/// Bytes of a scratch pool: two volumes, and room for what is not yet freed.
-const POOL_BYTES: u64 = 3 << 30;
+/// Bytes of a scratch pool beyond its volumes: what is not yet freed.
+const ROOM_BYTES: u64 = 512 << 20;
 /// Operations of one part of a round of `session`, per second asked for.
 const SESSION_OPERATIONS_PER_S: u64 = 400_000;
 
@@ -36,11 +36,10 @@ struct Scratch {
     cluster: Cluster,
     dir: TempDir,
     _pools: TempDir,
-    ending: Ending,
 }
 
 impl Scratch {
-    fn start(measure: &Measure) -> anyhow::Result<Scratch> {
+    fn start(measure: &Measure, volumes: u64) -> anyhow::Result<Scratch> {
         let ending = Ending::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
@@ -49,14 +48,15 @@ impl Scratch {
             dir: dir.path(),
             pools: pools.path(),
             bricks: 2,
-            size_bytes: POOL_BYTES,
+            size_bytes: VOLUME_BYTES * volumes + ROOM_BYTES,
             listen: "127.0.0.1:0",
         };
+        let cluster = Cluster::start(&plan, &ending)?;
+        remove_at_end(ending, [dir.path(), pools.path()])?;
         Ok(Scratch {
-            cluster: Cluster::start(&plan, &ending)?,
+            cluster,
             dir,
             _pools: pools,
-            ending,
         })
     }
 
@@ -116,6 +116,22 @@ impl Scratch {
     }
 }
 
+/// Ends this process when it is told to end, scratch directories first; its
+/// children end with it.
+fn remove_at_end(ending: Ending, directories: [&Path; 2]) -> anyhow::Result<()> {
+    let directories = directories.map(Path::to_owned);
+    let thread = std::thread::Builder::new().name("ending".into());
+    thread.spawn(move || {
+        ending.wait();
+        for directory in directories {
+            // What cannot be removed is left: this is the end.
+            let _ = std::fs::remove_dir_all(directory);
+        }
+        std::process::exit(130);
+    })?;
+    Ok(())
+}
+
 /// An exporting process; dropping it ends it.
 struct Exporter(Child);
 
@@ -152,7 +168,7 @@ fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
 }
 
 fn session(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure)?;
+    let scratch = Scratch::start(measure, 1)?;
     let name: Name = "session".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, args::Transport::Map)?;
@@ -184,7 +200,7 @@ fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep:
 }
 
 fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure)?;
+    let scratch = Scratch::start(measure, 1)?;
     let name: Name = "ramp".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
@@ -196,7 +212,7 @@ fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report>
 }
 
 fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure)?;
+    let scratch = Scratch::start(measure, 1)?;
     let name: Name = "table".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
@@ -212,7 +228,7 @@ fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report
 }
 
 fn peers(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure)?;
+    let scratch = Scratch::start(measure, 2)?;
     let options = peers::Options {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
@@ -241,9 +257,5 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     peers.push(Peer::nbdkit_memory(options.size_bytes)?);
     peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
     peers.push(Peer::qemu_quorum(options.size_bytes)?);
-    let report = peers::run_peers(&peers, &options)?;
-    if scratch.ending.within(Duration::ZERO) {
-        anyhow::bail!("ended by a signal");
-    }
-    Ok(report)
+    Ok(peers::run_peers(&peers, &options)?)
 }

@@ -81,13 +81,15 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
 
 /// The page of the command, followed by those of its subcommands.
 fn print_man() -> anyhow::Result<()> {
-    let command = Cli::command();
     let mut out = std::io::stdout().lock();
-    clap_mangen::Man::new(command.clone()).render(&mut out)?;
+    print_page(Cli::command(), &mut out)
+}
+
+fn print_page(command: clap::Command, out: &mut impl std::io::Write) -> anyhow::Result<()> {
+    clap_mangen::Man::new(command.clone()).render(out)?;
     for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
-        let name = format!("pagemesh-{}", subcommand.get_name());
-        let named = subcommand.clone().name(name);
-        clap_mangen::Man::new(named).render(&mut out)?;
+        let name = format!("{}-{}", command.get_name(), subcommand.get_name());
+        print_page(subcommand.clone().name(name), out)?;
     }
     Ok(())
 }

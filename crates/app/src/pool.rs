@@ -19,17 +19,28 @@ struct Shown {
     checkpoint: u64,
 }
 
+/// What was made.
+#[derive(Serialize)]
+struct Made {
+    pool: String,
+    path: String,
+    pool_bytes: u64,
+}
+
 /// Makes or shows a pool.
 pub fn run(command: &Pool) -> anyhow::Result<()> {
     match command {
-        Pool::Create { path, size } => {
-            let id = file::create(path, size.0)?;
-            println!(
-                "made pool {id} of {} in {}",
-                output::bytes(size.0),
-                path.display()
-            );
-            Ok(())
+        Pool::Create { path, size, output } => {
+            let pool = file::create(path, size.0)?;
+            let made = Made {
+                pool: pool.to_string(),
+                path: path.display().to_string(),
+                pool_bytes: size.0,
+            };
+            output::print(*output, &made, || {
+                let size = output::bytes(size.0);
+                format!("made pool {pool} of {size} in {}", made.path)
+            })
         }
         Pool::Show { path, output } => show(path, *output),
     }

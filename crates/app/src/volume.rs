@@ -194,8 +194,7 @@ fn check(
     })?;
     bar.finish_and_clear();
     output::print(args.output, &report, || told(name, &report))?;
-    let wrong = report.pages_differing + report.pages_damaged;
-    Ok(match wrong == 0 || wrong == report.pages_repaired {
+    Ok(match is_right(&report) {
         true => Verdict::Done,
         false => Verdict::Differs,
     })
@@ -206,6 +205,13 @@ fn told(name: &Name, report: &CheckReport) -> String {
     if report.pages_differing + report.pages_damaged == 0 {
         return format!("the copies of {name} are identical: {compared} pages compared");
     }
+    let found = format!(
+        "{} of {compared} pages of {name} differ, {} are damaged, {} were repaired",
+        report.pages_differing, report.pages_damaged, report.pages_repaired,
+    );
+    if is_right(report) {
+        return found;
+    }
     let rows = report.differences.iter().map(|run| {
         vec![
             format!("{}.{}", run.segment, run.column),
@@ -213,13 +219,13 @@ fn told(name: &Name, report: &CheckReport) -> String {
             run.count.to_string(),
         ]
     });
-    format!(
-        "{} of {compared} pages of {name} differ, {} are damaged, {} were repaired; repair with --repair-from\n\n{}",
-        report.pages_differing,
-        report.pages_damaged,
-        report.pages_repaired,
-        table(&["COLUMN", ">PAGE", ">PAGES"], rows)
-    )
+    let rows = table(&["COLUMN", ">PAGE", ">PAGES"], rows);
+    format!("{found}; repair with --repair-from\n\n{rows}")
+}
+
+/// Whether nothing is wrong, or nothing any more.
+fn is_right(report: &CheckReport) -> bool {
+    report.pages_differing + report.pages_damaged == report.pages_repaired
 }
 
 /// A bar for bytes, on standard error; nothing where that is no terminal.

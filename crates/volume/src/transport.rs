@@ -182,9 +182,15 @@ impl Connector for Transports {
             (Transport::Map, None) => Err(SliceError::Refused(format!(
                 "brick {brick} has no map socket; use the tcp transport"
             ))),
-            // A socket of that name on this machine may be another machine's.
             (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
-                self.map(brick, socket, slice, epoch)
+                match self.map(brick, socket, slice, epoch) {
+                    // The path may be another brick's on this machine, or not
+                    // for this user.
+                    Err(SliceError::Refused(_) | SliceError::Lost(_)) => {
+                        self.tcp(brick, address, slice, epoch)
+                    }
+                    mapped => mapped,
+                }
             }
             _ => self.tcp(brick, address, slice, epoch),
         }

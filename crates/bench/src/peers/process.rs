@@ -168,8 +168,27 @@ pub(crate) fn require(program: &'static str, package: &'static str) -> Result<()
 }
 
 /// CPU time that a process has used, all its threads together; nothing if it
-/// is gone. The kernel counts it in ticks, usually of 10 ms.
+/// is gone.
 pub fn process_cpu(pid: u32) -> Option<Duration> {
+    threads_cpu(pid).or_else(|| ticks_cpu(pid))
+}
+
+/// The sum over the threads that are alive, to the nanosecond: the first field
+/// of schedstat.
+fn threads_cpu(pid: u32) -> Option<Duration> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let of_thread = |entry: fs::DirEntry| {
+        let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
+        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    let mut sum: Option<u64> = None;
+    for ns in threads.filter_map(|entry| of_thread(entry.ok()?)) {
+        *sum.get_or_insert(0) += ns;
+    }
+    sum.map(Duration::from_nanos)
+}
+
+fn ticks_cpu(pid: u32) -> Option<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks = cpu_ticks(&stat)?;
     let per_second = rustix::param::clock_ticks_per_second();

@@ -11,7 +11,7 @@ use super::control::Control;
 use super::copy::{self, Holes, Party, chunks};
 use super::model::Return;
 use super::reform::lost_if_gone;
-use super::settle::differs;
+use super::settle::differing;
 use super::start::look_for_new_addresses;
 use super::state::State;
 use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RETURN_RETRY_MAX, RETURN_RETRY_MIN};
@@ -324,8 +324,11 @@ impl Way<'_> {
             // Equal pages that are not written get no stamp, and a leg that is
             // still stale may differ there from both.
             let compare = pass == Pass::Compare && self.holes() == Holes::Cleared;
-            if !compare || differs(self.state, &sources[0], &target, offset, len).await {
-                let place = (offset, len);
+            let places = match compare {
+                true => differing(self.state, &sources[0], &target, offset, len).await,
+                false => vec![(offset, len)],
+            };
+            for place in places {
                 let holes = match pass {
                     Pass::MakeRoom => Holes::Only,
                     Pass::Copy | Pass::Compare => self.holes(),
@@ -339,7 +342,7 @@ impl Way<'_> {
                     }
                     format!("copying failed: {}", failure.error)
                 })?;
-                self.state.hub.tally.add(Count::BytesResynced, len);
+                self.state.hub.tally.add(Count::BytesResynced, place.1);
             }
         }
         self.progress(0, len);

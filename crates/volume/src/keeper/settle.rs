@@ -148,7 +148,7 @@ async fn compare_all(
     let targets = parties(state, column, all.without(Mask::of(first.leg)));
     let end = state.model().columns[column].bytes;
     for (offset, len) in chunks(0, end) {
-        if differs(state, first, &targets, offset, len).await {
+        for (offset, len) in differing(state, first, &targets, offset, len).await {
             copy_or_fail(state, column, &sources, &targets, offset, len).await?;
         }
     }
@@ -164,20 +164,53 @@ pub(super) async fn differs(
     offset: u64,
     len: u64,
 ) -> bool {
+    !differing(state, first, others, offset, len).await.is_empty()
+}
+
+/// The parts of a chunk that differ, in whole pages but for the end; see
+/// [`differs`].
+pub(super) async fn differing(
+    state: &State,
+    first: &Party,
+    others: &[Party],
+    offset: u64,
+    len: u64,
+) -> Vec<(u64, u64)> {
     debug_assert!(len <= RESYNC_CHUNK_BYTES);
+    let whole = vec![(offset, len)];
     let request = SliceRequest::Checksums {
         page: PageNo(offset / PAGE_BYTES as u64),
         count: len.div_ceil(PAGE_BYTES as u64) as u32,
     };
-    let Ok(wanted) = first.control.ask(state, request.clone()).await else {
-        return true;
+    let wanted = first.control.ask(state, request.clone()).await;
+    let Ok(SliceReply::Checksums(wanted)) = wanted else {
+        return whole;
     };
+    let mut unequal = vec![false; wanted.len()];
     for other in others {
-        if other.control.ask(state, request.clone()).await.as_ref() != Ok(&wanted) {
-            return true;
+        match other.control.ask(state, request.clone()).await {
+            Ok(SliceReply::Checksums(found)) if found.len() == wanted.len() => {
+                let pairs = wanted.iter().zip(found).zip(&mut unequal);
+                pairs.for_each(|((wanted, found), unequal)| *unequal |= *wanted != found);
+            }
+            _ => return whole,
         }
     }
-    false
+    runs_of(&unequal, offset, len)
+}
+
+/// Runs of marked pages within a chunk, as offset and length.
+fn runs_of(marked: &[bool], offset: u64, len: u64) -> Vec<(u64, u64)> {
+    let page = PAGE_BYTES as u64;
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (at, _) in (offset..).step_by(PAGE_BYTES).zip(marked).filter(|(_, marked)| **marked) {
+        let part = page.min(offset + len - at);
+        match runs.last_mut() {
+            Some((start, len)) if *start + *len == at => *len += part,
+            _ => runs.push((at, part)),
+        }
+    }
+    runs
 }
 
 /// What the tables of the legs say must be copied.
@@ -249,6 +282,14 @@ impl Sweep {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parts_that_differ_are_whole_pages_but_for_the_end() {
+        let runs = |marked: &[bool], len| runs_of(marked, 8192, len);
+        assert_eq!(runs(&[false, false], 8192), []);
+        assert_eq!(runs(&[true, true, false, true], 13_000), [(8192, 8192), (20_480, 712)]);
+        assert_eq!(runs(&[true], 100), [(8192, 100)]);
+    }
 
     proptest! {
         /// The sweep says for each page what looking at every entry says.
