@@ -7,7 +7,9 @@
 //! recover the pool. The watcher never touches the pool.
 
 use crate::limits::MAPPED_DONE_MAX;
+use arrayvec::ArrayVec;
 use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{
     Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
@@ -103,7 +105,7 @@ impl MappedLeg {
                 handle: leg.handle,
             }
         });
-        let mut members: Vec<_> = members.collect();
+        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
         let written = write(&mut members, offset, data, stamp);
         drop(members);
         match written {

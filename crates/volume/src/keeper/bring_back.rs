@@ -11,6 +11,7 @@ use super::control::Control;
 use super::copy::{self, Holes, Party, chunks};
 use super::model::Return;
 use super::reform::lost_if_gone;
+use super::runs::{merge, without};
 use super::settle::differing;
 use super::start::look_for_new_addresses;
 use super::state::State;
@@ -249,48 +250,77 @@ impl Way<'_> {
         for source in self.sources()? {
             tables.push(self.ask_source(&source, SliceRequest::InFlight).await?);
         }
-        let whole = Run {
-            page: PageNo(0),
-            count: self.bytes() / PAGE_BYTES as u64,
-        };
-        if tables
-            .iter()
-            .any(|t| matches!(t, SliceReply::InFlight(None)))
-        {
-            return self.copy_runs(&[whole], Pass::Compare).await;
+        let unknown = |table: &SliceReply| matches!(table, SliceReply::InFlight(None));
+        if tables.iter().any(unknown) {
+            let whole = Run {
+                page: PageNo(0),
+                count: self.bytes().div_ceil(PAGE_BYTES as u64),
+            };
+            return self.copy_unstamped(&[whole], Pass::Compare).await;
         }
+        let mut runs = vec![];
         for table in tables {
             let SliceReply::InFlight(Some(entries)) = table else {
                 return Err("it does not tell what was in flight".into());
             };
-            let run = |entry: &pagemesh_base::slice::InFlight| Run {
+            runs.extend(entries.iter().map(|entry| Run {
                 page: entry.page,
                 count: u64::from(entry.count),
-            };
-            let runs: Vec<Run> = entries.iter().map(run).collect();
-            self.copy_runs(&runs, Pass::Copy).await?;
+            }));
+        }
+        self.copy_unstamped(&merge(runs), Pass::Copy).await
+    }
+
+    /// Copies runs, but for pages that carry the round's stamp: their turn
+    /// comes. With more sources than one, the stamps of one may be gone with
+    /// it by then, and another does not have those of what was in flight on
+    /// that one alone.
+    async fn copy_unstamped(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
+        let sources = self.sources()?;
+        let [source] = sources.as_slice() else {
+            return self.copy_runs(runs, pass).await;
+        };
+        let mut from = PageNo(0);
+        while !runs.is_empty() {
+            let (stamped, next) = self.stamped(source, from).await?;
+            let end = next.map_or(u64::MAX, |next| next.0);
+            let unstamped = without(runs, &stamped, from.0..end);
+            self.copy_runs(&unstamped, pass).await?;
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
         }
         Ok(())
     }
 
-    async fn copy_stamped(&self, pass: Pass) -> Result<(), String> {
+    /// Stamped pages of a source from one on, and where to go on.
+    async fn stamped(
+        &self,
+        source: &Party,
+        from: PageNo,
+    ) -> Result<(Vec<Run>, Option<PageNo>), String> {
         let round = self.state.model().columns[self.column].round;
-        let mut from = PageNo(0);
         if round == 0 {
             return Err("the layout names no round in which changes were tracked".into());
         }
+        let request = SliceRequest::Dirty { round, from };
+        let SliceReply::Dirty { runs, next } = self.ask_source(source, request).await? else {
+            return Err("the source does not tell its changes".into());
+        };
+        // A leg that does not go on would be asked for ever.
+        Ok((runs, next.filter(|next| *next > from)))
+    }
+
+    async fn copy_stamped(&self, pass: Pass) -> Result<(), String> {
+        let mut from = PageNo(0);
         loop {
             let sources = self.sources()?;
-            let source = &sources[0];
-            let request = SliceRequest::Dirty { round, from };
-            let SliceReply::Dirty { runs, next } = self.ask_source(source, request).await? else {
-                return Err("the source does not tell its changes".into());
-            };
+            let (runs, next) = self.stamped(&sources[0], from).await?;
             self.copy_runs(&runs, pass).await?;
             match next {
-                // A leg that does not go on would be asked for ever.
-                Some(next) if next > from => from = next,
-                _ => return Ok(()),
+                Some(next) => from = next,
+                None => return Ok(()),
             }
         }
     }

@@ -16,6 +16,7 @@ mod copy;
 mod model;
 mod reform;
 mod report;
+mod runs;
 mod settle;
 mod start;
 mod state;

@@ -164,7 +164,9 @@ pub(super) async fn differs(
     offset: u64,
     len: u64,
 ) -> bool {
-    !differing(state, first, others, offset, len).await.is_empty()
+    !differing(state, first, others, offset, len)
+        .await
+        .is_empty()
 }
 
 /// The parts of a chunk that differ, in whole pages but for the end; see
@@ -203,7 +205,11 @@ pub(super) async fn differing(
 fn runs_of(marked: &[bool], offset: u64, len: u64) -> Vec<(u64, u64)> {
     let page = PAGE_BYTES as u64;
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (at, _) in (offset..).step_by(PAGE_BYTES).zip(marked).filter(|(_, marked)| **marked) {
+    for (at, _) in (offset..)
+        .step_by(PAGE_BYTES)
+        .zip(marked)
+        .filter(|(_, marked)| **marked)
+    {
         let part = page.min(offset + len - at);
         match runs.last_mut() {
             Some((start, len)) if *start + *len == at => *len += part,
@@ -287,7 +293,10 @@ mod tests {
     fn parts_that_differ_are_whole_pages_but_for_the_end() {
         let runs = |marked: &[bool], len| runs_of(marked, 8192, len);
         assert_eq!(runs(&[false, false], 8192), []);
-        assert_eq!(runs(&[true, true, false, true], 13_000), [(8192, 8192), (20_480, 712)]);
+        assert_eq!(
+            runs(&[true, true, false, true], 13_000),
+            [(8192, 8192), (20_480, 712)]
+        );
         assert_eq!(runs(&[true], 100), [(8192, 100)]);
     }
 
