@@ -1,8 +1,12 @@
-# `make test` is the only set-up a stranger needs: Debian or Ubuntu with Rust.
+# `make test` and `make demo` are the only set-up a stranger needs, on Debian
+# or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: test check deny
-test: check deny
+.PHONY: all test check deny setup demo bench
+all:
+	$(CARGO) build --release --locked --bin pagemesh
+
+test: setup check deny
 	$(CARGO) test --workspace --locked
 
 check:
@@ -12,3 +16,14 @@ check:
 deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --all-features check bans licenses sources
+
+# Packages of the clients that tests, the demo and the measurements use.
+setup:
+	@scripts/setup
+
+demo: setup all
+	@scripts/demo target/release/pagemesh
+
+# Every figure of docs/performance.md; raw results go to bench/runs/.
+bench: setup all
+	@scripts/bench target/release/pagemesh

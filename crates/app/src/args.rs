@@ -347,7 +347,7 @@ pub enum Bench {
         #[command(flatten)]
         measure: Measure,
         /// Which transport reaches the bricks.
-        #[arg(long, value_enum, default_value = "map")]
+        #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
     },
     /// 70 % reads, 30 % writes, by block size.
@@ -355,7 +355,7 @@ pub enum Bench {
         #[command(flatten)]
         measure: Measure,
         /// Which transport reaches the bricks.
-        #[arg(long, value_enum, default_value = "map")]
+        #[arg(long, value_enum, default_value = "auto")]
         transport: Transport,
     },
     /// fio against this and other block servers, alternating.

@@ -186,11 +186,14 @@ fn session(measure: &Measure) -> anyhow::Result<Report> {
 }
 
 fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep::Options {
-    let over = match transport {
-        args::Transport::Tcp => "tcp",
-        args::Transport::Auto | args::Transport::Map => "map",
+    // Writes of the other classes are durable when they are acknowledged.
+    let durable = class == "file-sync";
+    let over = match (transport, durable) {
+        (args::Transport::Auto, false) | (args::Transport::Map, _) => "map",
+        _ => "tcp",
     };
     sweep::Options {
+        durable,
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
         class,

@@ -46,6 +46,13 @@ impl Latencies {
         self.record_ns(u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX));
     }
 
+    /// Counts one that stands for others like it.
+    #[inline]
+    pub fn record_many(&mut self, latency: Duration, count: u64) {
+        let ns = u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX);
+        self.histogram.saturating_record_n(ns.max(1), count);
+    }
+
     /// Adds those of another thread or round.
     pub fn merge(&mut self, other: &Latencies) {
         self.histogram

@@ -134,10 +134,10 @@ pub struct Outcome {
 
 impl Outcome {
     #[inline]
-    fn record(&mut self, read: bool, latency: Duration) {
+    fn record(&mut self, read: bool, latency: Duration, count: u64) {
         match read {
-            true => self.reads.record(latency),
-            false => self.writes.record(latency),
+            true => self.reads.record_many(latency, count),
+            false => self.writes.record_many(latency, count),
         }
     }
 

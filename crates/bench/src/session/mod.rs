@@ -207,7 +207,7 @@ fn describe(report: &mut Report, raw: &dyn RawCopies, options: &Options) {
          non-temporal stores, its CRC32C in the same pass, and one fence",
         raw.class()
     ));
-    report.note("percentiles include a clock reading per operation");
+    report.note("one operation in eight is timed for the percentiles, a clock reading included");
 }
 
 fn plot(parts: &[(&str, &Part, Option<&Latencies>)]) -> Plot {
