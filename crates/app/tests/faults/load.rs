@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Blocks of the longest request.
 const SPAN: u64 = 8;
-/// Requests between two flushes.
-const FLUSH_EVERY: u64 = 32;
 /// How long a test waits for a load to come along.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
 
@@ -35,6 +33,8 @@ pub struct Plan {
     /// Requests in flight on each.
     pub depth: usize,
     pub mix: Mix,
+    /// Requests between two flushes.
+    pub flush_every: Option<u64>,
     /// Only a flush, or FUA, makes a change sure: for legs of class
     /// `file-sync` that all go down.
     pub needs_flush: bool,
@@ -51,6 +51,7 @@ impl Default for Plan {
                 reads: 20,
                 ..Mix::default()
             },
+            flush_every: None,
             needs_flush: false,
             rate: None,
         }
@@ -266,7 +267,8 @@ impl Worker {
     }
 
     fn choose(&mut self) -> (Command, u16) {
-        if self.plan.needs_flush && self.cookies.is_multiple_of(FLUSH_EVERY) {
+        let every = self.plan.flush_every;
+        if every.is_some_and(|every| self.cookies.is_multiple_of(every)) {
             return (Command::Flush, 0);
         }
         let mix = self.plan.mix;
@@ -326,6 +328,7 @@ impl Worker {
         let numbers = flight.block..flight.block + flight.count;
         match flight.command {
             Command::Flush => {
+                // Nothing is there if changes are sure without it.
                 for &(number, change) in &flight.covers {
                     self.oracle.block(number).settle(change);
                 }
