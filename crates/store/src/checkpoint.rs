@@ -114,14 +114,19 @@ impl<M: Media> Pool<M> {
                 // Inside for too long: its grants stay its own.
                 continue;
             }
-            // The recall first: who enters after this sees it and steps back.
-            cells.recalls().fetch_add(1, Ordering::SeqCst);
+            // The recall first: who enters after this sees it and steps back,
+            // until it has ended. One that is given up never was.
+            let before = cells.recalls().fetch_add(1, Ordering::SeqCst);
             let active = cells.active().load(Ordering::SeqCst);
             if active % 2 == 1 && !self.awaits_leave(number, active) {
+                let cells = self.view.control.cells(number);
+                cells.recalls().store(before, Ordering::SeqCst);
                 continue;
             }
             let book = self.lanes.book(number);
             book.take_back(&self.view, number, &mut self.frames);
+            let cells = self.view.control.cells(number);
+            cells.recalls().fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -412,11 +417,9 @@ impl<M: Media> Pool<M> {
         let book = self.lanes.book(number);
         book.take_back(&self.view, number, &mut self.frames);
         book.is_open = false;
-        self.view
-            .control
-            .cells(number)
-            .state()
-            .store(0, Ordering::Release);
+        let cells = self.view.control.cells(number);
+        cells.recalls().fetch_add(1, Ordering::SeqCst);
+        cells.state().store(0, Ordering::Release);
         Ok(())
     }
 

@@ -384,7 +384,7 @@ impl<'c> Cells<'c> {
         revoked: AtomicU32 half at 64;
         /// The ticket that the owner answered last.
         answered: AtomicU32 half at 68;
-        /// How often grants were taken back.
+        /// Twice how often grants were taken back; odd while they are.
         recalls: AtomicU32 half at 72;
         /// 0 free, 1 open.
         state: AtomicU32 half at 76;

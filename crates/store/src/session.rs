@@ -33,7 +33,7 @@ use pagemesh_pmem::{Media, Unfenced};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pages of the longest record: half a node, so that an entry stays well
 /// below the length of a lane.
@@ -114,9 +114,10 @@ impl<M: Media> Session<M> {
         lane.resume(cells.committed().load(Ordering::Acquire));
         let grants = Grants {
             run: Run { start: 0, len: 0 },
-            next: cells.ring_start().load(Ordering::Acquire),
-            consumed: cells.consumed().load(Ordering::Acquire),
-            recalls: cells.recalls().load(Ordering::Acquire),
+            // No recall has this number: the ring is looked up when needed.
+            next: 0,
+            consumed: 0,
+            recalls: 1,
         };
         Session {
             number,
@@ -173,7 +174,7 @@ impl<M: Media> Session<M> {
             if self.view.is_gone() {
                 return Err(StoreError::Gone);
             }
-            self.refresh();
+            self.refresh()?;
             let has_frames = frames == 0 || self.available(frames) >= frames;
             if has_frames && self.lane.has_room(entry_lines).is_ok() {
                 break;
@@ -191,15 +192,43 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    fn refresh(&mut self) {
+    /// Takes up what the owner changed. Outside the window.
+    fn refresh(&mut self) -> Result<(), StoreError> {
+        let recalls = self.await_recall()?;
         let cells = self.view.control.cells(self.number);
         let head = cells.head().load(Ordering::Acquire);
         self.lane.advance(head);
-        let recalls = cells.recalls().load(Ordering::Acquire);
         if recalls != self.grants.recalls {
             self.grants.recalls = recalls;
             self.grants.run.len = 0;
             self.grants.next = cells.ring_start().load(Ordering::Acquire);
+            // Of an operation that failed, frames were taken and not published.
+            self.grants.consumed = cells.consumed().load(Ordering::Acquire);
+        }
+        Ok(())
+    }
+
+    /// The recalls so far. While one is under way the ring's start is that of
+    /// an earlier one: runs behind it are others' by now.
+    fn await_recall(&self) -> Result<u32, StoreError> {
+        let cells = self.cells();
+        let recalls = cells.recalls().load(Ordering::Acquire);
+        if recalls.is_multiple_of(2) {
+            return Ok(recalls);
+        }
+        let end = Instant::now() + OWNER_WAIT_MAX;
+        loop {
+            let recalls = cells.recalls().load(Ordering::Acquire);
+            if recalls.is_multiple_of(2) {
+                return Ok(recalls);
+            }
+            if self.view.is_gone() {
+                return Err(StoreError::Gone);
+            }
+            if Instant::now() > end {
+                return Err(StoreError::Stalled);
+            }
+            std::thread::yield_now();
         }
     }
 
@@ -348,7 +377,11 @@ impl<M: Media> Session<M> {
     fn link(&mut self, handle: &Handle, page: PageNo, epoch: Epoch) -> Result<(), StoreError> {
         loop {
             self.prepare(1, 1)?;
-            self.enter(handle, epoch)?;
+            match self.enter(handle, epoch) {
+                // Grants were taken back in between: look again.
+                Err(StoreError::Stalled) => continue,
+                entered => entered?,
+            };
             let linked = self.link_one(handle, page, epoch);
             self.leave();
             if linked? {
@@ -1077,10 +1110,10 @@ impl<M: Media> Session<M> {
         epoch: Epoch,
         read: impl FnOnce(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.refresh();
+        self.refresh()?;
         loop {
             match self.enter(handle, epoch) {
-                Err(StoreError::Stalled) => self.refresh(),
+                Err(StoreError::Stalled) => self.refresh()?,
                 Err(cause) => return Err(cause),
                 Ok(_) => break,
             }
