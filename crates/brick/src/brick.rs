@@ -38,6 +38,7 @@ pub struct Brick {
     closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
+    _claim: file::Claim,
 }
 
 /// The thread that checkpoints and grants; ends the brick when dropped.
@@ -52,7 +53,8 @@ impl Brick {
     /// # Errors
     /// When it is no pool, damaged, or in use.
     pub fn open(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
-        let media = Arc::new(file::open(path)?);
+        let (media, claim) = file::open(path)?;
+        let media = Arc::new(media);
         let durability = media.durability();
         let overlay = match file::needs_sync(durability) {
             false => media.clone(),
@@ -74,6 +76,7 @@ impl Brick {
             closed: Condvar::new(),
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            _claim: claim,
         });
         let thread = std::thread::Builder::new().name("housekeeper".into());
         let keeper = brick.clone();

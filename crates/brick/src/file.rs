@@ -2,7 +2,7 @@
 //!
 //! Invariants: whoever has the pool mapped shares an open file description
 //! that is locked; so nobody recovers a pool that a client still maps. A brick
-//! holds a second lock, of its process, that tells it from its clients. Plain
+//! holds a second lock, a [`Claim`], that tells it from its clients. Plain
 //! files are fully allocated before they become a pool.
 
 use crate::process;
@@ -105,7 +105,7 @@ fn create_with(
     };
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
-        let file = open_locked(path)?;
+        let (file, _claim) = open_locked(path)?;
         return make_pool(path, file, size_bytes);
     }
     let file = OpenOptions::new()
@@ -151,18 +151,27 @@ fn map(path: &Path, file: File, size_bytes: u64) -> Result<Mapped, FileError> {
     })
 }
 
-fn open_locked(path: &Path) -> Result<File, FileError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(system("open", path))?;
-    claim(path, &file)?;
+/// The lock of a running brick, which clients never have. It lies on an open
+/// file description of its own: a lock of the process would end with any
+/// other descriptor of the pool that is closed.
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+}
+
+fn open_file(path: &Path) -> Result<File, FileError> {
+    let file = OpenOptions::new().read(true).write(true).open(path);
+    file.map_err(system("open", path))
+}
+
+fn open_locked(path: &Path) -> Result<(File, Claim), FileError> {
+    let claim = claim(path)?;
+    let file = open_file(path)?;
     let began = Instant::now();
     let mut ended = false;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) => return Ok((file, claim)),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }
@@ -177,12 +186,19 @@ fn open_locked(path: &Path) -> Result<File, FileError> {
     }
 }
 
-/// Takes the lock that belongs to this process and never to a client, so that
-/// a running brick is told from clients of a dead one.
-fn claim(path: &Path, file: &File) -> Result<(), FileError> {
-    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS) => {
+fn claim(path: &Path) -> Result<Claim, FileError> {
+    let file = open_file(path)?;
+    // All of the file, whatever becomes of its length.
+    let whole = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
+        Ok(_) => Ok(Claim { _file: file }),
+        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {
             Err(FileError::InUse(path.into()))
         }
         Err(cause) => Err(system("lock", path)(cause.into())),
@@ -204,8 +220,8 @@ fn end_stragglers(path: &Path) {
 /// # Errors
 /// When it is no pool, in use, shorter than its superblock says, or the system
 /// refuses.
-pub fn open(path: &Path) -> Result<Mapped, FileError> {
-    let file = open_locked(path)?;
+pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
+    let (file, claim) = open_locked(path)?;
     let bad = |cause| FileError::Pool {
         path: path.into(),
         cause,
@@ -218,7 +234,7 @@ pub fn open(path: &Path) -> Result<Mapped, FileError> {
             found: found.len(),
         }));
     }
-    map(path, file, size_bytes)
+    Ok((map(path, file, size_bytes)?, claim))
 }
 
 /// What the superblock of a file says, whether or not a brick runs on it.

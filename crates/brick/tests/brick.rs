@@ -344,7 +344,7 @@ fn files_that_are_no_pools_are_told_apart() {
         bad[page + 100] ^= 1;
     }
     put(&bad);
-    assert!(refused(&path).contains("checksum"));
+    assert!(refused(&path).contains("both superblocks are damaged"));
     // One damaged superblock: the other counts.
     let mut one_bad = whole.clone();
     one_bad[100] ^= 1;

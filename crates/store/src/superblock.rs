@@ -53,7 +53,9 @@ pub enum BadSuperblock {
     )]
     Version(u32),
     /// Torn or damaged.
-    #[error("the superblock's checksum does not match")]
+    #[error(
+        "both superblocks are damaged; restore the pool from a copy, or replace it and let the volume copy it anew"
+    )]
     Checksum,
     /// A right checksum over a plan that this size does not give.
     #[error("the superblock contradicts itself: {0}")]
