@@ -170,7 +170,8 @@ pub(crate) fn require(program: &'static str, package: &'static str) -> Result<()
 /// CPU time that a process has used, all its threads together; nothing if it
 /// is gone.
 pub fn process_cpu(pid: u32) -> Option<Duration> {
-    threads_cpu(pid).or_else(|| ticks_cpu(pid))
+    // Threads that have ended are in the ticks only.
+    threads_cpu(pid).max(ticks_cpu(pid))
 }
 
 /// The sum over the threads that are alive, to the nanosecond: the first field
