@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
-/// Bytes that each pool holds: most of the smaller one.
-const HELD_BYTES: u64 = 6 << 30;
+/// Bytes that each pool holds: half of the smaller one.
+const HELD_BYTES: u64 = 4 << 30;
 /// Requests in flight.
 const DEPTH: u64 = 32;
 
