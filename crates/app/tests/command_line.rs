@@ -1,0 +1,473 @@
+//! The commands as people and programs use them: what they print, what they
+//! return, and what they leave behind.
+
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use support::daemon::Daemon;
+use support::{Cluster, Export, MIB, PAGEMESH, Pools, own_ip, program, until};
+use tempfile::TempDir;
+
+/// A user's machine: a directory, a configuration directory, and an address.
+struct Place {
+    dir: TempDir,
+    memory: TempDir,
+    listen: String,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place {
+            dir: tempfile::Builder::new()
+                .prefix("pm-")
+                .tempdir_in("/tmp")
+                .unwrap(),
+            memory: Pools::Memory.dir(),
+            listen: format!("{}:7070", own_ip()),
+        }
+    }
+
+    fn tell(&self, command: &mut Command) {
+        // No key: commands find the one that `up` shares.
+        command
+            .env("XDG_CONFIG_HOME", self.dir.path().join("config"))
+            .env("PAGEMESH_MANAGER", format!("http://{}", self.listen))
+            .env_remove("PAGEMESH_KEY")
+            .current_dir(self.dir.path());
+    }
+
+    fn try_up(&self) -> Result<Daemon, Output> {
+        let memory = format!("--memory={}", self.memory.path().display());
+        let mut command = Command::new(PAGEMESH);
+        self.tell(&mut command);
+        command.args(["up", "--dir", "data", "--bricks", "3", "--size", "32M"]);
+        command.args(["--listen", &self.listen, &memory, "--until-stdin-ends"]);
+        Daemon::start(command, self.dir.path(), "up", 1)
+    }
+
+    fn up(&self) -> Daemon {
+        self.try_up()
+            .unwrap_or_else(|ended| panic!("up did not start: {ended:?}"))
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = program::limited(PAGEMESH);
+        self.tell(&mut command);
+        command.args(args).output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        program::succeeded(&format!("pagemesh {}", args.join(" ")), self.run(args))
+    }
+
+    fn alive(&self) -> Value {
+        let status = self.ok(&["status", "--output", "json"]);
+        let status: Value = serde_json::from_str(&status).unwrap();
+        status["status"]["bricks_alive"].clone()
+    }
+
+    fn export(&self, volume: &str) -> Export {
+        let socket = self.dir.path().join(format!("{volume}.sock"));
+        let mut command = Command::new(PAGEMESH);
+        self.tell(&mut command);
+        command
+            .args(["export", "nbd", volume, "--until-stdin-ends", "--socket"])
+            .arg(socket);
+        let daemon = Daemon::start(command, self.dir.path(), "export", 1).unwrap();
+        let uris = vec![daemon.ready[0].strip_prefix("ready ").unwrap().to_owned()];
+        Export {
+            uri: uris[0].clone(),
+            uris,
+            daemon,
+        }
+    }
+}
+
+/// The fields of /proc/PID/stat behind the command: state first.
+fn stat(pid: u32) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = text.rsplit_once(") ")?;
+    Some(fields.split(' ').map(str::to_owned).collect())
+}
+
+fn is_running(pid: u32) -> bool {
+    stat(pid).is_some_and(|fields| fields[0] != "Z")
+}
+
+/// Child processes by what they are: `manager` or `brick`.
+fn children(parent: u32) -> Vec<(u32, String)> {
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let children = pids.filter(|pid| {
+        stat(*pid).is_some_and(|fields| fields[0] != "Z" && fields[1] == parent.to_string())
+    });
+    children
+        .filter_map(|pid| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+            Some((pid, line.split('\0').nth(1)?.to_owned()))
+        })
+        .collect()
+}
+
+/// CPU time that a process has used.
+fn cpu(pid: u32) -> Duration {
+    let fields = stat(pid).unwrap();
+    let ticks: u64 = fields[11..13]
+        .iter()
+        .map(|field| field.parse::<u64>().unwrap())
+        .sum();
+    // USER_HZ is 100 on every machine with Linux that this runs on.
+    Duration::from_millis(ticks * 10)
+}
+
+#[test]
+fn up_keeps_its_data_over_signals_and_leaves_nothing_running() {
+    let place = Place::new();
+    let mut up = place.up();
+    assert_eq!(up.ready, [format!("ready http://{}", place.listen)]);
+    place.ok(&["volume", "create", "disk", "--size", "8M"]);
+    let export = place.export("disk");
+    export.io(&["write -P 1 0 8M", "flush"]);
+    export.stop();
+    for signal in ["INT", "TERM"] {
+        let pids: Vec<u32> = children(up.pid()).into_iter().map(|(pid, _)| pid).collect();
+        assert_eq!(pids.len(), 4);
+        up.signal(signal);
+        let status = up.await_end();
+        assert!(status.success(), "{signal}: {status}: {}", up.log());
+        let left: Vec<&u32> = pids.iter().filter(|pid| is_running(**pid)).collect();
+        assert!(left.is_empty(), "{signal} left {left:?}");
+        up = place.up();
+        let export = place.export("disk");
+        export.io(&["read -P 1 0 8M"]);
+        export.stop();
+        place.ok(&["volume", "check", "disk"]);
+    }
+    up.stop();
+    assert!(place.dir.path().join("data/brick-1.log").exists());
+}
+
+#[test]
+fn two_ups_do_not_share_a_directory_or_an_address() {
+    let place = Place::new();
+    let up = place.up();
+    let ended = place.try_up().err().expect("the second is refused");
+    program::refused(
+        "the second up",
+        &ended,
+        &["another pagemesh up", "/data", "--dir"],
+    );
+    let other = Place {
+        listen: place.listen.clone(),
+        ..Place::new()
+    };
+    let ended = other.try_up().err().expect("the address is refused");
+    program::refused("an up elsewhere", &ended, &[&place.listen, "--listen"]);
+    assert_eq!(place.alive(), 3);
+    up.stop();
+}
+
+#[test]
+fn an_up_that_is_killed_leaves_no_children() {
+    let place = Place::new();
+    let up = place.up();
+    let pids = children(up.pid());
+    assert_eq!(pids.len(), 4);
+    up.kill();
+    until("the children end", || {
+        pids.iter().all(|(pid, _)| !is_running(*pid))
+    });
+    // And what they left is good.
+    place.up().stop();
+}
+
+#[test]
+fn up_starts_children_again() {
+    let place = Place::new();
+    let up = place.up();
+    place.ok(&["volume", "create", "disk", "--size", "8M"]);
+    let export = place.export("disk");
+    export.io(&["write -P 1 0 4M"]);
+    for what in ["brick", "manager"] {
+        let before = children(up.pid());
+        let (victim, _) = before.iter().find(|(_, kind)| kind == what).unwrap();
+        program::signal(*victim, "KILL");
+        until(&format!("a new {what} runs"), || {
+            let now = children(up.pid());
+            now.len() == 4 && now.iter().all(|(pid, _)| pid != victim)
+        });
+        until("the manager answers", || {
+            place.run(&["status"]).status.success()
+        });
+        until("all bricks are alive", || place.alive() == 3);
+        export.io(&["read -P 1 0 4M", "write -P 1 0 1M"]);
+    }
+    let log = up.log();
+    assert!(log.contains("starting it again"), "{log}");
+    export.stop();
+    up.stop();
+}
+
+#[test]
+fn an_idle_cluster_costs_next_to_nothing() {
+    let place = Place::new();
+    let up = place.up();
+    place.ok(&["volume", "create", "disk", "--size", "8M"]);
+    let export = place.export("disk");
+    export.io(&["write -P 1 0 4M"]);
+    let mut pids: Vec<u32> = children(up.pid()).into_iter().map(|(pid, _)| pid).collect();
+    pids.push(up.pid());
+    let used = |pids: &[u32]| pids.iter().map(|pid| cpu(*pid)).sum::<Duration>();
+    // What work left behind ends within the first second.
+    std::thread::sleep(Duration::from_secs(1));
+    let (began, before, export_before) = (Instant::now(), used(&pids), cpu(export.daemon.pid()));
+    std::thread::sleep(Duration::from_secs(5));
+    let percent = |used: Duration| 100.0 * used.as_secs_f64() / began.elapsed().as_secs_f64();
+    let cluster = percent(used(&pids) - before);
+    let export = percent(cpu(export.daemon.pid()) - export_before);
+    println!("idle: cluster {cluster:.2} %, export {export:.2} % of one core");
+    assert!(
+        cluster < 1.0,
+        "an idle cluster takes {cluster:.2} % of one core"
+    );
+    assert!(
+        export < 1.0,
+        "an idle export takes {export:.2} % of one core"
+    );
+}
+
+#[test]
+fn every_command_tells_programs_what_it_tells_people() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    let said = |args: &[&str], people: &[&str]| {
+        let text = cluster.ok(args);
+        people
+            .iter()
+            .for_each(|word| assert!(text.contains(word), "{args:?}: {text}"));
+        text
+    };
+    let made = cluster.json(&["volume", "create", "json", "--size", "8M"]);
+    assert_eq!(made["volume"]["info"]["name"], "json", "{made}");
+    said(
+        &["volume", "create", "text", "--size", "8M"],
+        &["text", "8.0 MiB", "export nbd"],
+    );
+    let volumes = cluster.json(&["volume", "list"]);
+    let names: Vec<&Value> = volumes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["name"])
+        .collect();
+    assert_eq!(names, ["json", "text"]);
+    said(&["volume", "list"], &["json", "text", "mirror", "process"]);
+    let shown = cluster.json(&["volume", "show", "json"]);
+    let legs = &shown["layout"]["segments"][0]["columns"][0]["legs"];
+    assert_eq!(legs.as_array().unwrap().len(), 2, "{shown}");
+    said(&["volume", "show", "json"], &["LEG", "in-sync"]);
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["bricks"].as_array().unwrap().len(), 2, "{status}");
+    assert_eq!(status["volumes"].as_array().unwrap().len(), 2, "{status}");
+    said(&["status"], &["2 of 2 bricks alive", "brick-0", "process"]);
+    let grown = cluster.json(&["volume", "grow", "json", "--size", "16M"]);
+    assert_eq!(grown["volume"]["info"]["size_bytes"], 16 * MIB, "{grown}");
+    said(
+        &["volume", "grow", "text", "--size", "16M"],
+        &["text", "16.0 MiB"],
+    );
+    let checked = cluster.json(&["volume", "check", "json"]);
+    assert_eq!(checked["pages_differing"], 0, "{checked}");
+    said(&["volume", "check", "text"], &["text", "identical"]);
+    let detached = cluster.json(&["volume", "detach", "json"]);
+    assert_eq!(detached["detached"], false, "{detached}");
+    said(&["volume", "detach", "text"], &["was not attached"]);
+    let deleted = cluster.json(&["volume", "delete", "json"]);
+    assert_eq!(deleted["pending_deletions"], 0, "{deleted}");
+    said(&["volume", "delete", "text"], &["text is deleted"]);
+    assert_eq!(cluster.json(&["volume", "list"]), serde_json::json!([]));
+    said(&["volume", "list"], &["no volumes", "volume create"]);
+
+    let pool = cluster.dir().join("json.pool");
+    let pool = pool.to_str().unwrap();
+    let made = cluster.json(&["pool", "create", pool, "--size", "32M"]);
+    let shown = cluster.json(&["pool", "show", pool]);
+    assert_eq!(made["pool"], shown["pool"], "{made} {shown}");
+    assert_eq!(shown["pool_bytes"], 32 * MIB, "{shown}");
+    let overhead = shown["overhead_percent"].as_f64().unwrap();
+    said(
+        &["pool", "show", pool],
+        &["32.0 MiB", &format!("{overhead:.2} %")],
+    );
+}
+
+#[test]
+fn an_attached_volume_says_by_whom_and_is_not_deleted_or_checked() {
+    let cluster = Cluster::new(Pools::Memory, 2);
+    cluster.create("disk", "8M", &[]);
+    let export = cluster.export(&["disk"], "auto");
+    export.io(&["write -P 1 0 1M"]);
+    let pid = export.daemon.pid().to_string();
+    cluster.refused(&["volume", "delete", "disk"], &["disk", &pid, "force"]);
+    cluster.refused(&["volume", "check", "disk"], &["disk", &pid, "--force"]);
+    let list = cluster.ok(&["volume", "list"]);
+    assert!(list.contains(&pid), "{list}");
+    export.io(&["read -P 1 0 1M"]);
+    export.stop();
+    let list = cluster.json(&["volume", "list"]);
+    assert_eq!(list[0]["attached"], Value::Null, "{list}");
+    cluster.ok(&["volume", "delete", "disk"]);
+}
+
+/// Writes over a bit of a page full of 0xa7 in the pool of a brick.
+fn damage(cluster: &mut Cluster, n: usize) {
+    cluster.stop_brick(n);
+    let mut pool = std::fs::read(cluster.pool(n)).unwrap();
+    let mut pages = pool.chunks_mut(4096);
+    let page = pages.find(|page| page.iter().all(|byte| *byte == 0xa7));
+    page.unwrap()[17] ^= 4;
+    std::fs::write(cluster.pool(n), pool).unwrap();
+    cluster.restart_brick(n);
+}
+
+fn mirror_with_a_page(cluster: &Cluster) {
+    cluster.create("disk", "8M", &[]);
+    let export = cluster.export(&["disk"], "auto");
+    export.io(&["write -P 1 0 1M", "write -P 0xa7 1M 4k", "flush"]);
+    export.stop();
+}
+
+#[test]
+fn a_check_repairs_a_page_that_one_medium_damaged() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    mirror_with_a_page(&cluster);
+    damage(&mut cluster, 1);
+    cluster.await_bricks(2);
+    let report = cluster.json(&["volume", "check", "disk"]);
+    assert_eq!(report["pages_damaged"], 1, "{report}");
+    assert_eq!(report["pages_repaired"], 1, "{report}");
+    cluster.check_identical("disk");
+    cluster
+        .export(&["disk"], "tcp")
+        .io(&["read -P 1 0 1M", "read -P 0xa7 1M 4k"]);
+}
+
+#[test]
+fn a_check_that_finds_damage_on_all_copies_returns_3() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    mirror_with_a_page(&cluster);
+    (0..2).for_each(|n| damage(&mut cluster, n));
+    cluster.await_bricks(2);
+    let output = cluster.run(&["volume", "check", "disk"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text.contains("1 are damaged, 0 were repaired"), "{text}");
+    let export = cluster.export(&["disk"], "auto");
+    let read = program::run("qemu-io", &["-f", "raw", "-c", "read 1M 4k", &export.uri]);
+    assert!(
+        format!("{read:?}").contains("Input/output error"),
+        "{read:?}"
+    );
+    // The rest is there, and so is what is written anew.
+    export.io(&["read -P 1 0 1M", "write -P 2 1M 4k", "read -P 2 1M 4k"]);
+    export.stop();
+    cluster.check_identical("disk");
+}
+
+#[test]
+fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    mirror_with_a_page(&cluster);
+    cluster.stop_brick(1);
+    let old = std::fs::read(cluster.pool(1)).unwrap();
+    cluster.restart_brick(1);
+    cluster.await_bricks(2);
+    let export = cluster.export(&["disk"], "auto");
+    export.io(&["write -P 0xb8 1M 16k", "flush"]);
+    export.stop();
+    // Somebody puts the old copy in the place of the new pool.
+    cluster.stop_brick(1);
+    std::fs::write(cluster.pool(1), old).unwrap();
+    // Sooner, it would be taken for a second brick of the same pool.
+    cluster.await_bricks(1);
+    cluster.restart_brick(1);
+    cluster.await_bricks(2);
+    let export = cluster.export(&["disk"], "auto");
+    export.io(&["read -P 0xb8 1M 16k"]);
+    export.stop();
+    cluster.check_identical("disk");
+    cluster
+        .export(&["disk"], "tcp")
+        .io(&["read -P 1 0 1M", "read -P 0xb8 1M 16k"]);
+}
+
+#[test]
+fn the_manual_and_completions_are_whole() {
+    let place = Place::new();
+    let manual = place.ok(&["man"]);
+    for part in [
+        ".TH pagemesh 1",
+        "Exit codes",
+        "pagemesh\\-up",
+        "pagemesh\\-volume",
+        "\\-\\-repair\\-from",
+    ] {
+        assert!(manual.contains(part), "no {part} in the manual");
+    }
+    for (shell, part) in [
+        ("bash", "_pagemesh"),
+        ("zsh", "#compdef pagemesh"),
+        ("fish", "complete -c pagemesh"),
+    ] {
+        let script = place.ok(&["completions", shell]);
+        assert!(script.contains(part), "{shell}: {script}");
+    }
+    let script = place.ok(&["completions", "bash"]);
+    let path = place.dir.path().join("completions");
+    std::fs::write(&path, script).unwrap();
+    program::ok("bash", &["-n", path.to_str().unwrap()]);
+}
+
+/// The exit code of a command, and what it says to standard error.
+fn check_code(place: &Place, args: &[&str], code: i32, parts: &[&str]) {
+    let output = place.run(args);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    assert!(!text.contains("panicked"), "{args:?}: {text}");
+    parts
+        .iter()
+        .for_each(|part| assert!(text.contains(part), "{args:?}: no '{part}' in {text}"));
+}
+
+#[test]
+fn exit_codes_tell_what_kind_of_failure_it_was() {
+    let place = Place::new();
+    check_code(&place, &["--version"], 0, &[]);
+    check_code(&place, &["volume", "--help"], 0, &[]);
+    check_code(&place, &[], 2, &["Usage"]);
+    check_code(&place, &["fly"], 2, &["fly"]);
+    check_code(&place, &["volume", "create", "x"], 2, &["--size"]);
+    check_code(&place, &["export", "nbd", "x"], 2, &["--socket"]);
+    // Nobody has shared a key, and nobody listens.
+    check_code(
+        &place,
+        &["status"],
+        1,
+        &["no cluster key", "--key", &place.listen],
+    );
+    let key = place.dir.path().join("key");
+    support::write_key(&key, &"5a".repeat(32));
+    let key = key.to_str().unwrap();
+    check_code(
+        &place,
+        &["status", "--key", key],
+        1,
+        &[&place.listen, "PAGEMESH_MANAGER"],
+    );
+    support::write_key(Path::new(key), "short\n");
+    check_code(&place, &["status", "--key", key], 1, &["key", "64"]);
+}
