@@ -256,7 +256,8 @@ pub enum Volume {
         #[command(flatten)]
         client: Client,
     },
-    /// Take a volume away from the client that attached it.
+    /// Forget which client attached a volume, as when its machine is gone. The
+    /// client itself is fenced only when another one attaches.
     Detach {
         /// Which.
         name: Name,
