@@ -523,7 +523,9 @@ impl<M: Media> Pool<M> {
     #[must_use]
     pub fn started(&self, number: u32) -> u64 {
         let cells = self.view.control.cells(number);
-        cells.start_time().load(std::sync::atomic::Ordering::Relaxed)
+        cells
+            .start_time()
+            .load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Makes everything committed so far durable.
