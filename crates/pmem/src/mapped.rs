@@ -5,9 +5,7 @@ use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
-use std::arch::x86_64::{
-    __m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
-};
+use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -284,8 +282,15 @@ impl Media for Mapped {
 
     fn prefetch(&self, offset: usize) {
         check_range(self.len, offset, 1, 1);
-        // SAFETY: in range; a prefetch changes nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(offset).cast()) };
+        // SAFETY: in range; it changes nothing, and processors that do not
+        // know it take it for no operation (Intel SDM, PREFETCHW).
+        unsafe {
+            std::arch::asm!(
+                "prefetchw [{}]",
+                in(reg) self.base.as_ptr().add(offset),
+                options(nostack, preserves_flags, readonly)
+            );
+        }
     }
 
     fn sync(&self) -> Result<(), MapError> {

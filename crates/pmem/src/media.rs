@@ -38,7 +38,7 @@ pub trait Media {
     /// Stores an aligned word; not flushed.
     fn store(&self, offset: usize, word: u64);
 
-    /// Tells the processor that the line will be needed soon.
+    /// Tells the processor that the line will be stored to soon.
     fn prefetch(&self, _offset: usize) {}
 
     /// Swaps an aligned word if it is `old`, or returns what it is. Not

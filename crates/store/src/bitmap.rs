@@ -1,10 +1,10 @@
 //! Which frames are free.
 //!
 //! On media there is a bit per frame: in use at the checkpoint. It is written
-//! by the checkpoint only. In memory, groups of 32 768 frames are read from it
-//! when first allocated from; they also hold what is granted but not yet
-//! named by an applied record. So memory and time follow what is used, not
-//! the size of the pool.
+//! by the checkpoint only, in whole lines that are not read again. In memory,
+//! groups of 32 768 frames are read from it when first touched; they also hold
+//! what is granted but not yet named by an applied record. So memory and time
+//! follow what is used, not the size of the pool.
 
 use crate::control::Run;
 use crate::geometry::Geometry;
@@ -13,9 +13,15 @@ use pagemesh_pmem::{Media, Unfenced};
 
 const GROUP: u64 = (PAGE_BYTES * 8) as u64;
 const WORDS: usize = PAGE_BYTES / 8;
+/// Lines of a group, and frames of a line.
+const LINES: usize = PAGE_BYTES / LINE_BYTES;
+const LINE_FRAMES: u64 = (LINE_BYTES * 8) as u64;
 
 struct Group {
+    /// In use or granted.
     busy: Box<[u64; WORDS]>,
+    /// As on media, or as the next flush will make it.
+    used: Box<[u64; WORDS]>,
     free: u64,
 }
 
@@ -94,17 +100,18 @@ impl Frames {
     fn group<M: Media>(&mut self, media: &M, number: u64) -> &mut Group {
         let (first, end, at) = (self.first, self.end, self.bitmap_at);
         self.groups[number as usize].get_or_insert_with(|| {
-            let mut busy = Box::new([0; WORDS]);
-            for (i, word) in busy.iter_mut().enumerate() {
+            let mut used = Box::new([0; WORDS]);
+            for (i, word) in used.iter_mut().enumerate() {
                 *word = media.load(at + number as usize * PAGE_BYTES + i * 8);
             }
+            let mut busy = used.clone();
             let bounds = number * GROUP..(number + 1) * GROUP;
             let outside = bounds.filter(|frame| !(first..end).contains(frame));
             for frame in outside {
                 busy[(frame % GROUP / 64) as usize] |= 1 << (frame % 64);
             }
             let free = busy.iter().map(|word| u64::from(word.count_zeros())).sum();
-            Group { busy, free }
+            Group { busy, used, free }
         })
     }
 
@@ -145,15 +152,13 @@ impl Frames {
             (self.first..self.end).contains(&frame),
             "frame {frame} is in the pool"
         );
-        let at = self.bitmap_at + (frame / 64 * 8) as usize;
-        let old = media.load(at);
-        let bit = 1 << (frame % 64);
-        let new = if set { old | bit } else { old & !bit };
-        if old == new {
+        let used = &mut self.group(media, frame / GROUP).used;
+        let (word, bit) = ((frame % GROUP / 64) as usize, 1 << (frame % 64));
+        if (used[word] & bit != 0) == set {
             return;
         }
-        media.store(at, new);
-        let line = (at - self.bitmap_at) / LINE_BYTES;
+        used[word] ^= bit;
+        let line = (frame / LINE_FRAMES) as usize;
         let (word, bit) = (line / 64, 1 << (line % 64));
         if self.is_dirty[word] & bit == 0 {
             self.is_dirty[word] |= bit;
@@ -161,13 +166,22 @@ impl Frames {
         }
     }
 
-    /// Flushes every changed line.
+    /// Writes every changed line.
     pub(crate) fn flush<M: Media>(&mut self, media: &M, stores: Unfenced) -> Unfenced {
         let mut stores = stores;
         for line in self.dirty.drain(..) {
-            self.is_dirty[line as usize / 64] = 0;
-            let at = self.bitmap_at + line as usize * LINE_BYTES;
-            stores = stores.and(media.flush(at, LINE_BYTES));
+            let line = line as usize;
+            self.is_dirty[line / 64] = 0;
+            let Some(group) = &self.groups[line / LINES] else {
+                unreachable!("a line is changed in a group that was read");
+            };
+            let mut bytes = [0; LINE_BYTES];
+            let words = group.used[line % LINES * 8..].iter();
+            for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            let at = self.bitmap_at + line * LINE_BYTES;
+            stores = stores.and(media.stream_line(at, &bytes));
         }
         stores
     }

@@ -181,7 +181,7 @@ impl<M: Media> Pool<M> {
                 .floor()
                 .load(Ordering::SeqCst)
         };
-        let floors = (0..self.view.geometry.lanes).map(floor);
+        let floors = (0..self.block.lanes_end).map(floor);
         Seq(floors.min().map_or(next, |floor| floor.min(next)))
     }
 
@@ -194,7 +194,7 @@ impl<M: Media> Pool<M> {
         }
         // Closed ones too: an open window may have kept their last records
         // from being applied.
-        for number in 0..self.view.geometry.lanes {
+        for number in 0..self.block.lanes_end {
             self.apply_lane(number, limit, &mut pass)?;
         }
         self.apply_to_file(&mut pass)?;
@@ -219,7 +219,7 @@ impl<M: Media> Pool<M> {
         for frame in pass.freed {
             self.frames.release(frame);
         }
-        for (number, &head) in (0..).zip(&self.block.heads) {
+        for (number, &head) in (0..self.block.lanes_end).zip(&self.block.heads) {
             self.view
                 .control
                 .cells(number)
@@ -233,21 +233,19 @@ impl<M: Media> Pool<M> {
     /// What each lane must keep: records not applied, and those that may be
     /// missing on another leg.
     fn heads(&mut self) -> Vec<u64> {
-        let lanes = 0..self.view.geometry.lanes;
-        lanes
-            .map(|number| {
-                let complete = self
-                    .view
-                    .control
-                    .cells(number)
-                    .complete()
-                    .load(Ordering::Acquire);
-                let head = self.block.heads[number as usize];
-                complete
-                    .min(self.lanes.book(number).applied.end())
-                    .max(head)
-            })
-            .collect()
+        let mut heads = self.block.heads.clone();
+        // Lanes beyond were never used.
+        for (number, head) in (0..self.block.lanes_end).zip(&mut heads) {
+            let complete = self
+                .view
+                .control
+                .cells(number)
+                .complete()
+                .load(Ordering::Acquire);
+            let applied = self.lanes.book(number).applied.end();
+            *head = complete.min(applied).max(*head);
+        }
+        heads
     }
 
     fn apply_lane(&mut self, number: u32, limit: Seq, pass: &mut Pass) -> Result<(), PoolError> {

@@ -42,6 +42,15 @@ impl Leaves {
         Ok(found)
     }
 
+    /// The byte of the page's slot, if it is remembered: a hint only.
+    #[inline]
+    pub(crate) fn guess(&self, object: ObjectId, page: PageNo) -> Option<usize> {
+        let leaf = page.0 / SLOTS;
+        let (key, at) = self.0[leaf as usize % LEAVES];
+        let wanted = (u64::from(object.0) << 32 | leaf) + 1;
+        (key == wanted).then_some(at + (page.0 % SLOTS) as usize * SLOT_BYTES)
+    }
+
     pub(crate) fn clear(&mut self) {
         self.0.fill((0, 0));
     }

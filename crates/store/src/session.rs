@@ -364,6 +364,17 @@ impl<M: Media> Session<M> {
         self.take_frames(count as u64);
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame, self.round);
+            // Its store would else be waited for by the swap of the slot.
+            self.view.meta.prefetch(self.view.frame_entry_at(frame));
+        }
+    }
+
+    /// Fetches a slot's line, soon to be swapped: the owner's core had it last.
+    /// Does nothing for leaves that were not used before.
+    #[inline]
+    pub fn prefetch_slot(&self, handle: &Handle, page: PageNo) {
+        if let Some(at) = self.leaves.guess(handle.object, page) {
+            self.view.meta.prefetch(at);
         }
     }
 
@@ -692,10 +703,7 @@ fn enter_all<M: Media>(
                     Ok((at?, gate.round()))
                 });
             match entered {
-                Ok((Some(at), round)) => {
-                    member.session.view.meta.prefetch(at);
-                    places[index] = (at, round);
-                }
+                Ok((Some(at), round)) => places[index] = (at, round),
                 Ok((None, _)) => {
                     members[..=index].iter_mut().for_each(|m| m.session.leave());
                     let member = &mut members[index];

@@ -49,6 +49,17 @@ struct Ports {
 }
 
 impl Outbox for Ports {
+    fn expect(&mut self, column: usize, offset: u64) {
+        let base = column * COPIES_MAX;
+        let connections = self.connections[base..].iter_mut().take(COPIES_MAX);
+        for connection in connections.flatten() {
+            let any = connection.leg.as_any();
+            if let Some(leg) = any.and_then(<dyn Any>::downcast_mut::<MappedLeg>) {
+                leg.expect(offset);
+            }
+        }
+    }
+
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {
         let base = column * COPIES_MAX;
         if let SliceRequest::Write {

@@ -8,11 +8,12 @@
 
 use crate::limits::MAPPED_DONE_MAX;
 use arrayvec::ArrayVec;
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{
     Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Mapped;
 use pagemesh_store::requests::{Executed, execute};
 use pagemesh_store::session::{Member, Session, write};
@@ -76,6 +77,13 @@ impl MappedLeg {
             done: Vec::new(),
             life,
         })
+    }
+
+    /// A write of this place will come: fetches its slot meanwhile, which the
+    /// brick's core had last.
+    pub(crate) fn expect(&self, offset: u64) {
+        let page = PageNo(offset / PAGE_BYTES as u64);
+        self.session.prefetch_slot(&self.handle, page);
     }
 
     fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
