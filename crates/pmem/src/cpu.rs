@@ -22,6 +22,8 @@ pub enum Flush {
 pub enum Copy {
     /// 64-byte stores with CRC32C folded by VPCLMULQDQ.
     Avx512,
+    /// 32-byte stores with CRC32C folded by PCLMULQDQ.
+    Avx2,
     /// 16-byte stores with the CRC32 instruction.
     Sse42,
     /// 16-byte stores with a software CRC.
@@ -66,6 +68,11 @@ fn detect_copy() -> Copy {
         && is_x86_feature_detected!("sse4.2")
     {
         Copy::Avx512
+    } else if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("pclmulqdq")
+        && is_x86_feature_detected!("sse4.2")
+    {
+        Copy::Avx2
     } else if is_x86_feature_detected!("sse4.2") {
         Copy::Sse42
     } else {
