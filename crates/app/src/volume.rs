@@ -8,11 +8,11 @@ use crate::output::{self, bytes, table};
 use crate::status::{volumes, word};
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::{LegState, Name};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::wire::{CreateVolume, VolumeDetail};
 use pagemesh_manage::{Client, Durability, Kind};
-use pagemesh_volume::{CheckReport, Transport, Transports, Volume};
+use pagemesh_volume::{CheckReport, LegStatus, Transport, Transports, Volume};
 use std::sync::Arc;
 
 /// A client of the manager that was named.
@@ -193,11 +193,25 @@ fn check(
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
+    for leg in left_out(&volume) {
+        eprintln!(
+            "warning: the copy on brick {} is {} and was not compared; check again when it is in-sync",
+            leg.brick,
+            word(&leg.state)
+        );
+    }
     output::print(args.output, &report, || told(name, &report))?;
     Ok(match is_right(&report) {
         true => Verdict::Done,
         false => Verdict::Differs,
     })
+}
+
+/// Copies that do not count, and so are not compared.
+fn left_out(volume: &Volume) -> Vec<LegStatus> {
+    let columns = volume.status().map_or(Vec::new(), |status| status.columns);
+    let legs = columns.into_iter().flat_map(|column| column.legs);
+    legs.filter(|leg| leg.state != LegState::InSync).collect()
 }
 
 fn told(name: &Name, report: &CheckReport) -> String {
