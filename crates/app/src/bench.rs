@@ -8,6 +8,7 @@ mod recovery;
 use crate::args::{self, Bench, Measure, Output};
 use crate::cluster::{Cluster, Plan};
 use crate::ending::Ending;
+use crate::output;
 use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::Name;
@@ -156,8 +157,8 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
 
 fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
     match measure.output {
-        Output::Json => println!("{}", report.json()),
-        Output::Table => println!("{}", report.text()),
+        Output::Json => output::say(&report.json())?,
+        Output::Table => output::say(&report.text())?,
     }
     if let Some(dir) = &measure.save {
         for path in report.save(dir)? {

@@ -73,7 +73,9 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Man => print_man()?,
         Command::Completions { shell } => {
             let mut command = Cli::command();
-            clap_complete::generate(shell, &mut command, "pagemesh", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command, "pagemesh", &mut script);
+            output::say(&String::from_utf8_lossy(&script))?;
         }
     }
     Ok(Verdict::Done)
@@ -81,8 +83,9 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
 
 /// The page of the command, followed by those of its subcommands.
 fn print_man() -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    print_page(Cli::command(), &mut out)
+    let mut pages = Vec::new();
+    print_page(Cli::command(), &mut pages)?;
+    output::say(&String::from_utf8_lossy(&pages))
 }
 
 fn print_page(command: clap::Command, out: &mut impl std::io::Write) -> anyhow::Result<()> {

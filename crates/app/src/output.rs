@@ -4,6 +4,7 @@ use crate::args::Output;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
+use std::io::Write;
 
 /// Prints a value as JSON, or what people see of it.
 pub fn print(
@@ -11,11 +12,19 @@ pub fn print(
     value: &impl Serialize,
     people: impl FnOnce() -> String,
 ) -> anyhow::Result<()> {
-    match output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
-        Output::Table => println!("{}", people().trim_end()),
+    let text = match output {
+        Output::Json => serde_json::to_string_pretty(value)?,
+        Output::Table => people(),
+    };
+    say(text.trim_end())
+}
+
+/// Prints a text. Whoever reads may stop early, as `head` does.
+pub fn say(text: &str) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
     }
-    Ok(())
 }
 
 /// A table without lines; columns whose head starts with `>` are aligned to
