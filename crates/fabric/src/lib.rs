@@ -7,7 +7,8 @@
 //! [`remote`] a connection for blocking calls.
 //!
 //! Invariants: nothing here knows of pools or volumes. Every length, queue and
-//! wait has a limit named in [`limits`]. No thread of a data path blocks.
+//! wait has a limit named in [`limits`]. No thread of a client blocks; a brick's
+//! thread of a connection may, in what its handler does.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! One thread's channel into a volume: the engine, its connections, and the
 //! notes of the others.
 //!
-//! Invariants: never blocks; what a leg answered is used only after a look at
+//! Invariants: never blocks, but for a mapped leg that waits for its owner to
+//! grant frames, within the store's limits; what a leg answered is used only after a look at
 //! the generation that came later than the answer, so that a leg which was
 //! left out meanwhile cannot serve an old page.
 
