@@ -21,6 +21,7 @@ pub mod service;
 pub mod stop;
 pub mod tcp;
 
+mod guests;
 mod inflow;
 mod outflow;
 mod serve;

@@ -1,16 +1,14 @@
 //! The brick's side: a listening unix socket, and a thread for each session.
 
 use super::wire::{GrantHeader, HELLO_BYTES, NotUnderstood, check_hello};
-use crate::limits::{
-    ACCEPT_PAUSE, HANDSHAKE_LIMIT, MAP_SESSIONS_MAX, MAP_VISITORS_MAX, STOP_LIMIT, TEXT_BYTES_MAX,
-};
+use crate::guests::{Guests, Place};
+use crate::limits::{HANDSHAKE_LIMIT, MAP_SESSIONS_MAX, MAP_VISITORS_MAX};
+use crate::message::reply::cut;
 use crate::serve::Connection;
 use crate::service::Handler;
-use crate::stop::Stop;
-use crate::stream::{Stream, wait_any};
+use crate::stream::Stream;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::{BrickControl, SliceError};
-use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
@@ -21,7 +19,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -100,32 +98,7 @@ pub struct Server {
 struct House {
     service: Arc<dyn MapService>,
     uid: u32,
-    stop: Stop,
-    guests: Mutex<Guests>,
-    left: Condvar,
-}
-
-#[derive(Default)]
-struct Guests {
-    visitors: usize,
-    sessions: usize,
-}
-
-/// A place among the guests, given back when dropped.
-struct Place<'a> {
-    house: &'a House,
-    has_session: bool,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut guests = self.house.guests();
-        match self.has_session {
-            true => guests.sessions -= 1,
-            false => guests.visitors -= 1,
-        }
-        self.house.left.notify_all();
-    }
+    guests: Arc<Guests>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -193,17 +166,21 @@ impl Server {
             path: path.into(),
             cause,
         };
+        let guests = Guests::new(MAP_VISITORS_MAX, MAP_SESSIONS_MAX).map_err(failed)?;
         let house = Arc::new(House {
             service,
             uid: rustix::process::geteuid().as_raw(),
-            stop: Stop::new().map_err(failed)?,
-            guests: Mutex::default(),
-            left: Condvar::new(),
+            guests: Arc::new(guests),
         });
         let shared = house.clone();
         let acceptor = thread::Builder::new()
             .name("map-accept".into())
-            .spawn(move || shared.accept_all(&socket))
+            .spawn(move || {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let accept = || Ok(acceptfrom_with(&socket, flags)?.0);
+                let admit = |stream| shared.admit(stream);
+                shared.guests.accept_all(&socket, accept, admit);
+            })
             .map_err(failed)?;
         Ok(Server {
             path: path.into(),
@@ -221,7 +198,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.house.stop.say();
+        self.house.guests.stop().say();
         if let Some(acceptor) = self.acceptor.take()
             && acceptor.join().is_err()
         {
@@ -229,69 +206,31 @@ impl Drop for Server {
         }
         // Fails only if somebody else removed it.
         let _ = std::fs::remove_file(&self.path);
-        let all = |guests: &Guests| guests.visitors + guests.sessions;
-        let guests = self.house.guests();
-        let left = &self.house.left;
-        let waited = left.wait_timeout_while(guests, STOP_LIMIT, |guests| all(guests) > 0);
-        let (guests, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if all(&guests) > 0 {
-            tracing::warn!(left = all(&guests), "map connections did not end in time");
+        let left = self.house.guests.await_empty();
+        if left > 0 {
+            tracing::warn!(left, "map connections did not end in time");
         }
     }
 }
 
 impl House {
-    fn guests(&self) -> MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn accept_all(self: &Arc<House>, socket: &OwnedFd) {
-        while !self.stop.is_said() {
-            let mut fds = [
-                PollFd::new(socket, PollFlags::IN),
-                PollFd::new(&self.stop, PollFlags::IN),
-            ];
-            if let Err(cause) = wait_any(&mut fds, None) {
-                tracing::error!(%cause, "cannot wait for map connections");
-                return;
-            }
-            match acceptfrom_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok((stream, _)) => self.admit(stream),
-                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                Err(cause) => {
-                    tracing::warn!(%cause, "cannot accept map connections; trying again");
-                    let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-                    let _ = wait_any(&mut fds, Some(Instant::now() + ACCEPT_PAUSE));
-                }
-            }
-        }
-    }
-
     fn admit(self: &Arc<House>, socket: OwnedFd) {
-        let mut guests = self.guests();
-        if guests.visitors == MAP_VISITORS_MAX {
+        let Some(mut place) = self.guests.enter() else {
             tracing::warn!("too many map connections that did not say hello");
             return;
-        }
-        guests.visitors += 1;
-        drop(guests);
+        };
         let house = self.clone();
         let started = thread::Builder::new().name("map".into()).spawn(move || {
-            let mut place = Place {
-                house: &house,
-                has_session: false,
-            };
             if let Err(cause) = house.receive_guest(socket, &mut place) {
                 tracing::debug!(%cause, "turned a map connection away");
             }
         });
         if let Err(cause) = started {
             tracing::warn!(%cause, "no thread for a map connection");
-            self.guests().visitors -= 1;
         }
     }
 
-    fn receive_guest(&self, socket: OwnedFd, place: &mut Place<'_>) -> Result<(), TurnedAway> {
+    fn receive_guest(&self, socket: OwnedFd, place: &mut Place) -> Result<(), TurnedAway> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
         let credentials = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
         let peer = Peer {
@@ -316,33 +255,24 @@ impl House {
         }
     }
 
-    fn grant(&self, peer: Peer, place: &mut Place<'_>) -> Result<Granted, SliceError> {
+    fn grant(&self, peer: Peer, place: &mut Place) -> Result<Granted, SliceError> {
         if peer.uid != self.uid && peer.uid != 0 {
             return Err(SliceError::Refused(format!(
                 "user {} may not map this pool; run as user {}, or use the tcp transport",
                 peer.uid, self.uid
             )));
         }
-        let mut guests = self.guests();
-        if guests.sessions == MAP_SESSIONS_MAX {
+        if !place.promote() {
             return Err(SliceError::Refused(format!(
                 "all {MAP_SESSIONS_MAX} map connections are in use; close some"
             )));
         }
-        guests.visitors -= 1;
-        guests.sessions += 1;
-        place.has_session = true;
-        drop(guests);
         self.service.grant(peer)
     }
 
     fn refuse(&self, stream: &Stream, cause: &TurnedAway, until: Instant) -> io::Result<()> {
-        let mut reason = cause.to_string();
-        let mut end = reason.len().min(TEXT_BYTES_MAX);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        reason.truncate(end);
+        let text = cause.to_string();
+        let reason = cut(&text);
         let header = GrantHeader {
             refused: Some(reason.len() as u32),
             session: 0,
@@ -363,7 +293,7 @@ impl House {
             ))
         };
         // Its messages are rare: looking for them would only cost.
-        let connection = Connection::new(stream, control, &self.stop, &mut never, 0);
+        let connection = Connection::new(stream, control, self.guests.stop(), &mut never, 0);
         if let Err(cause) = connection.with_handler(handler).run() {
             tracing::warn!(pid = peer.pid, %cause, "a map connection broke");
         }

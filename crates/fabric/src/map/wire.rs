@@ -12,6 +12,7 @@
 //! Little endian; the UUID in the order of its text. Invariants: nothing is
 //! believed whose checksum is wrong.
 
+use crate::message::fields::Fields;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
 use uuid::Uuid;
@@ -48,28 +49,18 @@ pub(super) struct GrantHeader {
     pub control_bytes: u64,
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
-fn check(bytes: &[u8], magic: &[u8; 8]) -> Result<(), NotUnderstood> {
-    let crc_at = bytes.len() - 4;
-    if &bytes[..8] != magic {
+/// What follows the version, once magic, checksum and version are right.
+fn open<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, NotUnderstood> {
+    let (said, crc) = bytes.split_last_chunk().ok_or(NotUnderstood::Magic)?;
+    let mut fields = Fields::new(said);
+    if fields.array().as_ref() != Some(magic) {
         return Err(NotUnderstood::Magic);
     }
-    if crc32c(&bytes[..crc_at]) != u32_at(bytes, crc_at) {
+    if crc32c(said) != u32::from_le_bytes(*crc) {
         return Err(NotUnderstood::Checksum);
     }
-    match u16_at(bytes, 8) {
-        VERSION => Ok(()),
+    match fields.u16().ok_or(NotUnderstood::Magic)? {
+        VERSION => Ok(fields),
         other => Err(NotUnderstood::Version(other)),
     }
 }
@@ -89,7 +80,7 @@ pub(super) fn hello() -> [u8; HELLO_BYTES] {
 }
 
 pub(super) fn check_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), NotUnderstood> {
-    check(bytes, HELLO_MAGIC)
+    open(bytes, HELLO_MAGIC).map(drop)
 }
 
 impl GrantHeader {
@@ -109,16 +100,21 @@ impl GrantHeader {
     }
 
     pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, NotUnderstood> {
-        check(bytes, GRANT_MAGIC)?;
-        let mut brick = [0; 16];
-        brick.copy_from_slice(&bytes[24..40]);
-        Ok(GrantHeader {
-            refused: (u16_at(bytes, 10) != 0).then(|| u32_at(bytes, 20)),
-            session: u32_at(bytes, 12),
-            incarnation: u32_at(bytes, 16),
-            brick: BrickId(Uuid::from_bytes(brick)),
-            pool_bytes: u64_at(bytes, 40),
-            control_bytes: u64_at(bytes, 48),
+        let fields = open(bytes, GRANT_MAGIC)?;
+        GrantHeader::read(fields).ok_or(NotUnderstood::Magic)
+    }
+
+    fn read(mut fields: Fields<'_>) -> Option<GrantHeader> {
+        let is_refused = fields.u16()? != 0;
+        let (session, incarnation) = (fields.u32()?, fields.u32()?);
+        let reason_bytes = fields.u32()?;
+        Some(GrantHeader {
+            refused: is_refused.then_some(reason_bytes),
+            session,
+            incarnation,
+            brick: BrickId(Uuid::from_bytes(fields.array()?)),
+            pool_bytes: fields.u64()?,
+            control_bytes: fields.u64()?,
         })
     }
 }

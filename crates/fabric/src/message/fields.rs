@@ -1,43 +1,43 @@
 //! Reading numbers from the front of bytes, without ever reading beyond.
 
 /// Bytes not read yet.
-pub(super) struct Fields<'a>(&'a [u8]);
+pub(crate) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Fields<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Fields<'a> {
         Fields(bytes)
     }
 
-    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (first, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*first)
     }
 
-    pub(super) fn u8(&mut self) -> Option<u8> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
         self.array().map(u8::from_le_bytes)
     }
 
-    pub(super) fn u16(&mut self) -> Option<u16> {
+    pub(crate) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_le_bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    pub(crate) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 
     /// What is left.
-    pub(super) fn rest(self) -> &'a [u8] {
+    pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }
 
     /// Reads entries of one size until nothing is left; none if the last one
     /// is cut.
-    pub(super) fn list<T>(mut self, one: impl Fn(&mut Fields<'a>) -> Option<T>) -> Option<Vec<T>> {
+    pub(crate) fn list<T>(mut self, one: impl Fn(&mut Fields<'a>) -> Option<T>) -> Option<Vec<T>> {
         let mut entries = Vec::new();
         while !self.0.is_empty() {
             entries.push(one(&mut self)?);

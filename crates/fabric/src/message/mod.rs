@@ -28,7 +28,7 @@
 pub mod reply;
 pub mod request;
 
-mod fields;
+pub(crate) mod fields;
 
 use fields::Fields;
 use pagemesh_base::checksum::crc32c;

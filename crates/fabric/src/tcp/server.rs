@@ -7,19 +7,16 @@
 
 use super::connect::nonce;
 use crate::auth::{self, Agreed, AuthError, Purpose, Versions, Welcome};
-use crate::limits::{
-    ACCEPT_PAUSE, CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT, STRANGERS_MAX,
-};
+use crate::guests::{Guests, Place};
+use crate::limits::{CONNECTIONS_MAX, HANDSHAKE_LIMIT, SPIN_US_MAX, STOP_LIMIT, STRANGERS_MAX};
 use crate::serve::Connection;
 use crate::service::{PeerInfo, Service};
-use crate::stop::Stop;
-use crate::stream::{Stream, wait_any};
+use crate::stream::Stream;
 use pagemesh_base::key::Key;
 use pagemesh_base::slice::SliceError;
-use rustix::event::{PollFd, PollFlags};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -73,32 +70,7 @@ struct House {
     key: Key,
     service: Arc<dyn Service>,
     options: Options,
-    stop: Stop,
-    guests: Mutex<Guests>,
-    left: Condvar,
-}
-
-#[derive(Default)]
-struct Guests {
-    strangers: usize,
-    known: usize,
-}
-
-/// A place among the guests, given back when dropped.
-struct Place<'a> {
-    house: &'a House,
-    known: bool,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut guests = self.house.guests();
-        match self.known {
-            true => guests.known -= 1,
-            false => guests.strangers -= 1,
-        }
-        self.house.left.notify_all();
-    }
+    guests: Arc<Guests>,
 }
 
 /// Why a stranger was not let in.
@@ -125,18 +97,22 @@ impl Server {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
+        let guests = Guests::new(STRANGERS_MAX, options.connections_max).map_err(failed)?;
         let house = Arc::new(House {
             key,
             service,
             options,
-            stop: Stop::new().map_err(failed)?,
-            guests: Mutex::default(),
-            left: Condvar::new(),
+            guests: Arc::new(guests),
         });
         let shared = house.clone();
         let acceptor = thread::Builder::new()
             .name("accept".into())
-            .spawn(move || shared.accept_all(&listener))
+            .spawn(move || {
+                let admit = |(socket, address)| shared.admit(socket, address);
+                shared
+                    .guests
+                    .accept_all(&listener, || listener.accept(), admit);
+            })
             .map_err(failed)?;
         Ok(Server {
             address: local,
@@ -154,7 +130,7 @@ impl Server {
     /// Authenticated connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.house.guests().known
+        self.house.guests.known()
     }
 
     /// Ends all connections. Requests in flight are lost to their clients.
@@ -169,18 +145,11 @@ impl Server {
         let Some(acceptor) = self.acceptor.take() else {
             return Ok(());
         };
-        self.house.stop.say();
+        self.house.guests.stop().say();
         if acceptor.join().is_err() {
             tracing::error!("the accepting thread panicked");
         }
-        let guests = self.house.guests();
-        let all = |guests: &Guests| guests.strangers + guests.known;
-        let waited = self
-            .house
-            .left
-            .wait_timeout_while(guests, STOP_LIMIT, |guests| all(guests) > 0);
-        let (guests, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match all(&guests) {
+        match self.house.guests.await_empty() {
             0 => Ok(()),
             left => Err(StillRunning(left)),
         }
@@ -196,55 +165,19 @@ impl Drop for Server {
 }
 
 impl House {
-    fn guests(&self) -> MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn accept_all(self: &Arc<House>, listener: &TcpListener) {
-        while !self.stop.is_said() {
-            let mut fds = [
-                PollFd::new(listener, PollFlags::IN),
-                PollFd::new(&self.stop, PollFlags::IN),
-            ];
-            if let Err(cause) = wait_any(&mut fds, None) {
-                tracing::error!(%cause, "cannot wait for connections");
-                return;
-            }
-            match listener.accept() {
-                Ok((socket, address)) => self.admit(socket, address),
-                Err(cause) if is_passing(&cause) => {}
-                Err(cause) => {
-                    tracing::warn!(%cause, "cannot accept connections; trying again");
-                    let mut fds = [PollFd::new(&self.stop, PollFlags::IN)];
-                    let _ = wait_any(&mut fds, Some(Instant::now() + ACCEPT_PAUSE));
-                }
-            }
-        }
-    }
-
     fn admit(self: &Arc<House>, socket: TcpStream, address: SocketAddr) {
-        let mut guests = self.guests();
-        if guests.strangers == STRANGERS_MAX {
+        let Some(mut place) = self.guests.enter() else {
             tracing::warn!(%address, "too many connections that did not say who they are");
             return;
-        }
-        guests.strangers += 1;
-        drop(guests);
+        };
         let house = self.clone();
         let thread = thread::Builder::new().name(format!("tcp {address}"));
-        let started = thread.spawn(move || {
-            let mut place = Place {
-                house: &house,
-                known: false,
-            };
-            match house.receive_guest(socket, &mut place) {
-                Ok((stream, agreed)) => house.serve(&stream, agreed, address),
-                Err(cause) => tracing::debug!(%address, %cause, "turned away"),
-            }
+        let started = thread.spawn(move || match house.receive_guest(socket, &mut place) {
+            Ok((stream, agreed)) => house.serve(&stream, agreed, address),
+            Err(cause) => tracing::debug!(%address, %cause, "turned away"),
         });
         if let Err(cause) = started {
             tracing::warn!(%address, %cause, "no thread for a connection");
-            self.guests().strangers -= 1;
         }
     }
 
@@ -252,7 +185,7 @@ impl House {
     fn receive_guest(
         &self,
         socket: TcpStream,
-        place: &mut Place<'_>,
+        place: &mut Place,
     ) -> Result<(Stream, Agreed), TurnedAway> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
         let stream = Stream::tcp(socket)?;
@@ -270,25 +203,15 @@ impl House {
             }
         };
         let proof = stream.receive_exact(until)?;
-        let admitted = server.check(&proof).and_then(|agreed| {
-            self.promote(place)?;
-            Ok(agreed)
-        });
+        let admitted = server
+            .check(&proof)
+            .and_then(|agreed| match place.promote() {
+                true => Ok(agreed),
+                false => Err(AuthError::Busy),
+            });
         let verdict = auth::verdict(admitted.as_ref().map(drop));
         stream.send_all(&verdict, until)?;
         Ok((stream, admitted?))
-    }
-
-    /// Makes a stranger a known guest, if there is a place.
-    fn promote(&self, place: &mut Place<'_>) -> Result<(), AuthError> {
-        let mut guests = self.guests();
-        if guests.known >= self.options.connections_max {
-            return Err(AuthError::Busy);
-        }
-        guests.strangers -= 1;
-        guests.known += 1;
-        place.known = true;
-        Ok(())
     }
 
     fn serve(&self, stream: &Stream, agreed: Agreed, address: SocketAddr) {
@@ -304,20 +227,10 @@ impl House {
         };
         let control = self.service.control();
         let spin_us_max = self.options.spin_us_max;
-        let connection = Connection::new(stream, control, &self.stop, &mut open, spin_us_max);
+        let connection =
+            Connection::new(stream, control, self.guests.stop(), &mut open, spin_us_max);
         if let Err(cause) = connection.run() {
             tracing::warn!(%address, %cause, "a connection broke");
         }
     }
-}
-
-/// Errors of accept that concern one connection only.
-fn is_passing(cause: &io::Error) -> bool {
-    matches!(
-        cause.kind(),
-        io::ErrorKind::WouldBlock
-            | io::ErrorKind::Interrupted
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::ConnectionReset
-    )
 }
