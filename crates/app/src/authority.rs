@@ -1,10 +1,11 @@
 //! The manager as a volume sees it, over its client.
 
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{EpochNumber, Layout, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
 use pagemesh_manage::wire;
 use pagemesh_manage::{Client, ManagerError};
 use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+use std::collections::BTreeMap;
 
 /// Asks a manager.
 pub struct Managed(pub Client);
@@ -28,14 +29,18 @@ fn address(address: wire::BrickAddress) -> BrickAddress {
     }
 }
 
+fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> Attached {
+    let bricks = bricks.into_iter();
+    Attached {
+        layout,
+        bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+    }
+}
+
 impl Authority for Managed {
     fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
-        let attached = self.0.attach(name, client).map_err(told)?;
-        let bricks = attached.bricks.into_iter();
-        Ok(Attached {
-            layout: attached.layout,
-            bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
-        })
+        let wire::Attached { layout, bricks } = self.0.attach(name, client).map_err(told)?;
+        Ok(attached(layout, bricks))
     }
 
     fn change_legs(
@@ -63,11 +68,7 @@ impl Authority for Managed {
 
     fn layout(&self, name: &Name) -> Result<Attached, AuthorityError> {
         let detail = self.0.volume(name).map_err(told)?;
-        let bricks = detail.bricks.into_iter();
-        Ok(Attached {
-            layout: detail.layout,
-            bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
-        })
+        Ok(attached(detail.layout, detail.bricks))
     }
 
     fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {

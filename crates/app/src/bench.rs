@@ -92,28 +92,17 @@ impl Scratch {
         move || pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
     }
 
-    /// Exports a volume with a process of its own.
-    fn export(&self, name: &Name, transport: &str) -> anyhow::Result<Exporter> {
-        let socket = self.dir.path().join(format!("{name}.nbd"));
-        let key = self.dir.path().join("key");
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["export", "nbd", &name.to_string(), "--until-stdin-ends"])
+    /// Exports a volume with a process of its own; gives the export's URI.
+    fn export(&self, name: &Name, transport: &str) -> anyhow::Result<(Daemon, String)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["export", "nbd", &name.to_string()])
             .args(["--transport", transport, "--manager", &self.cluster.url])
             .arg("--socket")
-            .arg(&socket)
+            .arg(self.dir.path().join(format!("{name}.nbd")))
             .arg("--key")
-            .arg(&key)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start an exporter")?;
-        let mut line = String::new();
-        let said = child.stdout.take().context("the exporter has no output")?;
-        BufReader::new(said).read_line(&mut line)?;
-        let exporter = Exporter(child);
-        let uri = line.trim().strip_prefix("ready ");
-        uri.context("the exporter did not start")?;
-        Ok(exporter)
+            .arg(self.dir.path().join("key"));
+        Daemon::start(command)
     }
 }
 
@@ -133,10 +122,32 @@ fn remove_at_end(ending: Ending, directories: [&Path; 2]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// An exporting process; dropping it ends it.
-struct Exporter(Child);
+/// A child process of this program; dropping it ends it.
+struct Daemon(Child);
 
-impl Drop for Exporter {
+impl Daemon {
+    /// Starts it, and gives what it says when it is ready.
+    fn start(mut command: Command) -> anyhow::Result<(Daemon, String)> {
+        let mut child = command
+            .arg("--until-stdin-ends")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a child process")?;
+        let said = child
+            .stdout
+            .take()
+            .context("a child process has no output")?;
+        let daemon = Daemon(child);
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line)?;
+        let ready = line.trim().strip_prefix("ready ");
+        let ready = ready.context("a child process did not start")?.to_owned();
+        Ok((daemon, ready))
+    }
+}
+
+impl Drop for Daemon {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         // It was started here and ends when its input does.
@@ -245,9 +256,7 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     for transport in ["map", "tcp"] {
         let name: Name = transport.parse()?;
         let class = scratch.create(&name)?;
-        let exporter = scratch.export(&name, transport)?;
-        let socket = scratch.dir.path().join(format!("{name}.nbd"));
-        let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
+        let (exporter, uri) = scratch.export(&name, transport)?;
         let mut pids = scratch.cluster.brick_pids();
         pids.push(exporter.0.id());
         peers.push(Peer::given(

@@ -3,15 +3,15 @@
 
 use crate::args;
 use crate::ending::Ending;
+use crate::export::listen_address;
 use crate::key;
 use anyhow::{Context, bail};
 use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::service::Served;
 use pagemesh_fabric::{map, tcp};
+use pagemesh_manage::Client;
 use pagemesh_manage::wire::BrickRegistration;
-use pagemesh_manage::{Client, Durability};
-use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +24,7 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let key = key::find(args.client.key.as_deref(), &args.client.manager)?;
     let manager = Client::new(&args.client.manager, &key)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
-    let listen = args.listen.to_socket_addrs();
-    let listen = listen
-        .with_context(|| format!("cannot listen on '{}'", args.listen))?
-        .next();
-    let listen = listen.with_context(|| format!("'{}' names no address", args.listen))?;
+    let listen = listen_address(&args.listen)?;
     let (brick, keeper, recovered) = Brick::open(&args.pool)?;
     tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
     let served = Arc::new(Served(brick.clone()));
@@ -61,7 +57,8 @@ fn absolute(path: &Path) -> anyhow::Result<std::path::PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is no path", path.display()))
 }
 
-fn host_name() -> String {
+/// What this machine calls itself.
+pub fn host_name() -> String {
     let name = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -89,7 +86,7 @@ impl Registrar<'_> {
             address: self.address.clone(),
             map_socket: self.map_socket.clone(),
             domain: self.domain.clone(),
-            durability: class(&status.durability)?,
+            durability: status.durability.parse()?,
             capacity_bytes: status.capacity_bytes,
             used_bytes: status.used_bytes,
             incarnation: status.incarnation,
@@ -119,15 +116,4 @@ impl Registrar<'_> {
             }
         }
     }
-}
-
-/// The manager's word for a durability class.
-fn class(text: &str) -> anyhow::Result<Durability> {
-    Ok(match text {
-        "pmem" => Durability::Pmem,
-        "eadr" => Durability::Eadr,
-        "file-sync" => Durability::FileSync,
-        "process" => Durability::Process,
-        other => bail!("the pool has an unknown durability class '{other}'"),
-    })
 }

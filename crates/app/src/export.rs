@@ -79,7 +79,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     } = command;
     let listen = match (socket, listen) {
         (Some(path), _) => Listen::Unix(std::path::absolute(path)?),
-        (None, Some(address)) => Listen::Tcp(resolve(address)?),
+        (None, Some(address)) => Listen::Tcp(listen_address(address)?),
         (None, None) => anyhow::bail!("name a place: --socket PATH or --listen ADDRESS"),
     };
     let ending = Ending::listen(*until_stdin_ends)?;
@@ -148,7 +148,8 @@ fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {
     })
 }
 
-fn resolve(address: &str) -> anyhow::Result<std::net::SocketAddr> {
+/// The address to listen on that a text as `host:port` names.
+pub fn listen_address(address: &str) -> anyhow::Result<std::net::SocketAddr> {
     let mut found = address
         .to_socket_addrs()
         .with_context(|| format!("cannot listen on '{address}'"))?;

@@ -7,8 +7,8 @@ use pagemesh_base::key::Key;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::remote::Remote;
+use pagemesh_fabric::tcp::resolve;
 use pagemesh_manage::{Bricks, Config, serve};
-use std::net::ToSocketAddrs;
 use std::sync::Arc;
 
 /// Reaches bricks over tcp.
@@ -16,10 +16,8 @@ struct Remotes(Key);
 
 impl Bricks for Remotes {
     fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
-        let lost = |cause: &dyn std::fmt::Display| SliceError::Lost(format!("{address}: {cause}"));
-        let mut found = address.to_socket_addrs().map_err(|cause| lost(&cause))?;
-        let found = found.next().ok_or_else(|| lost(&"it names no address"))?;
-        let remote = Remote::connect(found, &self.0, Timeouts::default())?;
+        let address = resolve(address)?;
+        let remote = Remote::connect(address, &self.0, Timeouts::default())?;
         Ok(Box::new(remote))
     }
 }

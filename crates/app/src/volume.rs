@@ -3,6 +3,7 @@
 use crate::Verdict;
 use crate::args::{self, Volume as Command};
 use crate::authority::Managed;
+use crate::brick::host_name;
 use crate::key;
 use crate::output::{self, bytes, table};
 use crate::status::{volumes, word};
@@ -11,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use pagemesh_base::layout::{LegState, Name};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::wire::{CreateVolume, VolumeDetail};
-use pagemesh_manage::{Client, Durability, Kind};
+use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::{CheckReport, LegStatus, Transport, Transports, Volume};
 use std::sync::Arc;
 
@@ -35,10 +36,7 @@ pub fn attach(
     };
     let authority = Managed(Client::new(&args.manager, &key)?);
     let connector = Transports::new(key, transport, Timeouts::default());
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
+    let host = host_name();
     let who = format!("{host}:{}", std::process::id());
     Ok(Volume::attach(
         Arc::new(authority),
@@ -66,7 +64,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
                 layout: kind(*layout),
                 columns: *columns,
                 copies: *copies,
-                durability: class.as_deref().and_then(durability),
+                durability: class.as_deref().map(str::parse).transpose()?,
             };
             create(args, &wish)?;
         }
@@ -126,10 +124,6 @@ fn kind(layout: args::Layout) -> Kind {
         args::Layout::Mirror => Kind::Mirror,
         args::Layout::StripeMirror => Kind::StripeMirror,
     }
-}
-
-fn durability(word: &str) -> Option<Durability> {
-    serde_json::from_value(serde_json::Value::String(word.into())).ok()
 }
 
 fn create(args: &args::Client, wish: &CreateVolume) -> anyhow::Result<()> {

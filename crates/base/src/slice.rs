@@ -100,6 +100,20 @@ pub enum SliceRequest {
     },
 }
 
+impl SliceRequest {
+    /// The epoch of the client that asks, where the request tells it.
+    #[must_use]
+    pub fn epoch(&self) -> Option<Epoch> {
+        match self {
+            SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } => {
+                Some(stamp.epoch)
+            }
+            SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
+            _ => None,
+        }
+    }
+}
+
 /// An operation that may be missing on another leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {

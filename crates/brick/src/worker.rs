@@ -87,12 +87,9 @@ impl Worker {
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
         let named = self.attached(number)?;
-        if let SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } = &request {
-            named.epoch = named.epoch.max(stamp.epoch);
-        }
-        if let SliceRequest::RaiseEpoch { epoch, .. } = request {
-            named.epoch = named.epoch.max(epoch);
-        }
+        named.epoch = request
+            .epoch()
+            .map_or(named.epoch, |it| it.max(named.epoch));
         let Attached {
             slice,
             handle,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 use utoipa::ToSchema;
 
 /// A class, the strongest first. The copies of a volume are of one class, so
@@ -31,6 +32,26 @@ impl Durability {
             Durability::FileSync => "file-sync",
             Durability::Process => "process",
         }
+    }
+}
+
+/// The text names no class.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no durability class '{0}'; there are pmem, eadr, file-sync and process")]
+pub struct UnknownClass(pub String);
+
+impl FromStr for Durability {
+    type Err = UnknownClass;
+
+    fn from_str(word: &str) -> Result<Durability, UnknownClass> {
+        let all = [
+            Durability::Pmem,
+            Durability::Eadr,
+            Durability::FileSync,
+            Durability::Process,
+        ];
+        let found = all.into_iter().find(|class| class.as_str() == word);
+        found.ok_or_else(|| UnknownClass(word.into()))
     }
 }
 

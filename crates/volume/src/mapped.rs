@@ -166,12 +166,7 @@ impl Drop for MappedLeg {
 
 impl Leg for MappedLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        if let SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } = &request {
-            self.epoch = self.epoch.max(stamp.epoch);
-        }
-        if let SliceRequest::RaiseEpoch { epoch, .. } = request {
-            self.epoch = self.epoch.max(epoch);
-        }
+        self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
         match execute(&mut self.session, self.handle, self.epoch, request) {
             Executed::Done(result) => self.finish(tag, result),
             Executed::Owner(request) => {

@@ -13,7 +13,7 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map::{self, Grant};
-use pagemesh_fabric::tcp::TcpLeg;
+use pagemesh_fabric::tcp::{self, TcpLeg};
 use pagemesh_pmem::{Mapped, Shared};
 use pagemesh_store::control::Control;
 use pagemesh_store::pool::Pool;
@@ -21,7 +21,6 @@ use pagemesh_store::session::Session;
 use pagemesh_store::view::View;
 use std::collections::HashMap;
 use std::fs::File;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -68,7 +67,7 @@ impl Transports {
             // Writes, too, may wait for the brick's disk.
             timeouts.stall = timeouts.stall.max(timeouts.call);
         }
-        let address = resolve(&address.tcp)?;
+        let address = tcp::resolve(&address.tcp)?;
         let leg = TcpLeg::connect(address, &self.key, timeouts, slice, epoch)?;
         check_brick(brick, leg.brick())?;
         Ok(Box::new(leg))
@@ -87,9 +86,7 @@ impl Transports {
         let view = self.view(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
         let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
-        let mut session = Session::new(view, number);
-        // A lane's number may have been another client's, with other leaves.
-        session.forget_leaves();
+        let session = Session::new(view, number);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
         let leg = leg.map_err(|cause| {
             SliceError::Lost(format!("no thread can watch brick {brick}: {cause}"))
@@ -157,14 +154,6 @@ fn check_brick(expected: BrickId, found: BrickId) -> Result<(), SliceError> {
             "brick {found} answers where brick {expected} should be"
         ))),
     }
-}
-
-fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
-    let failed = |cause: &dyn std::fmt::Display| {
-        SliceError::Lost(format!("the address {address} cannot be resolved: {cause}"))
-    };
-    let mut found = address.to_socket_addrs().map_err(|cause| failed(&cause))?;
-    found.next().ok_or_else(|| failed(&"it names nothing"))
 }
 
 impl Connector for Transports {

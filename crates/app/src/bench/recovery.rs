@@ -6,7 +6,7 @@
 //! 64 GiB needs only the memory that is written.
 
 use crate::args::Measure;
-use crate::bench::Exporter;
+use crate::bench::Daemon;
 use crate::key;
 use anyhow::Context;
 use pagemesh_base::ids::Epoch;
@@ -21,7 +21,6 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::remote::Remote;
 use pagemesh_fabric::tcp::TcpLeg;
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -78,7 +77,7 @@ impl Bench {
                 path
             }
         };
-        let (brick, address) = self.start(&path)?;
+        let (mut brick, address) = self.start(&path)?;
         let timeouts = Timeouts::default();
         if is_new {
             let remote = Remote::connect(address, &self.key, timeouts)?;
@@ -91,7 +90,6 @@ impl Bench {
         }
         let until = Instant::now() + Duration::from_secs(self.seconds);
         self.load(&mut leg, epoch, 4096, u64::MAX, Some(until))?;
-        let mut brick = brick;
         brick.0.kill()?;
         brick.0.wait()?;
         drop(leg);
@@ -108,29 +106,18 @@ impl Bench {
         })
     }
 
-    fn start(&self, pool: &Path) -> anyhow::Result<(Exporter, SocketAddr)> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args([
-                "brick",
-                "--until-stdin-ends",
-                "--manager",
-                "http://127.0.0.1:1",
-            ])
+    fn start(&self, pool: &Path) -> anyhow::Result<(Daemon, SocketAddr)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["brick", "--manager", "http://127.0.0.1:1"])
             .arg("--pool")
             .arg(pool)
             .arg("--key")
             .arg(&self.key_path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start a brick")?;
-        let said = child.stdout.take().context("the brick has no output")?;
-        let brick = Exporter(child);
-        let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
-        let address = line.trim().rsplit(' ').next().unwrap_or_default();
-        let address = address.parse().context("the brick did not start")?;
+            .stderr(Stdio::null());
+        let (brick, ready) = Daemon::start(command)?;
+        let address = ready.rsplit(' ').next().unwrap_or_default();
+        let address = address.parse().context("the brick told no address")?;
         Ok((brick, address))
     }
 

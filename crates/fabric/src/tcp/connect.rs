@@ -9,9 +9,21 @@ use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::SliceError;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 use uuid::Uuid;
+
+/// The first address that a text as `host:port` names.
+///
+/// # Errors
+/// [`SliceError::Lost`] when it names none.
+pub fn resolve(address: &str) -> Result<SocketAddr, SliceError> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        SliceError::Lost(format!("the address {address} cannot be resolved: {cause}"))
+    };
+    let mut found = address.to_socket_addrs().map_err(|cause| failed(&cause))?;
+    found.next().ok_or_else(|| failed(&"it names nothing"))
+}
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]

@@ -9,5 +9,6 @@ mod leg;
 mod pending;
 mod server;
 
+pub use connect::resolve;
 pub use leg::TcpLeg;
 pub use server::{BindError, Options, Server, StillRunning};

@@ -120,10 +120,7 @@ impl Outbox {
     }
 
     fn put_error(&mut self, cookie: u64, failure: &Failure) {
-        let mut end = failure.why.len().min(WHY_BYTES_MAX);
-        while !failure.why.is_char_boundary(end) {
-            end -= 1;
-        }
+        let end = failure.why.floor_char_boundary(WHY_BYTES_MAX);
         let why = &failure.why.as_bytes()[..end];
         self.put_chunk(chunk::ERROR, cookie, 6 + why.len());
         self.heads.extend((failure.errno as u32).to_be_bytes());
