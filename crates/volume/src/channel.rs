@@ -6,7 +6,7 @@
 //! the generation that came later than the answer, so that a leg which was
 //! left out meanwhile cannot serve an old page.
 
-use crate::engine::{Engine, Outbox};
+use crate::engine::{Answers, Engine, Outbox};
 use crate::hub::{Hub, Link, Member, Note};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
@@ -15,6 +15,7 @@ use crate::mapped::MappedLeg;
 use crate::status::Count;
 use crate::view::{Mask, View};
 use arrayvec::ArrayVec;
+use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp};
@@ -47,9 +48,56 @@ struct Ports {
     granted: Vec<u32>,
     /// Requests on all connections without an answer.
     outstanding: usize,
+    /// Of the view that the engine has.
+    generation: u64,
 }
 
 impl Outbox for Ports {
+    fn do_at_once(&mut self, column: usize, legs: Mask, offset: u64) -> bool {
+        let Some(found) = self.mapped(column * COPIES_MAX, legs) else {
+            return false;
+        };
+        found.iter().for_each(|leg| leg.expect(offset));
+        true
+    }
+
+    fn write_at_once(
+        &mut self,
+        column: usize,
+        legs: Mask,
+        offset: u64,
+        data: &Bytes,
+        stamp: Stamp,
+    ) -> Answers {
+        match self.mapped(column * COPIES_MAX, legs) {
+            Some(mut found) => MappedLeg::write_all(&mut found, offset, data, stamp),
+            None => unreachable!("the legs said that they would"),
+        }
+    }
+
+    fn answer(&mut self, column: usize, legs: Mask, tag: u64, answers: Answers) {
+        let base = column * COPIES_MAX;
+        if let Some(found) = self.mapped(base, legs) {
+            for (leg, answer) in found.into_iter().zip(answers) {
+                leg.finish(tag, answer);
+            }
+        }
+        for leg in legs.legs() {
+            if let Some(connection) = self.connections[base + leg].as_mut() {
+                connection.outstanding += 1;
+                self.outstanding += 1;
+            }
+        }
+    }
+
+    fn is_current(&self) -> bool {
+        self.hub.generation() == self.generation
+    }
+
+    fn try_acquire(&mut self, range: LockRange, key: u32) -> bool {
+        self.hub.locks.try_acquire(range, self.holder(key))
+    }
+
     fn expect(&mut self, column: usize, offset: u64) {
         let base = column * COPIES_MAX;
         let connections = self.connections[base..].iter_mut().take(COPIES_MAX);
@@ -69,9 +117,10 @@ impl Outbox for Ports {
             stamp,
         } = &request
             && legs.len() > 1
-            && self.write_mapped(base, legs, tag, (*offset, data, *stamp))
+            && self.mapped(base, legs).is_some()
         {
-            return;
+            let answers = self.write_at_once(column, legs, *offset, data, *stamp);
+            return self.answer(column, legs, tag, answers);
         }
         let mut left = legs.len();
         let mut request = Some(request);
@@ -141,36 +190,16 @@ impl Outbox for Ports {
 }
 
 impl Ports {
-    /// Writes every leg at once, if all of them are mapped in this process.
-    fn write_mapped(
-        &mut self,
-        base: usize,
-        legs: Mask,
-        tag: u64,
-        (offset, data, stamp): (u64, &[u8], Stamp),
-    ) -> bool {
+    /// These legs, if all of them are mapped in this process.
+    fn mapped(&mut self, base: usize, legs: Mask) -> Option<ArrayVec<&mut MappedLeg, COPIES_MAX>> {
         let places = self.connections[base..].iter_mut().take(COPIES_MAX);
-        let mapped = places.enumerate().filter(|(leg, _)| legs.has(*leg));
-        let mut found: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
-        for (_, connection) in mapped {
-            let Some(connection) = connection else {
-                return false;
-            };
-            let any = connection.leg.as_any();
-            let Some(leg) = any.and_then(<dyn Any>::downcast_mut) else {
-                return false;
-            };
-            found.push(leg);
+        let wanted = places.enumerate().filter(|(leg, _)| legs.has(*leg));
+        let mut found = ArrayVec::new();
+        for (_, connection) in wanted {
+            let any = connection.as_mut()?.leg.as_any()?;
+            found.push(any.downcast_mut()?);
         }
-        MappedLeg::write_all(&mut found, tag, offset, data, stamp);
-        drop(found);
-        for leg in legs.legs() {
-            if let Some(connection) = self.connections[base + leg].as_mut() {
-                connection.outstanding += 1;
-                self.outstanding += 1;
-            }
-        }
-        true
+        Some(found)
     }
 
     /// Reads do not say their epoch: they are of that of the connection, which
@@ -214,7 +243,6 @@ pub(crate) struct Core {
     engine: Engine,
     ports: Ports,
     member: Arc<Member>,
-    generation: u64,
     /// Connections that wait for the view they belong to.
     arrived: Vec<Link>,
     /// By place, with the serial of the connection that gave them.
@@ -239,12 +267,12 @@ impl Core {
             turns: vec![],
             granted: vec![],
             outstanding: 0,
+            generation,
         };
         let mut core = Core {
             engine: Engine::new(),
             ports,
             member,
-            generation,
             arrived: vec![],
             answers: vec![],
             reaped: vec![],
@@ -261,10 +289,9 @@ impl Core {
         loop {
             self.take_notes();
             self.collect_answers();
-            let generation = self.ports.hub.generation();
-            if generation != self.generation {
+            if !self.ports.is_current() {
                 let (generation, view) = self.ports.hub.view();
-                self.generation = generation;
+                self.ports.generation = generation;
                 self.adopt(&view);
                 // What waited for the view was sent, and mapped legs have
                 // done it already.

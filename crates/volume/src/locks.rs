@@ -79,6 +79,20 @@ impl RangeLocks {
         !waits
     }
 
+    /// Takes a lock that nobody holds or waits for; else leaves no trace.
+    pub(crate) fn try_acquire(&self, range: LockRange, holder: Holder) -> bool {
+        let mut shard = self.shard(&range);
+        if shard.entries.iter().any(|e| e.range.overlaps(&range)) {
+            return false;
+        }
+        shard.entries.push(Entry {
+            range,
+            holder,
+            waits: false,
+        });
+        true
+    }
+
     /// Gives a lock, or the place in the line, back; `turns` gets those whose
     /// turn it is now.
     pub(crate) fn release(&self, range: LockRange, holder: Holder, turns: &mut Vec<Holder>) {
@@ -135,6 +149,9 @@ mod tests {
         assert!(!locks.acquire(range(5, 1), holder(3)), "2 is before 3");
         assert!(locks.acquire(range(6, 1), holder(4)));
         assert!(locks.acquire(LockRange::new(1, 0, 4096), holder(5)));
+        assert!(!locks.try_acquire(range(0, 1), holder(6)), "1 holds it");
+        assert!(!locks.try_acquire(range(4, 1), holder(6)), "2 waits for it");
+        assert!(locks.try_acquire(range(7, 1), holder(6)));
         let mut turns = vec![];
         locks.release(range(0, 4), holder(1), &mut turns);
         assert_eq!(turns, [holder(2)]);

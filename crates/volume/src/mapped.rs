@@ -6,6 +6,7 @@
 //! was noticed; the mapping goes with the last leg, so that a new brick can
 //! recover the pool. The watcher never touches the pool.
 
+use crate::engine::Answers;
 use crate::limits::MAPPED_DONE_MAX;
 use arrayvec::ArrayVec;
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -86,7 +87,8 @@ impl MappedLeg {
         self.session.prefetch_slot(&self.handle, page);
     }
 
-    fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
+    /// Keeps an answer until it is reaped.
+    pub(crate) fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
         debug_assert!(self.done.len() < MAPPED_DONE_MAX, "completions are reaped");
         self.done.push(SliceCompletion { tag, result });
     }
@@ -95,16 +97,13 @@ impl MappedLeg {
     /// loaded once, and one fence commits them all.
     pub(crate) fn write_all(
         legs: &mut [&mut MappedLeg],
-        tag: u64,
         offset: u64,
         data: &[u8],
         stamp: Stamp,
-    ) {
+    ) -> Answers {
         if data.len() > SLICE_IO_BYTES_MAX as usize {
             let cause = SliceError::OutOfRange(format!("{} bytes in one write", data.len()));
-            legs.iter_mut()
-                .for_each(|leg| leg.finish(tag, Err(cause.clone())));
-            return;
+            return legs.iter().map(|_| Err(cause.clone())).collect();
         }
         let members = legs.iter_mut().map(|leg| {
             leg.epoch = leg.epoch.max(stamp.epoch);
@@ -116,25 +115,20 @@ impl MappedLeg {
         let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
         let written = write(&mut members, offset, data, stamp);
         drop(members);
-        match written {
-            Ok(()) => legs
-                .iter_mut()
-                .for_each(|leg| leg.finish(tag, Ok(SliceReply::Done))),
-            Err(failure) => {
-                let failed = failure.member;
-                let cause = SliceError::from(failure.cause);
-                legs[failed].finish(tag, Err(cause));
-                // The others go on without it, as if they had been asked alone.
-                let others = legs
-                    .iter_mut()
-                    .enumerate()
-                    .filter(|(index, _)| *index != failed);
-                let mut others: Vec<_> = others.map(|(_, leg)| &mut **leg).collect();
-                if !others.is_empty() {
-                    MappedLeg::write_all(&mut others, tag, offset, data, stamp);
-                }
-            }
-        }
+        let Err(failure) = written else {
+            return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
+        };
+        // The others go on without it, as if they had been asked alone.
+        let (before, rest) = legs.split_at_mut(failure.member);
+        let (_, after) = rest.split_at_mut(1);
+        let mut others: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
+        others.extend(before.iter_mut().chain(after).map(|leg| &mut **leg));
+        let mut answers = match others.is_empty() {
+            true => Answers::new(),
+            false => MappedLeg::write_all(&mut others, offset, data, stamp),
+        };
+        answers.insert(failure.member, Err(SliceError::from(failure.cause)));
+        answers
     }
 }
 

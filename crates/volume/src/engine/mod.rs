@@ -10,6 +10,7 @@
 
 mod changes;
 mod columns;
+mod direct;
 mod piece;
 mod reads;
 mod request;
@@ -18,9 +19,12 @@ use crate::limits::{PIECES_MAX, REQUEST_PIECES_MAX};
 use crate::locks::LockRange;
 use crate::status::Count;
 use crate::view::{Mask, View};
+use arrayvec::ArrayVec;
+use bytes::Bytes;
 use columns::Column;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
+use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, Request, SpaceError, Token};
 use piece::{Act, Phase, Piece, tag_of};
 use request::{Job, Next};
@@ -32,8 +36,31 @@ use std::sync::Arc;
 /// behind only wait longer.
 const LINE_LOOK_MAX: usize = 16;
 
+/// Answers of legs, in the order of their numbers.
+pub(crate) type Answers = ArrayVec<Result<SliceReply, SliceError>, COPIES_MAX>;
+
 /// What the engine asks of the world around it.
 pub(crate) trait Outbox {
+    /// Whether each of these legs does a write inside the call. A write of
+    /// this place is about to come.
+    fn do_at_once(&mut self, column: usize, legs: Mask, offset: u64) -> bool;
+    /// Writes to all these legs at once; only after they said they would.
+    fn write_at_once(
+        &mut self,
+        column: usize,
+        legs: Mask,
+        offset: u64,
+        data: &Bytes,
+        stamp: Stamp,
+    ) -> Answers;
+    /// Hands these answers in again, as those to a message with this tag.
+    fn answer(&mut self, column: usize, legs: Mask, tag: u64, answers: Answers);
+    /// Whether the view is still the newest: if not, a leg whose answer came
+    /// just now may have been left out before.
+    fn is_current(&self) -> bool;
+    /// Takes a range lock if that needs no waiting.
+    fn try_acquire(&mut self, range: LockRange, key: u32) -> bool;
+
     /// A change of this place of a column is about to be sent to all its legs.
     fn expect(&mut self, _column: usize, _offset: u64) {}
 
@@ -91,6 +118,9 @@ impl Engine {
         if self.fenced {
             return answer(out, token, Err(SpaceError::Fenced));
         }
+        let Some(request) = self.write_at_once(token, request, out) else {
+            return;
+        };
         let job = match Job::new(token, request, self.view.size_bytes) {
             Ok(job) => job,
             Err(result) => return answer(out, token, result),

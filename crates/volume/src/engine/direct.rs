@@ -1,0 +1,95 @@
+//! The short way of a write: one piece whose legs all do it inside one call
+//! needs no entry in any table.
+//!
+//! Invariants: it is taken only when the piece would be sent at once and
+//! nothing buffers; what does not end well on every leg, or ends while the
+//! volume's view changes, goes on as a piece that was just sent, with the same
+//! lock and number, and its answers are judged where all are.
+
+use super::piece::{Act, Phase, Piece, tag_of};
+use super::request::{Job, Next};
+use super::{Engine, Outbox, answer};
+use crate::locks::LockRange;
+use crate::view::Place;
+use bytes::Bytes;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::space::{Reply, Request, Token};
+
+impl Engine {
+    /// Does the write, or gives it back to go the long way.
+    pub(super) fn write_at_once(
+        &mut self,
+        token: Token,
+        request: Request,
+        out: &mut impl Outbox,
+    ) -> Option<Request> {
+        let Request::Write { offset, data, .. } = &request else {
+            return Some(request);
+        };
+        let Some(place) = self.only_place(*offset, data) else {
+            return Some(request);
+        };
+        let column = &self.columns[place.column];
+        let legs = column.written;
+        let waits = !self.line.is_empty() || !column.is_open() || !column.flushed().is_empty();
+        if waits || !out.do_at_once(place.column, legs, place.offset) {
+            return Some(request);
+        }
+        // The lock belongs to the slot that a piece would get.
+        let slot = self.pieces.vacant_key() as u32;
+        let range = LockRange::new(place.column, place.offset, place.len);
+        if !out.try_acquire(range, slot) {
+            return Some(request);
+        }
+        let op = out.next_op();
+        let stamp = Stamp {
+            epoch: self.view.epoch,
+            op,
+            open: column.window.open(op),
+        };
+        let answers = out.write_at_once(place.column, legs, place.offset, data, stamp);
+        if answers.iter().all(Result::is_ok) && out.is_current() {
+            out.release(range, slot);
+            answer(out, token, Ok(Reply::Done));
+            return None;
+        }
+        let tag = self.insert_sent(token, request, op, slot);
+        out.answer(place.column, legs, tag, answers);
+        None
+    }
+
+    /// Where a write lies, if that is one piece.
+    fn only_place(&self, offset: u64, data: &Bytes) -> Option<Place> {
+        let len = data.len() as u64;
+        let place = self.view.atomic_place(offset, offset.checked_add(len)?)?;
+        (place.len == len).then_some(place)
+    }
+
+    /// The piece of a write that was sent with this number; returns its tag.
+    fn insert_sent(&mut self, token: Token, request: Request, op: u64, slot: u32) -> u64 {
+        let job = Job::new(token, request, self.view.size_bytes);
+        let mut job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
+        let Next::Piece(place, act @ Act::Write(_), true) = job.next(&self.view) else {
+            unreachable!("it is one piece");
+        };
+        job.flying = 1;
+        let durable = job.durable;
+        let number = self.jobs.insert(job) as u32;
+        let mut piece = Piece::new(number, place, act, durable);
+        self.order += 1;
+        piece.order = self.order;
+        let column = &mut self.columns[place.column];
+        column.list(&mut piece, slot);
+        column.window.enter(op);
+        piece.op = op;
+        piece.epoch = self.view.epoch;
+        piece.phase = Phase::Sent;
+        piece.version = column.version;
+        piece.pending = column.written;
+        column.pending += column.written.len();
+        let tag = tag_of(slot, &piece);
+        let inserted = self.pieces.insert(piece);
+        assert_eq!(inserted, slot as usize, "nothing came in between");
+        tag
+    }
+}
