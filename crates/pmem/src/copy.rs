@@ -40,6 +40,27 @@ const fn fold_by(bits: u32) -> (i64, i64) {
     (multiplier(bits + 32), multiplier(bits - 32))
 }
 
+/// The CRC32C of what `seed` is the CRC32C of, followed by these words. Loads
+/// each word by itself: a wider load of words that were just stored would wait
+/// until the stores, and all streamed before them, have left the processor.
+#[must_use]
+#[inline]
+pub fn crc32c_words<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
+    if cpu().copy == Copy::Sse2 {
+        return crc32c_append(seed, words.as_flattened());
+    }
+    // SAFETY: every kernel but the plainest needs SSE4.2, which was detected.
+    unsafe { crc32c_words_sse42(seed, words) }
+}
+
+#[target_feature(enable = "sse4.2")]
+fn crc32c_words_sse42<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
+    let crc = words.iter().fold(u64::from(!seed), |crc, word| {
+        _mm_crc32_u64(crc, u64::from_le_bytes(*word))
+    });
+    !(crc as u32)
+}
+
 /// Streams `page` to each target and returns its CRC32C.
 ///
 /// # Safety

@@ -5,7 +5,7 @@ use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
-use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -232,11 +232,13 @@ impl Media for Mapped {
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
         check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
-        for part in (0..LINE_BYTES).step_by(16) {
+        // Word by word: lines are streamed right after they were composed, and
+        // wider loads would wait for those stores.
+        for (i, word) in line.as_chunks::<8>().0.iter().enumerate() {
             // SAFETY: in range and aligned; SSE2 is part of x86-64.
             unsafe {
-                let data: __m128i = _mm_loadu_si128(line.as_ptr().add(part).cast());
-                _mm_stream_si128(self.base.as_ptr().add(offset + part).cast(), data);
+                let to = self.base.as_ptr().add(offset + i * 8);
+                _mm_stream_si64(to.cast(), i64::from_le_bytes(*word));
             }
         }
         Unfenced(())
@@ -261,10 +263,11 @@ impl Media for Mapped {
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {
         check_range(self.len, offset, len, 1);
-        let first = offset / LINE_BYTES * LINE_BYTES;
-        for line in (first..offset + len).step_by(LINE_BYTES) {
+        let mut line = offset / LINE_BYTES * LINE_BYTES;
+        while line < offset + len {
             // SAFETY: the line holds a byte in range, and mappings are pages.
             unsafe { flush_line(self.base.as_ptr().add(line)) };
+            line += LINE_BYTES;
         }
         Unfenced(())
     }

@@ -97,22 +97,10 @@ impl Frames {
         if frame >= self.end { self.first } else { frame }
     }
 
+    #[inline(always)]
     fn group<M: Media>(&mut self, media: &M, number: u64) -> &mut Group {
-        let (first, end, at) = (self.first, self.end, self.bitmap_at);
-        self.groups[number as usize].get_or_insert_with(|| {
-            let mut used = Box::new([0; WORDS]);
-            for (i, word) in used.iter_mut().enumerate() {
-                *word = media.load(at + number as usize * PAGE_BYTES + i * 8);
-            }
-            let mut busy = used.clone();
-            let bounds = number * GROUP..(number + 1) * GROUP;
-            let outside = bounds.filter(|frame| !(first..end).contains(frame));
-            for frame in outside {
-                busy[(frame % GROUP / 64) as usize] |= 1 << (frame % 64);
-            }
-            let free = busy.iter().map(|word| u64::from(word.count_zeros())).sum();
-            Group { busy, used, free }
-        })
+        let (frames, at) = (self.first..self.end, self.bitmap_at);
+        self.groups[number as usize].get_or_insert_with(|| Group::read(media, frames, at, number))
     }
 
     /// Returns frames that were granted and never named by a record.
@@ -146,7 +134,9 @@ impl Frames {
         self.write(media, frame, false);
     }
 
-    /// Writes the frame's bit on media. Idempotent.
+    /// Writes the frame's bit on media. Idempotent. Inlined, so that misses of
+    /// the caches overlap where many are written.
+    #[inline(always)]
     pub(crate) fn write<M: Media>(&mut self, media: &M, frame: u64, set: bool) {
         assert!(
             (self.first..self.end).contains(&frame),
@@ -166,9 +156,9 @@ impl Frames {
         }
     }
 
-    /// Writes every changed line.
-    pub(crate) fn flush<M: Media>(&mut self, media: &M, stores: Unfenced) -> Unfenced {
-        let mut stores = stores;
+    /// Writes every changed line, if there is any.
+    pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<Unfenced> {
+        let mut stores: Option<Unfenced> = None;
         for line in self.dirty.drain(..) {
             let line = line as usize;
             self.is_dirty[line / 64] = 0;
@@ -181,32 +171,68 @@ impl Frames {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
             let at = self.bitmap_at + line * LINE_BYTES;
-            stores = stores.and(media.stream_line(at, &bytes));
+            let streamed = media.stream_line(at, &bytes);
+            stores = Some(match stores {
+                Some(earlier) => earlier.and(streamed),
+                None => streamed,
+            });
         }
         stores
     }
 }
 
 impl Group {
+    #[cold]
+    fn read<M: Media>(
+        media: &M,
+        frames: std::ops::Range<u64>,
+        bitmap_at: usize,
+        number: u64,
+    ) -> Group {
+        let mut used = Box::new([0; WORDS]);
+        for (i, word) in used.iter_mut().enumerate() {
+            *word = media.load(bitmap_at + number as usize * PAGE_BYTES + i * 8);
+        }
+        let mut busy = used.clone();
+        let bounds = number * GROUP..(number + 1) * GROUP;
+        for frame in bounds.filter(|frame| !frames.contains(frame)) {
+            busy[(frame % GROUP / 64) as usize] |= 1 << (frame % 64);
+        }
+        let free = busy.iter().map(|word| u64::from(word.count_zeros())).sum();
+        Group { busy, used, free }
+    }
+
+    /// The first run of free frames from `from` on, at most `want` of them.
     fn take(&mut self, number: u64, from: u64, end: u64, want: u64) -> Option<Run> {
         if self.free == 0 {
             return None;
         }
-        let is_busy = |busy: &[u64; WORDS], frame: u64| {
-            busy[(frame % GROUP / 64) as usize] >> (frame % 64) & 1 != 0
-        };
-        let mut frame = from.max(number * GROUP);
-        while frame < end && is_busy(&self.busy, frame) {
-            // Skip what is left of a full word at once.
-            let word = self.busy[(frame % GROUP / 64) as usize] >> (frame % 64);
-            frame += u64::from((!word).trailing_zeros()).clamp(1, 64 - frame % 64);
+        let mut start = from.max(number * GROUP);
+        while start < end {
+            let (word, bit) = ((start % GROUP / 64) as usize, start % 64);
+            let busy = u64::from((self.busy[word] >> bit).trailing_ones());
+            start += busy;
+            // Zeroes were shifted in behind the word.
+            if busy < 64 - bit {
+                break;
+            }
         }
-        let start = frame;
-        while frame < end && frame - start < want && !is_busy(&self.busy, frame) {
-            self.busy[(frame % GROUP / 64) as usize] |= 1 << (frame % 64);
-            frame += 1;
+        let mut frame = start;
+        while frame < end.min(start + want) {
+            let (word, bit) = ((frame % GROUP / 64) as usize, frame % 64);
+            let free = u64::from((self.busy[word] >> bit).trailing_zeros());
+            let most = (start + want).min(end) - frame;
+            let len = free.min(64 - bit).min(most);
+            if len == 0 {
+                break;
+            }
+            self.busy[word] |= (u64::MAX >> (64 - len)) << bit;
+            frame += len;
+            if bit + len < 64 {
+                break;
+            }
         }
-        let len = frame - start;
+        let len = frame.saturating_sub(start);
         self.free -= len;
         (len > 0).then_some(Run { start, len })
     }

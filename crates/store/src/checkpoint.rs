@@ -8,7 +8,7 @@
 //! before they take a seq.
 
 use crate::geometry::FRAME_ENTRY_BYTES;
-use crate::lane::{Followed, Lane};
+use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
 use crate::record::{Change, ObjectRecord, PAGES_MAX, Record};
@@ -26,27 +26,41 @@ use std::time::{Duration, Instant};
 /// How long a session may stay inside a window while the owner waits for it:
 /// far longer than any operation, even on a loaded machine.
 const WINDOW_MAX: Duration = Duration::from_secs(1);
-/// Lines read at once.
-const READ_LINES: u64 = 64;
+/// Lines read at once: the longest entry fits, and so do they into a first
+/// level cache.
+const READ_LINES: u64 = 256;
 /// Lines of the longest entry.
 const ENTRY_LINES_MAX: u64 = PAGES_MAX as u64 / 3 + 2;
+const _: () = assert!(READ_LINES > ENTRY_LINES_MAX);
 /// Records of the deletion of an object in one go, so that sessions that wait
 /// are served in between.
 const RECLAIM_STEPS: u32 = 64;
 
-/// What a pass over the lanes gathers.
+/// What a pass over the lanes gathers. Kept from one to the next for its
+/// buffers.
 #[derive(Default)]
-struct Pass {
+pub(crate) struct Pass {
     stores: Option<Unfenced>,
+    /// Frames that records put to use, and that they freed.
+    used: Vec<u64>,
     freed: Vec<u64>,
     /// The last flushed line of the frame table: frames follow each other.
     frame_line: usize,
     /// On `file-sync` pools: to be applied in seq order.
     records: Vec<Record>,
     objects: Vec<ObjectRecord>,
+    chunk: Chunk,
 }
 
 impl Pass {
+    fn reset(&mut self) {
+        self.stores = None;
+        self.used.clear();
+        self.freed.clear();
+        self.records.clear();
+        self.objects.clear();
+    }
+
     fn add(&mut self, stores: Unfenced) {
         self.stores = Some(match self.stores.take() {
             Some(earlier) => earlier.and(stores),
@@ -164,7 +178,10 @@ impl<M: Media> Pool<M> {
         if self.failed {
             return Err(PoolError::Failed);
         }
-        let result = self.try_checkpoint();
+        let mut pass = std::mem::take(&mut self.pass);
+        let result = self.try_checkpoint(&mut pass);
+        pass.reset();
+        self.pass = pass;
         self.failed |= result.is_err();
         if result.is_err() {
             self.view.abandon();
@@ -185,9 +202,8 @@ impl<M: Media> Pool<M> {
         Seq(floors.min().map_or(next, |floor| floor.min(next)))
     }
 
-    fn try_checkpoint(&mut self) -> Result<(), PoolError> {
+    fn try_checkpoint(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
         let limit = self.limit();
-        let mut pass = Pass::default();
         if self.view.has_overlay() {
             // Records and data first: nothing may be applied that could vanish.
             self.view.data.sync()?;
@@ -195,15 +211,20 @@ impl<M: Media> Pool<M> {
         // Closed ones too: an open window may have kept their last records
         // from being applied.
         for number in 0..self.block.lanes_end {
-            self.apply_lane(number, limit, &mut pass)?;
+            self.apply_lane(number, limit, pass)?;
         }
-        self.apply_to_file(&mut pass)?;
-        let idle = pass.stores.is_none() && pass.freed.is_empty();
+        self.apply_to_file(pass)?;
+        for &frame in &pass.used {
+            self.frames.set(&*self.view.data, frame);
+        }
         for &frame in &pass.freed {
             self.frames.clear(&*self.view.data, frame);
         }
+        if let Some(stores) = self.frames.flush(&*self.view.data) {
+            pass.add(stores);
+        }
+        let idle = pass.stores.is_none();
         if let Some(stores) = pass.stores.take() {
-            let stores = self.frames.flush(&*self.view.data, stores);
             let _fenced = self.view.data.fence(stores);
         }
         let heads = self.heads();
@@ -216,7 +237,7 @@ impl<M: Media> Pool<M> {
         self.block.used_frames = self.frames.used();
         self.block.heads = heads;
         write_superblock(&*self.view.data, &self.block)?;
-        for frame in pass.freed {
+        for &frame in &pass.freed {
             self.frames.release(frame);
         }
         for (number, &head) in (0..self.block.lanes_end).zip(&self.block.heads) {
@@ -255,22 +276,33 @@ impl<M: Media> Pool<M> {
             .cells(number)
             .committed()
             .load(Ordering::Acquire);
-        let mut lane = self.lanes.book(number).applied.clone();
+        let settled = self.view.control.cells(number).settled();
+        let settled = settled.load(Ordering::Acquire);
+        let book = self.lanes.book(number);
+        let settled = book.begin..settled;
+        let mut lane = book.applied.clone();
         if lane.end() >= committed {
             return Ok(());
         }
         lane.advance(self.block.heads[number as usize]);
-        let (mut lines, mut record) = (Vec::new(), Record::empty());
+        // Another session may have stored to the line after its flush.
+        pass.frame_line = 0;
+        let mut record = Record::empty();
         'read: while lane.end() < committed {
-            let start = lane.end();
-            // What starts in the first lines is applied; the rest is there so
-            // that no entry is cut off.
-            let until = committed.min(start + READ_LINES + ENTRY_LINES_MAX);
-            let offset = lane.read_on(&*self.view.data, until, &mut lines);
-            let stop = start + READ_LINES.min(lines.len() as u64);
-            while lane.end() < stop {
+            let full = lane.end() + READ_LINES;
+            lane.read_on(&*self.view.data, committed.min(full), &mut pass.chunk);
+            // Nothing else can be cut off: entries end with the ring.
+            let end = pass.chunk.end();
+            let whole = match end == full {
+                true => full - ENTRY_LINES_MAX,
+                false => full,
+            };
+            while lane.end() < end {
                 let before = lane.end();
-                let found = lane.follow(&lines, offset, &mut record);
+                if before > whole && pass.chunk.cuts_off(before) {
+                    break;
+                }
+                let found = lane.follow(&pass.chunk, &mut record);
                 let seq = match &found {
                     Ok(Followed::Map) => record.seq,
                     Ok(Followed::Object(object)) => object.seq,
@@ -283,7 +315,10 @@ impl<M: Media> Pool<M> {
                 }
                 match found {
                     Ok(Followed::Object(object)) => self.apply_object(object, pass),
-                    _ => self.apply_map(number, &mut record, pass)?,
+                    _ => {
+                        let is_settled = settled.start <= before && lane.end() <= settled.end;
+                        self.apply_map(number, &mut record, is_settled, pass)?;
+                    }
                 }
             }
         }
@@ -304,12 +339,13 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    /// Applies one record: frames change hands now, slots are flushed, or
-    /// wait for their turn on `file-sync` pools.
+    /// Applies one record: frames change hands now, slots are flushed if the
+    /// session has not done so, or wait for their turn on `file-sync` pools.
     fn apply_map(
         &mut self,
         lane: u32,
         record: &mut Record,
+        is_settled: bool,
         pass: &mut Pass,
     ) -> Result<(), PoolError> {
         let numbers = self.view.geometry.frame_numbers();
@@ -332,7 +368,7 @@ impl<M: Media> Pool<M> {
                 continue;
             }
             if let Some(frame) = new {
-                self.frames.set(&*self.view.data, frame.0);
+                pass.used.push(frame.0);
                 if record.level == 0 && !self.view.has_overlay() {
                     let at = (self.view.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES)
                         as usize;
@@ -351,11 +387,16 @@ impl<M: Media> Pool<M> {
                 .push(std::mem::replace(record, Record::empty()));
             return Ok(());
         }
-        let table = self.view.table(&self.view.data, record.object);
-        let walk = || match table.locate(record.level, record.page)? {
-            Location::At(at) => Ok::<_, PoolError>(Some(at)),
-            // The object was deleted since, and this node with it.
-            Location::Unlinked(_) => Ok(None),
+        if is_settled {
+            return Ok(());
+        }
+        let walk = || {
+            let table = self.view.table(&self.view.data, record.object);
+            match table.locate(record.level, record.page)? {
+                Location::At(at) => Ok::<_, PoolError>(Some(at)),
+                // The object was deleted since, and this node with it.
+                Location::Unlinked(_) => Ok(None),
+            }
         };
         let at = match record.level {
             0 => self.leaves.slot_at(record.object, record.page, walk)?,
@@ -524,13 +565,12 @@ impl<M: Media> Pool<M> {
         let complete = cells.complete().load(Ordering::Acquire).max(head);
         let committed = cells.committed().load(Ordering::Acquire);
         let mut lane = self.lane_at(number, complete);
-        let (mut lines, mut record) = (Vec::new(), Record::empty());
+        let (mut chunk, mut record) = (Chunk::default(), Record::empty());
         let mut stores = None;
         while lane.end() < committed {
-            let offset = lane.read_on(&*self.view.data, committed, &mut lines);
-            let ring_end = lane.end() + lines.len() as u64;
-            while lane.end() < ring_end {
-                match lane.follow(&lines, offset, &mut record) {
+            lane.read_on(&*self.view.data, committed, &mut chunk);
+            while lane.end() < chunk.end() {
+                match lane.follow(&chunk, &mut record) {
                     Ok(Followed::Map) => {}
                     Ok(_) => continue,
                     Err(_) => return Err(PoolError::Session(number).into()),

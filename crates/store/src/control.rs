@@ -7,7 +7,8 @@
 //!   128  bell 4, sleeping 4                       (wakes the owner)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
-//!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8
+//!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
+//!        settled 8
 //!    64  revoked 4, answered 4, recalls 4, state 4, head 8, granted 8, ring end 8
 //!   128  pid 4, zero 4, start time 8
 //!   256  grant ring: 8160 runs of 8 (start 40 bits, length 24 bits)
@@ -380,6 +381,9 @@ impl<'c> Cells<'c> {
         /// Ticket of the last wait for the owner (low half), frames wanted
         /// (high half).
         asked: AtomicU64 word at 40;
+        /// The lane position below which the slots that records swapped are
+        /// flushed and fenced.
+        settled: AtomicU64 word at 48;
         /// Not 0: no new operation may start.
         revoked: AtomicU32 half at 64;
         /// The ticket that the owner answered last.

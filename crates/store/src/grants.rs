@@ -25,6 +25,8 @@ pub(crate) struct Book {
     pub(crate) is_open: bool,
     /// Follows the session; its end is the first line not applied.
     pub(crate) applied: Lane,
+    /// Where the present session began: it settles its own records only.
+    pub(crate) begin: u64,
     /// Runs in the ring: the count of granted frames behind each, and it.
     runs: VecDeque<(u64, Run)>,
 }
@@ -39,9 +41,11 @@ impl Lanes {
             let cells = view.control.cells(number);
             cells.head().store(applied.end(), Ordering::Relaxed);
             cells.committed().store(applied.end(), Ordering::Relaxed);
+            cells.settled().store(applied.end(), Ordering::Relaxed);
             cells.complete().store(applied.end(), Ordering::Relaxed);
             Book {
                 is_open: false,
+                begin: applied.end(),
                 applied,
                 runs: VecDeque::new(),
             }
@@ -83,6 +87,7 @@ impl Lanes {
         assert!(!book.is_open, "session {number} is open");
         book.is_open = true;
         let cells = view.control.cells(number);
+        book.begin = cells.committed().load(Ordering::Acquire);
         cells.pid().store(pid, Ordering::Relaxed);
         cells.start_time().store(start_time, Ordering::Relaxed);
         cells.floor().store(u64::MAX, Ordering::Relaxed);

@@ -11,7 +11,9 @@
 //! A lane never overwrites a line at or above its head, and never fences a
 //! record: that fence is the commit, and belongs to the caller.
 
-use crate::record::{Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines};
+use crate::record::{
+    Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines, lines_claimed,
+};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
 
@@ -237,15 +239,10 @@ impl Lane {
     ///
     /// # Errors
     /// When there is no valid entry; the end stays.
-    pub fn follow(
-        &mut self,
-        ring: &[Line],
-        offset: u64,
-        record: &mut Record,
-    ) -> Result<Followed, NoRecord> {
-        let from = &ring[(self.end() % self.length - offset) as usize..];
+    pub fn follow(&mut self, chunk: &Chunk, record: &mut Record) -> Result<Followed, NoRecord> {
+        let from = chunk.from(self.end());
         let place = self.next;
-        if !place.position.is_multiple_of(self.length) && is_pad(&from[0], &place) {
+        if is_pad(&from[0], &place) && !place.position.is_multiple_of(self.length) {
             self.next.position = self.end().next_multiple_of(self.length);
             return Ok(Followed::Pad);
         }
@@ -261,17 +258,17 @@ impl Lane {
         }
     }
 
-    /// Reads lines of the ring from the end on, at most up to `until` and the
-    /// ring's own end. Returns the ring offset of the first.
-    pub fn read_on<M: Media>(&self, media: &M, until: u64, into: &mut Vec<Line>) -> u64 {
+    /// Reads lines from the end on, at most up to `until` and the ring's own
+    /// end.
+    pub fn read_on<M: Media>(&self, media: &M, until: u64, into: &mut Chunk) {
         let offset = self.end() % self.length;
         let count = (until - self.end()).min(self.length - offset);
-        into.resize(count as usize, [0; LINE_BYTES]);
+        into.start = self.end();
+        into.lines.resize(count as usize, [0; LINE_BYTES]);
         media.read(
             self.start + offset as usize * LINE_BYTES,
-            into.as_flattened_mut(),
+            into.lines.as_flattened_mut(),
         );
-        offset
     }
 
     fn read_ring<M: Media>(&self, media: &M) -> Vec<Line> {
@@ -303,6 +300,33 @@ impl Lane {
                 cause,
             }),
         }
+    }
+}
+
+/// Lines of a lane that lie behind each other in its ring.
+#[derive(Debug, Default)]
+pub struct Chunk {
+    /// The position of the first.
+    start: u64,
+    lines: Vec<Line>,
+}
+
+impl Chunk {
+    /// The position behind the last line.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start + self.lines.len() as u64
+    }
+
+    /// Whether the entry at this position goes on behind the chunk.
+    #[must_use]
+    pub fn cuts_off(&self, position: u64) -> bool {
+        let from = self.from(position);
+        lines_claimed(&from[0]) > from.len()
+    }
+
+    fn from(&self, position: u64) -> &[Line] {
+        &self.lines[(position - self.start) as usize..]
     }
 }
 

@@ -28,6 +28,8 @@ pub mod record;
 pub mod recovery;
 pub mod requests;
 pub mod session;
+#[cfg(test)]
+mod settled;
 pub mod slot;
 pub mod superblock;
 pub mod table;

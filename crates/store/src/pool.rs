@@ -9,6 +9,7 @@
 //!   frames or room in their lane.
 
 use crate::bitmap::Frames;
+use crate::checkpoint::Pass;
 use crate::control::Control;
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::grants::Lanes;
@@ -41,6 +42,7 @@ pub struct Pool<M> {
     pub(crate) lanes: Lanes,
     pub(crate) own: Session<M>,
     pub(crate) leaves: Leaves,
+    pub(crate) pass: Pass,
     pub(crate) in_flight: in_flight::Table,
     pub(crate) objects: HashMap<ObjectId, Object>,
     by_slice: HashMap<SliceId, ObjectId>,
@@ -179,6 +181,7 @@ impl<M: Media> Pool<M> {
             in_flight: in_flight::Table::load(&*view.data, geometry.in_flight),
             lanes,
             leaves: Leaves::new(),
+            pass: Pass::default(),
             objects: HashMap::new(),
             by_slice: HashMap::new(),
             free_objects: Vec::new(),

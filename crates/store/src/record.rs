@@ -1,5 +1,6 @@
 //! A journal record: one commit of one session. A single page takes one cache
-//! line, which is streamed with one non-temporal store.
+//! line. Whoever writes one encodes it first, streams the data, and then adds
+//! what came of that: the checksums of the data, and its own ([`seal`]).
 //!
 //! A record certifies itself: its CRC is seeded with the place it was written
 //! for ([`Place`]), so a record of another pool, lane, lap or incarnation, or
@@ -11,6 +12,7 @@ use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::checksum::{crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::LINE_BYTES;
+use pagemesh_pmem::copy::crc32c_words;
 use uuid::Uuid;
 
 /// Pages in one record: the slots of one page-table node.
@@ -23,8 +25,12 @@ const KIND_OBJECT: u8 = 2;
 const KIND_PAD: u8 = 3;
 /// Lines of an object record: its head, and the entry.
 const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
+/// Where a head has the first change's checksum, `open` behind it.
+const DATA_CRC_AT: usize = 48;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
+
+type Line = [u8; LINE_BYTES];
 
 /// Where a record lies: the seed of its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,10 +119,6 @@ pub fn lines(pages: usize) -> usize {
     1 + pages.saturating_sub(1).div_ceil(ENTRIES_PER_LINE)
 }
 
-/// Bytes aligned for the processor's CRC instruction.
-#[repr(align(64))]
-struct Aligned<const N: usize>([[u8; 8]; N]);
-
 impl Place {
     /// The place of a line of a lane, in one opening of a pool.
     #[must_use]
@@ -139,16 +141,19 @@ impl Place {
     }
 
     /// The CRC32C of pool, incarnation, lane and position, then the record,
-    /// its own first four bytes as zeroes. In words, so that the processor can
-    /// forward each from where it was stored.
-    fn checksum(&self, head: &Words, rest: &[[u8; LINE_BYTES]]) -> u32 {
-        let mut words = Aligned([[0; 8]; 9]);
-        words.0[0] = self.position.to_le_bytes();
-        words.0[1] = (head[0] & !u64::from(u32::MAX)).to_le_bytes();
-        for (word, from) in words.0[2..].iter_mut().zip(&head[1..]) {
-            *word = from.to_le_bytes();
+    /// its own first four bytes as zeroes.
+    fn checksum(&self, record: &[Line]) -> u32 {
+        let Some((head, rest)) = record.split_first() else {
+            return self.seed;
+        };
+        let first = get_u64(head, 0) & !u64::from(u32::MAX);
+        let mut crc = crc32c_words(
+            self.seed,
+            &[self.position.to_le_bytes(), first.to_le_bytes()],
+        );
+        if let Some(others) = head.as_chunks().0.last_chunk::<7>() {
+            crc = crc32c_words(crc, others);
         }
-        let crc = crc32c_append(self.seed, words.0.as_flattened());
         match rest {
             [] => crc,
             rest => crc32c_append(crc, rest.as_flattened()),
@@ -156,10 +161,10 @@ impl Place {
     }
 }
 
-/// A line as words.
+/// A head as words.
 type Words = [u64; 8];
 
-fn to_line(words: &Words) -> [u8; LINE_BYTES] {
+fn to_line(words: &Words) -> Line {
     let mut line = [0; LINE_BYTES];
     for (bytes, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         *bytes = word.to_le_bytes();
@@ -167,8 +172,24 @@ fn to_line(words: &Words) -> [u8; LINE_BYTES] {
     line
 }
 
-fn to_words(line: &[u8; LINE_BYTES]) -> Words {
-    std::array::from_fn(|i| get_u64(line, i * 8))
+/// Adds the checksum of a record that is encoded whole, for this place.
+pub fn seal(record: &mut [Line], place: &Place) {
+    let crc = place.checksum(record);
+    let first = get_u64(&record[0], 0) & !u64::from(u32::MAX);
+    put(&mut record[0], 0, (first | u64::from(crc)).to_le_bytes());
+}
+
+/// Sets the checksum of the data of the change number `index` of an encoded
+/// record.
+pub fn set_data_crc(record: &mut [Line], index: usize, crc: u32) {
+    if index == 0 {
+        let open = get_u64(&record[0], DATA_CRC_AT) & !u64::from(u32::MAX);
+        let word = open | u64::from(crc);
+        put(&mut record[0], DATA_CRC_AT, word.to_le_bytes());
+    } else {
+        let (line, at) = entry_at(index);
+        put(&mut record[line], at + 16, crc.to_le_bytes());
+    }
 }
 
 /// Kind, level and count: the first word without its checksum.
@@ -182,17 +203,29 @@ fn pair(low: u32, high: u32) -> u64 {
 
 /// The line that says: the lane goes on at its start.
 #[must_use]
-pub fn encode_pad(place: &Place) -> [u8; LINE_BYTES] {
-    let mut words = [0; 8];
-    words[0] = first_word(KIND_PAD, 0, 0);
-    words[0] |= u64::from(place.checksum(&words, &[]));
-    to_line(&words)
+pub fn encode_pad(place: &Place) -> Line {
+    let mut line = [0; LINE_BYTES];
+    put(&mut line, 0, first_word(KIND_PAD, 0, 0).to_le_bytes());
+    seal(std::slice::from_mut(&mut line), place);
+    line
 }
 
 /// Whether `line` is the pad of `place`.
 #[must_use]
-pub fn is_pad(line: &[u8; LINE_BYTES], place: &Place) -> bool {
-    line[4] == KIND_PAD && place.checksum(&to_words(line), &[]) == get_u32(line, 0)
+pub fn is_pad(line: &Line, place: &Place) -> bool {
+    line[4] == KIND_PAD && place.checksum(std::slice::from_ref(line)) == get_u32(line, 0)
+}
+
+/// Lines of the entry that starts with `line`, as far as that says so: it is
+/// not checked yet.
+#[must_use]
+pub fn lines_claimed(line: &Line) -> usize {
+    let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
+    match (kind, usize::from(u16::from_le_bytes([low, high]))) {
+        (KIND_MAP, count) if count <= PAGES_MAX => lines(count),
+        (KIND_OBJECT, _) => OBJECT_LINES,
+        _ => 1,
+    }
 }
 
 /// Where the change number `index` (from 1) lies: line and byte.
@@ -203,11 +236,11 @@ fn entry_at(index: usize) -> (usize, usize) {
 }
 
 impl Record {
-    /// Appends the record as it lies at `place` to `into`.
+    /// Appends the record to `into`, for [`seal`] to finish.
     ///
     /// # Panics
     /// When it has no change, too many, or a level beyond the page table.
-    pub fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
+    pub fn encode(&self, into: &mut Vec<Line>) {
         let count = self.changes.len();
         assert!(
             (1..=PAGES_MAX).contains(&count),
@@ -219,7 +252,7 @@ impl Record {
             self.level
         );
         let first = &self.changes[0];
-        let mut head = [
+        into.push(to_line(&[
             first_word(KIND_MAP, self.level, count as u16),
             self.seq.0,
             pair(self.object.0, self.epoch.0),
@@ -228,16 +261,17 @@ impl Record {
             first.new.encode(),
             pair(first.data_crc, self.open),
             self.op,
-        ];
-        let start = into.len();
+        ]));
+        if count == 1 {
+            return;
+        }
+        let start = into.len() - 1;
         into.resize(start + lines(count), [0; LINE_BYTES]);
         let record = &mut into[start..];
         for (index, change) in self.changes.iter().enumerate().skip(1) {
             let (line, at) = entry_at(index);
             put_change(&mut record[line], at, change);
         }
-        head[0] |= u64::from(place.checksum(&head, &record[1..]));
-        record[0] = to_line(&head);
     }
 
     /// A record without changes, to be decoded into.
@@ -261,21 +295,18 @@ impl Record {
     /// # Errors
     /// When there is none, it is torn, or it belongs to another place; this
     /// one is then of no use.
-    pub fn decode_from(
-        &mut self,
-        lane: &[[u8; LINE_BYTES]],
-        place: &Place,
-    ) -> Result<(), NoRecord> {
-        let head = to_words(lane.first().ok_or(NoRecord::Malformed)?);
-        let [.., kind, level, low, high] = head[0].to_le_bytes();
+    pub fn decode_from(&mut self, lane: &[Line], place: &Place) -> Result<(), NoRecord> {
+        let head = lane.first().ok_or(NoRecord::Malformed)?;
+        let [.., kind, level, low, high] = get_u64(head, 0).to_le_bytes();
         let count = usize::from(u16::from_le_bytes([low, high]));
         if kind != KIND_MAP || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
         let record = lane.get(..lines(count)).ok_or(NoRecord::Malformed)?;
-        if place.checksum(&head, &record[1..]) != head[0] as u32 {
+        if place.checksum(record) != get_u32(head, 0) {
             return Err(NoRecord::Checksum);
         }
+        let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.changes.clear();
         self.changes.push(Change {
             old: Slot::decode(head[4])?,
@@ -298,21 +329,22 @@ impl Record {
 }
 
 impl ObjectRecord {
-    fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
+    fn encode(&self, into: &mut Vec<Line>) {
         let mut record = [[0; LINE_BYTES]; OBJECT_LINES];
+        put(
+            &mut record[0],
+            0,
+            first_word(KIND_OBJECT, 0, 0).to_le_bytes(),
+        );
+        put(&mut record[0], 8, self.seq.0.to_le_bytes());
+        put(&mut record[0], 16, self.object.0.to_le_bytes());
         record.as_flattened_mut()[LINE_BYTES..].copy_from_slice(&self.entry);
-        let mut head = [0; 8];
-        head[0] = first_word(KIND_OBJECT, 0, 0);
-        head[1] = self.seq.0;
-        head[2] = pair(self.object.0, 0);
-        head[0] |= u64::from(place.checksum(&head, &record[1..]));
-        record[0] = to_line(&head);
         into.extend(record);
     }
 
-    fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<ObjectRecord, NoRecord> {
+    fn decode(lane: &[Line], place: &Place) -> Result<ObjectRecord, NoRecord> {
         let record = lane.get(..OBJECT_LINES).ok_or(NoRecord::Malformed)?;
-        if place.checksum(&to_words(&record[0]), &record[1..]) != get_u32(&record[0], 0) {
+        if place.checksum(record) != get_u32(&record[0], 0) {
             return Err(NoRecord::Checksum);
         }
         Ok(ObjectRecord {
@@ -346,18 +378,20 @@ impl Entry {
     ///
     /// # Panics
     /// As [`Record::encode`].
-    pub fn encode(&self, place: &Place, into: &mut Vec<[u8; LINE_BYTES]>) {
+    pub fn encode(&self, place: &Place, into: &mut Vec<Line>) {
+        let start = into.len();
         match self {
-            Entry::Map(record) => record.encode(place, into),
-            Entry::Object(record) => record.encode(place, into),
+            Entry::Map(record) => record.encode(into),
+            Entry::Object(record) => record.encode(into),
         }
+        seal(&mut into[start..], place);
     }
 
     /// The entry at the start of `lane`, which may hold anything after it.
     ///
     /// # Errors
     /// When there is none, it is torn, or it belongs to another place.
-    pub fn decode(lane: &[[u8; LINE_BYTES]], place: &Place) -> Result<Entry, NoRecord> {
+    pub fn decode(lane: &[Line], place: &Place) -> Result<Entry, NoRecord> {
         let head = lane.first().ok_or(NoRecord::Malformed)?;
         if head[4] == KIND_OBJECT {
             return ObjectRecord::decode(lane, place).map(Entry::Object);
@@ -368,13 +402,13 @@ impl Entry {
     }
 }
 
-fn put_change(line: &mut [u8; LINE_BYTES], at: usize, change: &Change) {
+fn put_change(line: &mut Line, at: usize, change: &Change) {
     put(line, at, change.old.encode().to_le_bytes());
     put(line, at + 8, change.new.encode().to_le_bytes());
     put(line, at + 16, change.data_crc.to_le_bytes());
 }
 
-fn get_change(line: &[u8; LINE_BYTES], at: usize) -> Result<Change, DamagedSlot> {
+fn get_change(line: &Line, at: usize) -> Result<Change, DamagedSlot> {
     Ok(Change {
         old: Slot::decode(get_u64(line, at))?,
         new: Slot::decode(get_u64(line, at + 8))?,
@@ -413,9 +447,10 @@ mod tests {
         }
     }
 
-    fn encode(record: &Record) -> Vec<[u8; LINE_BYTES]> {
+    fn encode(record: &Record) -> Vec<Line> {
         let mut lines = Vec::new();
-        record.encode(&place(), &mut lines);
+        record.encode(&mut lines);
+        seal(&mut lines, &place());
         lines
     }
 
@@ -473,6 +508,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn checksums_of_data_can_come_later() {
+        let record = record(9);
+        let (mut blank, mut lines) = (record.clone(), Vec::new());
+        blank
+            .changes
+            .iter_mut()
+            .for_each(|change| change.data_crc = 0);
+        blank.encode(&mut lines);
+        for (index, change) in record.changes.iter().enumerate() {
+            set_data_crc(&mut lines, index, change.data_crc);
+        }
+        seal(&mut lines, &place());
+        assert_eq!(lines, encode(&record));
+    }
+
     proptest! {
         #[test]
         fn decodes_what_it_encodes(pages in 1..=PAGES_MAX, level in 0..=LEVELS_MAX, rest in 0usize..4) {
@@ -484,7 +535,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_no_record(lane in prop::collection::vec(any::<[[u8; 32]; 2]>(), 0..8)) {
-            let lane: Vec<[u8; LINE_BYTES]> = lane.iter().map(|l| field(l.as_flattened(), 0)).collect();
+            let lane: Vec<Line> = lane.iter().map(|l| field(l.as_flattened(), 0)).collect();
             prop_assert!(Entry::decode(&lane, &place()).is_err());
         }
     }

@@ -166,7 +166,7 @@ pub(crate) fn recover<M: Media>(
     block.used_frames = frames.used();
     stores.extend(replay.stores);
     if let Some(stores) = stores.into_iter().reduce(Unfenced::and) {
-        let stores = frames.flush(media, stores);
+        let stores = frames.flush(media).into_iter().fold(stores, Unfenced::and);
         let _fenced = media.fence(stores);
     }
     media.sync()?;

@@ -22,7 +22,7 @@ use crate::control::{Cells, Range, Run};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
-use crate::record::{Change, Place, Record, lines};
+use crate::record::{Change, Place, Record, lines, seal, set_data_crc};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
@@ -68,6 +68,12 @@ pub struct Session<M> {
     record: Record,
     encoded: Vec<[u8; LINE_BYTES]>,
     range: Range,
+    /// Slots of the last records, swapped and not flushed: first byte, end.
+    unsettled: Option<(usize, usize)>,
+    /// Those of all records before the one at hand, flushed for its fence.
+    settling: Option<Unfenced>,
+    /// Whether the record at hand settles all before it.
+    settles: bool,
 }
 
 /// Where the session stands in its granted frames.
@@ -134,6 +140,9 @@ impl<M: Media> Session<M> {
             record: Record::empty(),
             encoded: Vec::new(),
             range: Range::of(ObjectId(0), PageNo(0), 1),
+            unsettled: None,
+            settling: None,
+            settles: false,
             view,
         }
     }
@@ -450,8 +459,9 @@ impl<M: Media> Session<M> {
             op: 0,
             open: 0,
         };
-        self.begin(1);
-        let stores = self.stream_record(handle, level, PageNo(first), stamp);
+        self.begin(handle, level, PageNo(first), stamp);
+        self.settle(at);
+        let stores = self.stream_record();
         let _committed = self.view.data.fence(stores);
         self.swap_slots(at, page)?;
         self.publish(None);
@@ -484,42 +494,80 @@ impl<M: Media> Session<M> {
         self.record.seq = Seq(seq.fetch_add(1, Ordering::AcqRel));
     }
 
-    /// Makes sure of the lane and takes a seq.
-    fn begin(&mut self, entry_lines: usize) {
-        let room = self.lane.reserve(&*self.view.data, entry_lines);
-        room.expect("prepare saw to room in the lane");
+    /// Makes sure of the lane, takes a seq and encodes the record of
+    /// `self.record.changes`, as far as it is known. All of it comes before
+    /// the data is streamed: what is stored then and loaded again at once, in
+    /// other pieces, would wait until every streamed byte has left.
+    fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp) {
+        self.reserve(lines(self.record.changes.len()));
         self.take_seq();
+        let record = &mut self.record;
+        record.object = handle.object;
+        record.epoch = stamp.epoch;
+        record.level = level;
+        record.page = page;
+        record.op = stamp.op;
+        record.open = stamp.open;
+        self.encoded.clear();
+        self.record.encode(&mut self.encoded);
     }
 
-    /// Streams the record of `self.record.changes`; `begin` came before.
-    fn stream_record(
-        &mut self,
-        handle: &Handle,
-        level: u8,
-        page: PageNo,
-        stamp: Stamp,
-    ) -> Unfenced {
-        self.record.object = handle.object;
-        self.record.epoch = stamp.epoch;
-        self.record.level = level;
-        self.record.page = page;
-        self.record.op = stamp.op;
-        self.record.open = stamp.open;
-        self.encoded.clear();
-        self.record.encode(self.lane.place(), &mut self.encoded);
-        self.lane.append(&*self.view.data, &self.encoded)
+    /// Flushes the slots of the record before, for the fence of the one at
+    /// hand, whose slots begin at `at`: they are in this core's cache, and will
+    /// not be when a checkpoint needs them persistent. Those in the same line
+    /// wait for each other: a flush may take the line from the cache.
+    fn settle(&mut self, at: usize) {
+        if let Some((first, end)) = self.unsettled
+            && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
+        {
+            self.settling = Some(self.view.data.flush(first, end - first));
+            self.unsettled = None;
+        }
+    }
+
+    fn reserve(&mut self, entry_lines: usize) {
+        let room = self.lane.reserve(&*self.view.data, entry_lines);
+        room.expect("prepare saw to room in the lane");
+    }
+
+    /// Takes in the checksum of the change number `index`.
+    fn set_data_crc(&mut self, index: usize, crc: u32) {
+        self.record.changes[index].data_crc = crc;
+        set_data_crc(&mut self.encoded, index, crc);
+    }
+
+    /// Streams the record that `begin` encoded.
+    fn stream_record(&mut self) -> Unfenced {
+        seal(&mut self.encoded, self.lane.place());
+        self.append()
+    }
+
+    /// Streams the encoded entry into the lane.
+    fn append(&mut self) -> Unfenced {
+        self.settles = self.settling.is_some();
+        let stores = self.lane.append(&*self.view.data, &self.encoded);
+        match self.settling.take() {
+            Some(flushed) => flushed.and(stores),
+            None => stores,
+        }
     }
 
     /// Swaps the slots of the committed record, the first at `at`.
     fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
         let mut result = Ok(());
+        let meta = &*self.view.meta;
+        if !self.view.has_overlay() {
+            let (first, end) = self.unsettled.unwrap_or((at, at));
+            let own_end = at + self.record.changes.len() * 8;
+            self.unsettled = Some((first.min(at), end.max(own_end)));
+        }
         for (i, change) in self.record.changes.iter().enumerate() {
-            let swapped = self
-                .view
-                .meta
-                .swap(at + i * 8, change.old.encode(), change.new.encode());
-            // We hold the lock: only damage can have changed the slot.
-            if swapped.is_err() {
+            // We hold the lock, so a locked instruction is not needed: only
+            // damage can have changed the slot.
+            let at = at + i * 8;
+            if meta.load(at) == change.old.encode() {
+                meta.store(at, change.new.encode());
+            } else {
                 result = Err(damaged_page(PageNo(page.0 + i as u64)));
             }
         }
@@ -544,6 +592,9 @@ impl<M: Media> Session<M> {
         cells
             .consumed()
             .store(self.grants.consumed, Ordering::Relaxed);
+        if self.settles {
+            cells.settled().store(start, Ordering::Release);
+        }
         cells.committed().store(self.lane.end(), Ordering::Release);
         cells.floor().store(u64::MAX, Ordering::Release);
     }
@@ -555,13 +606,14 @@ impl<M: Media> Session<M> {
         entry: [u8; 128],
     ) -> Result<Seq, StoreError> {
         self.prepare(0, 3)?;
-        self.begin(3);
-        let (view, seq) = (&*self.view, self.record.seq);
+        self.reserve(3);
+        self.take_seq();
+        let seq = self.record.seq;
         let record = crate::record::ObjectRecord { seq, object, entry };
         self.encoded.clear();
         crate::record::Entry::Object(record).encode(self.lane.place(), &mut self.encoded);
-        let stores = self.lane.append(&*view.data, &self.encoded);
-        let _committed = view.data.fence(stores);
+        let stores = self.append();
+        let _committed = self.view.data.fence(stores);
         self.publish(None);
         Ok(seq)
     }
@@ -585,8 +637,9 @@ impl<M: Media> Session<M> {
             op: 0,
             open: 0,
         };
-        self.begin(lines(changes.len()));
-        let stores = self.stream_record(handle, level, page, stamp);
+        self.begin(handle, level, page, stamp);
+        self.settle(at);
+        let stores = self.stream_record();
         let _committed = self.view.data.fence(stores);
         let swapped = self.swap_slots(at, page);
         self.publish(None);
@@ -766,6 +819,12 @@ fn lock_all<M: Media>(
     Ok(())
 }
 
+fn settle_all<M: Media>(members: &mut [Member<'_, M>], places: &[(usize, u8); 3]) {
+    for (member, &(at, _)) in members.iter_mut().zip(places) {
+        member.session.settle(at);
+    }
+}
+
 fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
     let session = &mut *member.session;
     session.view.control.unlock(&session.range);
@@ -802,9 +861,11 @@ fn write_pages<M: Media>(
     // Locked instructions wait for streamed bytes, so all of them come first:
     // locks, seqs. From here on nothing fails.
     for member in members.iter_mut() {
-        member.session.take_changes(pages.len());
-        member.session.begin(lines(pages.len()));
+        let session = &mut *member.session;
+        session.take_changes(pages.len());
+        session.begin(&member.handle, 0, page, stamp);
     }
+    settle_all(members, &places);
     let mut stores = None;
     for (i, bytes) in pages.iter().enumerate() {
         let target = |index: usize| {
@@ -815,17 +876,10 @@ fn write_pages<M: Media>(
         let (crc, streamed) = M::stream_page(&targets[..members.len()], bytes);
         stores = Some(streamed);
         for member in members.iter_mut() {
-            member.session.record.changes[i].data_crc = crc;
+            member.session.set_data_crc(i, crc);
         }
     }
     commit(members, page, places, stamp, stores)
-}
-
-fn collect3<T: Copy>(mut items: impl Iterator<Item = T>) -> [T; 3] {
-    let first = items.next().expect("a member");
-    let second = items.next().unwrap_or(first);
-    let third = items.next().unwrap_or(first);
-    [first, second, third]
 }
 
 /// Loads the slots that a write of whole pages replaces. Under locks.
@@ -859,8 +913,7 @@ fn commit<M: Media>(
     mut stores: Option<Unfenced>,
 ) -> Result<(), Failure> {
     for member in members.iter_mut() {
-        let handle = member.handle;
-        let streamed = member.session.stream_record(&handle, 0, page, stamp);
+        let streamed = member.session.stream_record();
         stores = Some(match stores {
             Some(earlier) => earlier.and(streamed),
             None => streamed,
@@ -882,7 +935,10 @@ fn commit<M: Media>(
                 cause,
             });
         }
-        session.publish(Some(stamp));
+    }
+    // Locked instructions wait for the stores above: those of all come first.
+    for member in members.iter_mut() {
+        member.session.publish(Some(stamp));
         unlock_and_leave(member);
     }
     result
@@ -901,55 +957,60 @@ fn write_part<M: Media>(
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
     }
-    let before = collect3(members.iter().map(|m| m.session.grants));
-    let mut stores = None;
     // What can fail comes before the seqs: each member's own bytes.
-    for index in 0..members.len() {
-        match merge(&mut members[index], page, within, part, places[index]) {
-            Ok(streamed) => stores = Some(streamed),
-            Err(cause) => {
-                for (member, grants) in members.iter_mut().zip(before) {
-                    member.session.grants = grants;
-                }
-                members.iter_mut().for_each(unlock_and_leave);
-                return Err(Failure {
-                    member: index,
-                    cause,
-                });
-            }
+    let mut merged = [[0; PAGE_BYTES]; 3];
+    for (index, bytes) in (0..members.len()).zip(&mut merged) {
+        if let Err(cause) = merge(
+            &mut members[index],
+            page,
+            within,
+            part,
+            places[index],
+            bytes,
+        ) {
+            members.iter_mut().for_each(unlock_and_leave);
+            return Err(Failure {
+                member: index,
+                cause,
+            });
         }
     }
     for member in members.iter_mut() {
-        member.session.begin(1);
+        member.session.take_changes(1);
+        member.session.begin(&member.handle, 0, page, stamp);
+    }
+    settle_all(members, &places);
+    let mut stores = None;
+    for (member, bytes) in members.iter_mut().zip(&merged) {
+        let session = &mut *member.session;
+        let target = (&*session.view.data, frame_at(session.frames[0]));
+        let (crc, streamed) = M::stream_page(&[target], bytes);
+        session.set_data_crc(0, crc);
+        stores = Some(streamed);
     }
     commit(members, page, places, stamp, stores)
 }
 
+/// The page as it will be in this member's pool, and the change to it.
 fn merge<M: Media>(
     member: &mut Member<'_, M>,
     page: PageNo,
     within: usize,
     part: &[u8],
     (at, round): (usize, u8),
-) -> Result<Unfenced, StoreError> {
+    bytes: &mut Page,
+) -> Result<(), StoreError> {
     let session = &mut *member.session;
-    let mut bytes = [0; PAGE_BYTES];
-    session.view.read_slot(at, page, &mut bytes)?;
+    session.view.read_slot(at, page, bytes)?;
     bytes[within..within + part.len()].copy_from_slice(part);
-    session.take_frames(1);
-    let frame = session.frames[0];
-    let (data_crc, streamed) = M::stream_page(&[(&*session.view.data, frame_at(frame))], &bytes);
-    let old = session.view.slot(at, page)?;
+    fill_changes(member, page, 1, (at, round))?;
     // A syncing leg merged these bytes into stale ones: the page must still
     // be copied, so its stamp stays.
-    let track = if round == 0 { old.track() } else { round };
-    session.record.changes.clear();
-    session.record.changes.push(Change {
-        old,
-        new: old.map(frame, track),
-        data_crc,
-    });
-    Ok(streamed)
+    if round == 0 {
+        let session = &mut *member.session;
+        session.round = session.record.changes[0].old.track();
+    }
+    Ok(())
 }
 
 /// Frees the whole pages of a range of each member's object and zeroes the
@@ -1053,9 +1114,10 @@ fn clear_some<M: Media>(
             Ok(page.0 + skipped)
         }
         Ok((skipped, found)) => {
-            session.begin(lines(found as usize));
             let places = [(at + skipped as usize * 8, 0); 3];
             let first = PageNo(page.0 + skipped);
+            session.begin(&handle, 0, first, stamp);
+            session.settle(places[0].0);
             let committed = commit(std::slice::from_mut(member), first, places, stamp, None);
             committed.map_err(|failure| failure.cause)?;
             Ok(first.0 + found)

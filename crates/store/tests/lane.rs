@@ -5,7 +5,7 @@ use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Recorder, Unfenced};
 use pagemesh_store::lane::{Lane, LaneFull, Scan};
-use pagemesh_store::record::{Change, Place, Record, lines};
+use pagemesh_store::record::{Change, Place, Record, lines, seal};
 use pagemesh_store::slot::Slot;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -44,7 +44,8 @@ fn recover(image: Vec<u64>, head: Place) -> Scan {
 fn append(media: &Recorder, lane: &mut Lane, record: &Record) -> Result<Unfenced, LaneFull> {
     lane.reserve(media, lines(record.changes.len()))?;
     let mut entry = Vec::new();
-    record.encode(lane.place(), &mut entry);
+    record.encode(&mut entry);
+    seal(&mut entry, lane.place());
     Ok(lane.append(media, &entry))
 }
 
