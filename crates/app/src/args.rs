@@ -5,6 +5,9 @@ use pagemesh_base::layout::Name;
 use pagemesh_base::units::Size;
 use std::path::PathBuf;
 
+/// The words of durability classes.
+const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
+
 /// Software-defined memory: pools, bricks, and mirrored volumes of persistent
 /// memory.
 ///
@@ -121,13 +124,23 @@ pub struct Up {
 #[derive(Subcommand)]
 pub enum Pool {
     /// Make a pool. On a plain file it is of class `file-sync`, on tmpfs
-    /// `process`, on DAX `pmem`.
+    /// `process`, on DAX `pmem`, unless `--class` says otherwise.
     Create {
         /// A file that does not exist, or a device.
         path: PathBuf,
         /// Its size.
         #[arg(long)]
         size: Size,
+        /// Its durability class; by default that of its medium. `eadr` is for
+        /// memory whose caches survive power loss. `process` on a plain file
+        /// is lost when the machine restarts.
+        #[arg(long, value_parser = CLASSES)]
+        class: Option<String>,
+        /// Take the class on your word, where nothing shows that the medium
+        /// keeps what it promises. If it does not, power loss loses or damages
+        /// acknowledged writes.
+        #[arg(long, requires = "class")]
+        trust_medium: bool,
         /// How to print.
         #[arg(long, value_enum, default_value = "table")]
         output: Output,
@@ -219,7 +232,7 @@ pub enum Volume {
         #[arg(long)]
         columns: Option<usize>,
         /// Durability class of its bricks; by default the strongest with room.
-        #[arg(long, value_parser = ["pmem", "eadr", "file-sync", "process"])]
+        #[arg(long, value_parser = CLASSES)]
         class: Option<String>,
         #[command(flatten)]
         client: Client,

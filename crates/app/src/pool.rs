@@ -3,6 +3,7 @@
 use crate::args::Pool;
 use crate::output;
 use pagemesh_brick::file;
+use pagemesh_pmem::Stated;
 use serde::Serialize;
 use std::path::Path;
 
@@ -17,6 +18,9 @@ struct Shown {
     slices_max: u32,
     incarnation: u32,
     checkpoint: u64,
+    /// The class that was stated; none leaves it to the medium.
+    class: Option<String>,
+    class_trusted: bool,
 }
 
 /// What was made.
@@ -25,21 +29,37 @@ struct Made {
     pool: String,
     path: String,
     pool_bytes: u64,
+    class: String,
 }
 
 /// Makes or shows a pool.
 pub fn run(command: &Pool) -> anyhow::Result<()> {
     match command {
-        Pool::Create { path, size, output } => {
-            let pool = file::create(path, size.0)?;
+        Pool::Create {
+            path,
+            size,
+            class,
+            trust_medium,
+            output,
+        } => {
+            let class = class.as_deref().map(str::parse).transpose()?;
+            let stated = class.map(|class| Stated {
+                class,
+                is_trusted: *trust_medium,
+            });
+            let (pool, class) = file::create_as(path, size.0, stated)?;
             let made = Made {
                 pool: pool.to_string(),
                 path: path.display().to_string(),
                 pool_bytes: size.0,
+                class: class.to_string(),
             };
             output::print(*output, &made, || {
                 let size = output::bytes(size.0);
-                format!("made pool {pool} of {size} in {}", made.path)
+                format!(
+                    "made pool {pool} of {size}, class {class}, in {}",
+                    made.path
+                )
             })
         }
         Pool::Show { path, output } => show(path, *output),
@@ -59,12 +79,15 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
         slices_max: geometry.object_count(),
         incarnation: block.incarnation.0,
         checkpoint: block.checkpoint.0,
+        class: block.stated.map(|stated| stated.class.to_string()),
+        class_trusted: block.stated.is_some_and(|stated| stated.is_trusted),
     };
     output::print(output, &shown, || {
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         output::table(
             &["pool", &shown.pool],
             [
+                row("class", class(&shown)),
                 row("size", output::bytes(shown.pool_bytes)),
                 row("for data", output::bytes(shown.frame_bytes)),
                 row("reserved", format!("{:.2} %", shown.overhead_percent)),
@@ -74,4 +97,12 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
             ],
         )
     })
+}
+
+fn class(shown: &Shown) -> String {
+    match (&shown.class, shown.class_trusted) {
+        (None, _) => "that of its medium".into(),
+        (Some(class), false) => class.clone(),
+        (Some(class), true) => format!("{class}, on its maker's word"),
+    }
 }

@@ -306,6 +306,61 @@ fn every_command_tells_programs_what_it_tells_people() {
 }
 
 #[test]
+fn a_pool_has_the_class_that_was_stated_if_its_medium_can() {
+    let cluster = Cluster::new(Pools::Memory, 0);
+    let (disk, memory) = (Pools::Disk.dir(), Pools::Memory.dir());
+    let path = |dir: &TempDir, name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fn create<'a>(path: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        [&["pool", "create", path, "--size", "32M"], more].concat()
+    }
+    let refused = |path: &str, class: &str| {
+        let parts = [path, &format!("class {class}"), "--trust-medium"];
+        cluster.refused(&create(path, &["--class", class]), &parts);
+        assert!(!Path::new(path).exists(), "{class} left a file");
+    };
+    for class in ["pmem", "eadr"] {
+        refused(&path(&disk, "refused"), class);
+        refused(&path(&memory, "refused"), class);
+    }
+    refused(&path(&memory, "refused"), "file-sync");
+    let output = cluster.run(&create(&path(&memory, "refused"), &["--trust-medium"]));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+
+    // Bricks on such pools, and a volume over them.
+    let mut daemons = Vec::new();
+    for (dir, name) in [(&memory, "eadr-0"), (&disk, "eadr-1"), (&disk, "process-0")] {
+        let (class, _) = name.split_once('-').unwrap();
+        let pool = path(dir, name);
+        let trust: &[&str] = match class {
+            "eadr" => &["--class", class, "--trust-medium"],
+            _ => &["--class", class],
+        };
+        let made = cluster.json(&create(&pool, trust));
+        assert_eq!(made["class"], class, "{made}");
+        let shown = cluster.json(&["pool", "show", &pool]);
+        assert_eq!(shown["class"], class, "{shown}");
+        assert_eq!(shown["class_trusted"], class == "eadr", "{shown}");
+        let socket = path(&memory, &format!("{name}.sock"));
+        let args = ["brick", "--pool", &pool, "--map", &socket, "--domain", name];
+        daemons.push(cluster.try_daemon(name, &args, 1).unwrap());
+    }
+    cluster.await_bricks(3);
+    cluster.create("disk", "8M", &["--class", "eadr"]);
+    let shown = cluster.ok(&["volume", "list"]);
+    assert!(shown.contains("eadr"), "{shown}");
+    for transport in ["map", "tcp"] {
+        let export = cluster.export(&["disk"], transport);
+        export.io(&["write -P 7 1k 1M", "flush", "read -P 7 1k 1M"]);
+        export.stop();
+    }
+    cluster.check_identical("disk");
+    cluster.create("fast", "8M", &["--class", "process", "--layout", "concat"]);
+    let export = cluster.export(&["fast"], "map");
+    export.io(&["write -P 9 0 1M", "flush", "read -P 9 0 1M"]);
+    export.stop();
+}
+
+#[test]
 fn an_attached_volume_says_by_whom_and_is_not_deleted_or_checked() {
     let cluster = Cluster::new(Pools::Memory, 2);
     cluster.create("disk", "8M", &[]);
@@ -415,6 +470,7 @@ fn the_manual_and_completions_are_whole() {
         "pagemesh\\-up",
         "pagemesh\\-volume",
         "\\-\\-repair\\-from",
+        "\\-\\-trust\\-medium",
     ] {
         assert!(manual.contains(part), "no {part} in the manual");
     }

@@ -6,7 +6,7 @@
 //! files are fully allocated before they become a pool.
 
 use crate::process;
-use pagemesh_pmem::{Durability, MapError, Mapped};
+use pagemesh_pmem::{Durability, MapError, Mapped, Stated};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -44,6 +44,16 @@ pub enum FileError {
     /// Another brick, or a client of one that died, holds it.
     #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
     InUse(PathBuf),
+    /// Its medium is not for its class.
+    #[error("{path} cannot be of class {class}: {cause}")]
+    Class {
+        /// The file.
+        path: PathBuf,
+        /// The class stated.
+        class: Durability,
+        /// Why.
+        cause: MapError,
+    },
     /// Not mappable.
     #[error("cannot map {path}: {cause}")]
     Map {
@@ -52,6 +62,11 @@ pub enum FileError {
         /// Why.
         cause: MapError,
     },
+    /// Made in an earlier boot, and promised nothing beyond it.
+    #[error(
+        "{0} is of class process, and the machine was restarted since it was made: what its medium kept may be a mixture; remove it and make it anew, and its volumes are copied from their other legs"
+    )]
+    Restarted(PathBuf),
     /// Not a pool, or a damaged one.
     #[error("{path}: {cause}")]
     Pool {
@@ -70,14 +85,26 @@ fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> Fil
     }
 }
 
-/// Makes a file of `size_bytes` a new pool, or a device all of which is used
-/// when `size_bytes` is its size.
+/// Makes a file of `size_bytes` a new pool of its medium's class, or a device
+/// all of which is used when `size_bytes` is its size.
 ///
 /// # Errors
 /// When it exists, the size is impossible, or the system refuses; a file that
 /// could not be finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    create_with(path, size_bytes, allocate)
+    Ok(create_as(path, size_bytes, None)?.0)
+}
+
+/// The same with a class that is stated; tells the class that the pool has.
+///
+/// # Errors
+/// As [`create`], and when the medium cannot have the class.
+pub fn create_as(
+    path: &Path,
+    size_bytes: u64,
+    stated: Option<Stated>,
+) -> Result<(Uuid, Durability), FileError> {
+    create_with(path, size_bytes, stated, allocate)
 }
 
 /// The same without allocating: for measurements only, as a file system that
@@ -86,16 +113,18 @@ pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
 /// # Errors
 /// As [`create`].
 pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    create_with(path, size_bytes, |path, file, size_bytes| {
+    let sized = create_with(path, size_bytes, None, |path, file, size_bytes| {
         file.set_len(size_bytes).map_err(system("size", path))
-    })
+    });
+    Ok(sized?.0)
 }
 
 fn create_with(
     path: &Path,
     size_bytes: u64,
+    stated: Option<Stated>,
     allocate: impl FnOnce(&Path, &File, u64) -> Result<(), FileError>,
-) -> Result<Uuid, FileError> {
+) -> Result<(Uuid, Durability), FileError> {
     let is_device = path
         .metadata()
         .is_ok_and(|m| m.file_type().is_char_device() || m.file_type().is_block_device());
@@ -106,7 +135,7 @@ fn create_with(
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
         let (file, _claim) = open_locked(path)?;
-        return make_pool(path, file, size_bytes);
+        return make_pool(path, file, size_bytes, stated);
     }
     let file = OpenOptions::new()
         .read(true)
@@ -118,7 +147,8 @@ fn create_with(
         io::ErrorKind::AlreadyExists => FileError::Exists(path.into()),
         _ => system("create", path)(cause),
     })?;
-    let made = allocate(path, &file, size_bytes).and_then(|()| make_pool(path, file, size_bytes));
+    let made =
+        allocate(path, &file, size_bytes).and_then(|()| make_pool(path, file, size_bytes, stated));
     if made.is_err() {
         // The error to report is the first one.
         let _ = std::fs::remove_file(path);
@@ -132,15 +162,27 @@ fn allocate(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> 
         .map_err(|cause| system("allocate", path)(cause.into()))
 }
 
-fn make_pool(path: &Path, file: File, size_bytes: u64) -> Result<Uuid, FileError> {
+fn make_pool(
+    path: &Path,
+    file: File,
+    size_bytes: u64,
+    stated: Option<Stated>,
+) -> Result<(Uuid, Durability), FileError> {
     let id = Uuid::new_v4();
     let media = map(path, file, size_bytes)?;
+    let outlives_boot = media.durability() == Durability::FileSync;
+    let media = take_up(path, media, stated)?;
+    let durability = media.durability();
+    let boot = match outlives_boot && durability == Durability::Process {
+        true => Some(this_boot()?),
+        false => None,
+    };
     let bad = |cause| FileError::Pool {
         path: path.into(),
         cause,
     };
-    pool::format(&media, id).map_err(bad)?;
-    Ok(id)
+    pool::format_as(&media, id, stated, boot).map_err(bad)?;
+    Ok((id, durability))
 }
 
 fn map(path: &Path, file: File, size_bytes: u64) -> Result<Mapped, FileError> {
@@ -149,6 +191,25 @@ fn map(path: &Path, file: File, size_bytes: u64) -> Result<Mapped, FileError> {
         path: path.into(),
         cause,
     })
+}
+
+fn take_up(path: &Path, media: Mapped, stated: Option<Stated>) -> Result<Mapped, FileError> {
+    let Some(stated) = stated else {
+        return Ok(media);
+    };
+    media.stated(stated).map_err(|cause| FileError::Class {
+        path: path.into(),
+        class: stated.class,
+        cause,
+    })
+}
+
+/// What the kernel calls the time since the machine was started.
+fn this_boot() -> Result<Uuid, FileError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(path).map_err(system("read", path))?;
+    let parsed = Uuid::parse_str(text.trim());
+    parsed.map_err(|cause| system("understand", path)(io::Error::other(cause)))
 }
 
 /// The lock of a running brick, which clients never have. It lies on an open
@@ -218,15 +279,16 @@ fn end_stragglers(path: &Path) {
 /// Locks and maps an existing pool, without recovering it.
 ///
 /// # Errors
-/// When it is no pool, in use, shorter than its superblock says, or the system
-/// refuses.
+/// When it is no pool, in use, shorter than its superblock says, on a medium
+/// that does not keep what its class promises, or the system refuses.
 pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
     let (file, claim) = open_locked(path)?;
     let bad = |cause| FileError::Pool {
         path: path.into(),
         cause,
     };
-    let size_bytes = superblock(path, &file)?.geometry.pool_bytes;
+    let block = superblock(path, &file)?;
+    let size_bytes = block.geometry.pool_bytes;
     let found = file.metadata().map_err(system("look at", path))?;
     if found.is_file() && found.len() < size_bytes {
         return Err(bad(PoolError::Truncated {
@@ -234,7 +296,12 @@ pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
             found: found.len(),
         }));
     }
-    Ok((map(path, file, size_bytes)?, claim))
+    let media = map(path, file, size_bytes)?;
+    let media = take_up(path, media, block.stated)?;
+    match block.boot {
+        Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
+        _ => Ok((media, claim)),
+    }
 }
 
 /// What the superblock of a file says, whether or not a brick runs on it.

@@ -11,6 +11,8 @@ use pagemesh_base::space::Extent;
 use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file::{self, FileError};
 use pagemesh_brick::worker::Worker;
+use pagemesh_pmem::{Durability, MapError, Stated};
+use pagemesh_store::superblock::Superblock;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -30,6 +32,17 @@ impl Home {
             directory: tempfile::tempdir_in(parent).expect("a directory"),
         };
         file::create(&home.path(), 16 << 20).expect("a pool");
+        home
+    }
+
+    /// Of a class that is stated; the maker answers for the medium if it must.
+    fn stated(parent: &str, class: Durability, is_trusted: bool) -> Home {
+        let home = Home {
+            directory: tempfile::tempdir_in(parent).expect("a directory"),
+        };
+        let stated = Stated { class, is_trusted };
+        let (_, made) = file::create_as(&home.path(), 16 << 20, Some(stated)).expect("a pool");
+        assert_eq!(made, class);
         home
     }
 
@@ -352,4 +365,92 @@ fn files_that_are_no_pools_are_told_apart() {
     drop(home.open());
     let missing = home.directory.path().join("missing");
     assert!(refused(&missing).contains("missing"));
+}
+
+/// A pool is of the class that was stated, also when it is opened again.
+fn check_class(parent: &str, class: Durability, is_trusted: bool) {
+    let home = Home::stated(parent, class, is_trusted);
+    for turn in 1..=2 {
+        let (brick, _keeper) = home.open();
+        assert_eq!(brick.durability(), class);
+        assert_eq!(brick.can_be_mapped(), class != Durability::FileSync);
+        let status = brick.status().expect("a status");
+        assert_eq!(status.durability, class.to_string());
+        if turn == 1 {
+            brick.create(SLICE, SIZE).expect("room");
+        }
+        let mut worker = worker(&brick, turn);
+        let written = write(0, vec![turn as u8; 8192], stamp(turn, 1));
+        check(&mut worker, written, Ok(SliceReply::Done));
+        check(&mut worker, SliceRequest::Flush, Ok(SliceReply::Done));
+        let read = SliceRequest::Read {
+            offset: 0,
+            len: 8192,
+        };
+        let expected = SliceReply::Data(vec![turn as u8; 8192]);
+        check(&mut worker, read, Ok(expected));
+    }
+}
+
+#[test]
+fn a_pool_keeps_the_class_that_was_stated() {
+    check_class("/dev/shm", Durability::Eadr, true);
+    check_class("/dev/shm", Durability::FileSync, true);
+    check_class("/dev/shm", Durability::Process, false);
+    check_class("/var/tmp", Durability::Eadr, true);
+    check_class("/var/tmp", Durability::Pmem, true);
+    check_class("/var/tmp", Durability::FileSync, false);
+    check_class("/var/tmp", Durability::Process, false);
+}
+
+#[test]
+fn a_pool_on_a_medium_that_is_not_for_its_class_is_refused() {
+    // Made on a disk, and then copied to memory.
+    let (disk, memory) = (
+        Home::stated("/var/tmp", Durability::FileSync, false),
+        Home::new("/dev/shm"),
+    );
+    std::fs::copy(disk.path(), memory.path()).expect("a copy");
+    let refused = Brick::open(&memory.path()).err().expect("a refusal");
+    let (class, medium) = (Durability::FileSync, Durability::Process);
+    assert!(
+        matches!(&refused, FileError::Class { cause: MapError::NotKnown { class: c, medium: m }, .. }
+            if (*c, *m) == (class, medium)),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("--trust-medium"), "{refused}");
+}
+
+/// Makes both superblocks of a file say that it was made in another boot.
+fn move_to_another_boot(path: &PathBuf) {
+    let mut bytes = std::fs::read(path).expect("the pool");
+    for at in [0, 4096] {
+        let page = bytes[at..at + 4096].try_into().expect("a page");
+        let Ok(block) = Superblock::decode(page) else {
+            continue;
+        };
+        let boot = block.boot.map(|_| Uuid::from_u128(7));
+        let moved = Superblock { boot, ..block };
+        bytes[at..at + 4096].copy_from_slice(&moved.encode());
+    }
+    std::fs::write(path, bytes).expect("the pool");
+}
+
+#[test]
+fn a_process_pool_on_a_disk_is_not_opened_after_a_restart_of_the_machine() {
+    let home = Home::stated("/var/tmp", Durability::Process, false);
+    drop(home.open());
+    move_to_another_boot(&home.path());
+    let refused = Brick::open(&home.path()).err().expect("a refusal");
+    assert!(matches!(refused, FileError::Restarted(_)), "{refused}");
+    // Others outlive it, or do not outlive their medium.
+    for (parent, class) in [
+        ("/var/tmp", Durability::FileSync),
+        ("/dev/shm", Durability::Process),
+    ] {
+        let home = Home::stated(parent, class, false);
+        drop(home.open());
+        move_to_another_boot(&home.path());
+        home.open();
+    }
 }

@@ -10,6 +10,7 @@
 //! This crate never allocates frames, knows no format and never blocks,
 //! except in [`Mapped::sync`].
 
+mod class;
 pub mod copy;
 pub mod cpu;
 mod mapped;
@@ -17,7 +18,8 @@ mod media;
 mod recorder;
 mod shared;
 
-pub use mapped::{Durability, MapError, Mapped};
+pub use class::{Durability, Stated, UnknownClass};
+pub use mapped::{MapError, Mapped};
 pub use media::{Fenced, Media, Unfenced};
 pub use recorder::{CrashPoint, Recorder};
 pub use shared::Shared;

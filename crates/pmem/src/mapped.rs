@@ -1,39 +1,19 @@
 //! A mapped file or device: the fast implementation of [`Media`].
 
+use crate::class::{Durability, Stated};
 use crate::copy;
 use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
-use std::fmt;
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
-
-/// What survives what: a fact of the medium.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// DAX memory mapped with MAP_SYNC: a fence survives power loss.
-    Pmem,
-    /// A plain file: [`Mapped::sync`] survives power loss, a fence does not.
-    FileSync,
-    /// tmpfs, hugetlbfs or page cache: survives the death of processes only.
-    Process,
-}
-
-impl fmt::Display for Durability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Durability::Pmem => "pmem",
-            Durability::FileSync => "file-sync",
-            Durability::Process => "process",
-        })
-    }
-}
 
 /// Why a file could not be mapped or made durable.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +41,21 @@ pub enum MapError {
     /// so a later success would prove nothing.
     #[error("an earlier fdatasync of this medium failed; reopen it to recover what is durable")]
     Failed,
+    /// The class promises more than the medium shows.
+    #[error(
+        "its medium is of class {medium}, and nothing shows that it keeps what class {class} promises; use class {medium}, or, if you know that it does, make the pool with --trust-medium"
+    )]
+    NotKnown {
+        /// The class stated.
+        class: Durability,
+        /// The medium's own.
+        medium: Durability,
+    },
+    /// A character device has neither fdatasync nor private mappings.
+    #[error(
+        "a character device cannot be synced, so class file-sync is not possible; use another class, or a file on it"
+    )]
+    CannotSync,
 }
 
 /// A file or device mapped shared and writable.
@@ -145,7 +140,7 @@ impl Mapped {
         let (base, synchronous) = map(&file, len)?;
         let durability = match synchronous {
             true => Durability::Pmem,
-            false => classify(&file)?,
+            false => classify(&file, status.file_type())?,
         };
         advise(base, len);
         Ok(Mapped {
@@ -155,6 +150,19 @@ impl Mapped {
             durability,
             commits: Commits::default(),
         })
+    }
+
+    /// Takes up the class that the pool's maker stated, in place of the
+    /// medium's own.
+    ///
+    /// # Errors
+    /// When the medium cannot have it, or is not known to keep its promise and
+    /// the maker did not answer for it.
+    pub fn stated(mut self, stated: Stated) -> Result<Mapped, MapError> {
+        let status = self.file.metadata().map_err(system("look at the file"))?;
+        let is_character_device = status.file_type().is_char_device();
+        self.durability = stated.on(self.durability, is_character_device)?;
+        Ok(self)
     }
 
     /// What this medium promises.
@@ -263,6 +271,10 @@ impl Media for Mapped {
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {
         check_range(self.len, offset, len, 1);
+        if self.durability == Durability::Eadr {
+            // What the fence orders into the caches is persistent there.
+            return Unfenced(());
+        }
         let mut line = offset / LINE_BYTES * LINE_BYTES;
         while line < offset + len {
             // SAFETY: the line holds a byte in range, and mappings are pages.
@@ -346,7 +358,14 @@ fn map_with(file: &File, len: usize, flags: libc::c_int) -> Option<NonNull<u8>> 
 
 /// The class of a medium that has no MAP_SYNC. Anything that is not known to
 /// be memory is taken for a file, the class that promises more work.
-fn classify(file: &File) -> Result<Durability, MapError> {
+fn classify(file: &File, kind: FileType) -> Result<Durability, MapError> {
+    // The file system of a device is the one that its name lies in, a tmpfs.
+    if kind.is_block_device() {
+        return Ok(Durability::FileSync);
+    }
+    if kind.is_char_device() {
+        return Ok(Durability::Process);
+    }
     // SAFETY: all zeroes is a valid `statfs`.
     let mut status: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: an open descriptor and a buffer of the right type.

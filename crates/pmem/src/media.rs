@@ -58,7 +58,8 @@ pub trait Media {
     where
         Self: Sized;
 
-    /// Starts writing back every line that holds a byte of the range.
+    /// Starts writing back every line that holds a byte of the range, where
+    /// caches do not survive power loss (not for class `eadr`).
     fn flush(&self, offset: usize, len: usize) -> Unfenced;
 
     /// Waits until everything this thread streamed or flushed, on any medium

@@ -5,6 +5,9 @@
 //! the line's earlier stores persistent at the next fence; a line that was
 //! never flushed may still persist any prefix at any time, also after later
 //! fences. Streaming is storing and flushing.
+//!
+//! This is class `pmem`. Of `eadr` every image is among those: a line's stores
+//! may persist at once here too, and a fence makes more certain there, not less.
 
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::checksum::crc32c;

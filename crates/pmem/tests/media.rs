@@ -2,7 +2,7 @@
 
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Durability, MapError, Mapped, Media, Recorder};
+use pagemesh_pmem::{Durability, MapError, Mapped, Media, Recorder, Stated};
 use std::collections::BTreeSet;
 use std::fs::File;
 
@@ -36,6 +36,8 @@ fn check_media<M: Media>(media: [M; 2]) {
 #[test]
 fn mapped_and_recorded_media_behave_alike() {
     check_media([mapped(2), mapped(1)]);
+    let eadr = |medium: Mapped| medium.stated(trusted(Durability::Eadr)).expect("trusted");
+    check_media([eadr(mapped(2)), eadr(mapped(1))]);
     check_media([Recorder::new(2 * PAGE_BYTES), Recorder::new(PAGE_BYTES)]);
 }
 
@@ -77,6 +79,66 @@ fn the_class_is_a_fact_of_the_medium() {
     assert_ne!(medium.durability(), Durability::Pmem);
     medium.store(0, 1);
     assert!(medium.sync().is_ok());
+}
+
+fn trusted(class: Durability) -> Stated {
+    Stated {
+        class,
+        is_trusted: true,
+    }
+}
+
+/// What comes of stating a class for a medium: by itself, and trusted.
+fn check_stated(medium: impl Fn() -> Mapped, class: Durability, alone: bool, on_trust: bool) {
+    for (is_trusted, possible) in [(false, alone), (true, on_trust)] {
+        let own = medium().durability();
+        let what = format!("{class} on {own}, trusted: {is_trusted}");
+        match medium().stated(Stated { class, is_trusted }) {
+            Ok(stated) => {
+                assert!(possible, "{what} must be refused");
+                assert_eq!(stated.durability(), class, "{what}");
+                stated.store(0, 1);
+                assert!(stated.sync().is_ok(), "{what}");
+            }
+            Err(MapError::NotKnown { class: of, medium }) => {
+                assert!(!possible && !is_trusted, "{what} is possible");
+                assert_eq!((of, medium), (class, own));
+            }
+            Err(MapError::CannotSync) => assert!(!possible, "{what} is possible"),
+            Err(cause) => panic!("{what}: {cause}"),
+        }
+    }
+}
+
+#[test]
+fn a_class_beyond_the_medium_is_taken_on_trust_only() {
+    let on_disk = || {
+        let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
+        file.set_len(PAGE_BYTES as u64).expect("room");
+        Mapped::new(file, PAGE_BYTES).expect("a mapping")
+    };
+    let device = || {
+        let file = File::options().read(true).write(true).open("/dev/zero");
+        Mapped::new(file.expect("a device"), PAGE_BYTES).expect("a mapping")
+    };
+    for medium in [&on_disk as &dyn Fn() -> Mapped, &|| mapped(1), &device] {
+        check_stated(medium, Durability::Process, true, true);
+        check_stated(medium, Durability::Eadr, false, true);
+        let own = medium().durability();
+        check_stated(medium, Durability::Pmem, own == Durability::Pmem, true);
+    }
+    check_stated(on_disk, Durability::FileSync, true, true);
+    check_stated(|| mapped(1), Durability::FileSync, false, true);
+    check_stated(device, Durability::FileSync, false, false);
+}
+
+#[test]
+fn classes_are_known_by_their_words() {
+    for class in Durability::ALL {
+        assert_eq!(class.to_string().parse(), Ok(class));
+    }
+    let unknown = "gold".parse::<Durability>().expect_err("no class");
+    assert!(unknown.to_string().contains("'gold'"), "{unknown}");
 }
 
 #[test]

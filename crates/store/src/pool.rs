@@ -26,7 +26,7 @@ use crate::view::{Handle, StoreError, View};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Media, Unfenced};
+use pagemesh_pmem::{Media, Stated, Unfenced};
 use std::collections::HashMap;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -120,6 +120,20 @@ pub struct Usage {
 /// # Errors
 /// When the medium is too small or too large, or fails.
 pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
+    format_as(media, pool, None, None)
+}
+
+/// The same for a pool whose class its maker stated, and whose life ends with
+/// the machine's `boot` if one is given.
+///
+/// # Errors
+/// As [`format`].
+pub fn format_as<M: Media>(
+    media: &M,
+    pool: Uuid,
+    stated: Option<Stated>,
+    boot: Option<Uuid>,
+) -> Result<(), PoolError> {
     let pool_bytes = media.len_bytes() as u64;
     let geometry = Geometry::plan(pool_bytes).map_err(crate::superblock::BadSuperblock::from)?;
     for region in [geometry.bitmap, geometry.objects, geometry.in_flight] {
@@ -136,6 +150,8 @@ pub fn format<M: Media>(media: &M, pool: Uuid) -> Result<(), PoolError> {
         used_frames: 0,
         objects_end: 0,
         lanes_end: OWN + 1,
+        stated,
+        boot,
         heads: vec![0; geometry.lanes as usize],
         geometry,
     };

@@ -7,6 +7,7 @@ use crate::geometry::{BadSize, Geometry, LANES_MAX};
 use pagemesh_base::checksum::crc32c_append;
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Durability, Stated};
 use uuid::Uuid;
 
 const MAGIC: [u8; 8] = *b"pagemesh";
@@ -35,6 +36,12 @@ pub struct Superblock {
     pub objects_end: u32,
     /// Lanes from here on were never used: recovery does not read them.
     pub lanes_end: u32,
+    /// The durability class that the pool's maker stated; none leaves it to
+    /// the medium.
+    pub stated: Option<Stated>,
+    /// The boot of the machine in which the pool was made, where its class
+    /// promises nothing beyond it but its medium stays.
+    pub boot: Option<Uuid>,
     /// The pool's plan.
     pub geometry: Geometry,
     /// Each lane's first retained line, as an absolute position.
@@ -93,10 +100,18 @@ impl Superblock {
         put(&mut page, 48, self.checkpoint.0.to_le_bytes());
         put(&mut page, 56, self.geometry.pool_bytes.to_le_bytes());
         put(&mut page, 64, self.geometry.lanes.to_le_bytes());
+        if let Some(stated) = self.stated {
+            put(
+                &mut page,
+                68,
+                [code(stated.class), stated.is_trusted.into()],
+            );
+        }
         put(&mut page, 72, self.geometry.lane_bytes.to_le_bytes());
         put(&mut page, 80, self.used_frames.to_le_bytes());
         put(&mut page, 88, self.objects_end.to_le_bytes());
         put(&mut page, 92, self.lanes_end.to_le_bytes());
+        put(&mut page, 96, self.boot.unwrap_or_default().into_bytes());
         for (head, at) in self.heads.iter().zip((HEADS_AT..).step_by(8)) {
             put(&mut page, at, head.to_le_bytes());
         }
@@ -137,6 +152,7 @@ impl Superblock {
                 "it counts more frames, objects or lanes than there are",
             ));
         }
+        let boot = Uuid::from_bytes(field(page, 96));
         let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
         Ok(Superblock {
             pool: Uuid::from_bytes(field(page, 16)),
@@ -147,6 +163,8 @@ impl Superblock {
             used_frames,
             objects_end,
             lanes_end,
+            stated: stated(field(page, 68))?,
+            boot: (!boot.is_nil()).then_some(boot),
             geometry,
             heads: heads.map(|at| get_u64(page, at)).collect(),
         })
@@ -173,6 +191,30 @@ impl Superblock {
     }
 }
 
+/// The byte of a class; zero is none.
+fn code(class: Durability) -> u8 {
+    match class {
+        Durability::Pmem => 1,
+        Durability::Eadr => 2,
+        Durability::FileSync => 3,
+        Durability::Process => 4,
+    }
+}
+
+fn stated([class, trusted]: [u8; 2]) -> Result<Option<Stated>, BadSuperblock> {
+    let found = Durability::ALL.into_iter().find(|&of| code(of) == class);
+    match (found, trusted) {
+        (Some(class), 0 | 1) => Ok(Some(Stated {
+            class,
+            is_trusted: trusted == 1,
+        })),
+        (None, 0) if class == 0 => Ok(None),
+        _ => Err(BadSuperblock::Contradiction(
+            "its durability class is none that there is",
+        )),
+    }
+}
+
 /// CRC32C of everything but the checksum's own four bytes.
 fn checksum(page: &[u8; PAGE_BYTES]) -> u32 {
     crc32c_append(crc32c_append(0, &page[..12]), &page[16..])
@@ -193,6 +235,8 @@ mod tests {
             used_frames: 3,
             objects_end: 1,
             lanes_end: 2,
+            stated: None,
+            boot: None,
             geometry,
             heads: (0..u64::from(geometry.lanes)).collect(),
         }
@@ -204,6 +248,29 @@ mod tests {
     fn decodes_what_it_encodes() {
         let block = superblock(7);
         assert_eq!(Superblock::decode(&block.encode()), Ok(block));
+    }
+
+    #[test]
+    fn the_stated_class_is_kept_and_an_unknown_one_refused() {
+        for class in Durability::ALL {
+            for is_trusted in [false, true] {
+                let block = Superblock {
+                    stated: Some(Stated { class, is_trusted }),
+                    boot: Some(Uuid::from_u128(8)),
+                    ..superblock(7)
+                };
+                assert_eq!(Superblock::decode(&block.encode()), Ok(block));
+            }
+        }
+        for wrong in [[5, 0], [0, 1], [1, 2]] {
+            let mut page = superblock(7).encode();
+            put(&mut page, 68, wrong);
+            let crc = checksum(&page);
+            put(&mut page, 12, crc.to_le_bytes());
+            let decoded = Superblock::decode(&page);
+            let is_refused = matches!(decoded, Err(BadSuperblock::Contradiction(_)));
+            assert!(is_refused, "{wrong:?}: {decoded:?}");
+        }
     }
 
     #[test]

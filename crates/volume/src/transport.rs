@@ -126,6 +126,10 @@ fn open_view(grant: Grant) -> Result<View<Mapped>, SliceError> {
     let pool = File::from(grant.pool);
     let media = Mapped::new(pool, pool_bytes).map_err(|cause| unusable(&cause))?;
     let block = Pool::peek(&media).map_err(|cause| unusable(&cause))?;
+    let media = match block.stated {
+        Some(stated) => media.stated(stated).map_err(|cause| unusable(&cause))?,
+        None => media,
+    };
     if BrickId(block.pool) != grant.brick {
         return Err(unusable(&"it is another pool's file"));
     }
