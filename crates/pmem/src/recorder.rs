@@ -75,6 +75,11 @@ impl Recorder {
         points
     }
 
+    /// What a crash may leave now.
+    pub fn crash_point(&self) -> CrashPoint {
+        self.state().crash_point()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,6 +146,11 @@ impl CrashPoint {
             rest /= choices;
             chosen
         })
+    }
+
+    /// The image in which every store persisted.
+    pub fn everything(&self) -> Vec<u64> {
+        self.build(|choices| choices - 1)
     }
 
     /// An image chosen by the seed, where there are too many to count: each
