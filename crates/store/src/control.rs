@@ -360,6 +360,8 @@ pub(crate) struct Cells<'c> {
 macro_rules! cells {
     ($($(#[$doc:meta])* $name:ident: $kind:ident $method:ident at $at:expr;)*) => {
         $($(#[$doc])* #[inline] pub(crate) fn $name(self) -> &'c $kind {
+            #[cfg(test)]
+            crate::turns::step($at);
             self.shared.$method(self.at + $at)
         })*
     };
@@ -427,6 +429,10 @@ impl<'c> Cells<'c> {
             let left = end.saturating_duration_since(Instant::now());
             if answered == ticket || left.is_zero() {
                 return;
+            }
+            #[cfg(test)]
+            if crate::turns::give_way() {
+                continue;
             }
             self.shared.wait(self.at + 68, answered, Some(left));
         }

@@ -33,4 +33,6 @@ mod settled;
 pub mod slot;
 pub mod superblock;
 pub mod table;
+#[cfg(test)]
+mod turns;
 pub mod view;
