@@ -108,7 +108,7 @@ impl Scratch {
 
 /// Ends this process when it is told to end, scratch directories first; its
 /// children end with it.
-fn remove_at_end(ending: Ending, directories: [&Path; 2]) -> anyhow::Result<()> {
+fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> anyhow::Result<()> {
     let directories = directories.map(Path::to_owned);
     let thread = std::thread::Builder::new().name("ending".into());
     thread.spawn(move || {

@@ -6,7 +6,8 @@
 //! 64 GiB needs only the memory that is written.
 
 use crate::args::Measure;
-use crate::bench::Daemon;
+use crate::bench::{Daemon, remove_at_end};
+use crate::ending::Ending;
 use crate::key;
 use anyhow::Context;
 use pagemesh_base::ids::Epoch;
@@ -44,7 +45,10 @@ struct Bench {
 
 /// Measures 8 GiB beside 64 GiB.
 pub fn run(measure: &Measure) -> anyhow::Result<Report> {
-    let pools = tempfile::TempDir::new_in(&measure.pools)?;
+    let ending = Ending::listen(false)?;
+    let pools = tempfile::TempDir::new_in(&measure.pools)
+        .with_context(|| format!("cannot make pools in {}", measure.pools.display()))?;
+    remove_at_end(ending, [pools.path()])?;
     let key_path = pools.path().join("key");
     let mut bench = Bench {
         dir: pools.path().into(),
