@@ -1,6 +1,6 @@
-//! Words everything shares: ids, units and checksums.
+//! Words everything shares: ids, units and checksums; and listening sockets.
 //!
-//! Invariants: no I/O but reading a key file, no clock, no randomness, no
+//! Invariants: no I/O but reading a key file and binding a unix socket, no clock, no randomness, no
 //! unsafe code. Numbers that mean different things have different types, so
 //! that a page is never used as a frame, nor a seq as an epoch.
 
@@ -11,5 +11,6 @@ pub mod ids;
 pub mod key;
 pub mod layout;
 pub mod slice;
+pub mod socket;
 pub mod space;
 pub mod units;

@@ -10,7 +10,10 @@ use pagemesh_base::slice::{
 use pagemesh_base::space::Extent;
 use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file::{self, FileError};
+use pagemesh_brick::service::Served;
 use pagemesh_brick::worker::Worker;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fabric::map;
 use pagemesh_pmem::{Durability, MapError, Stated};
 use pagemesh_store::superblock::Superblock;
 use std::path::PathBuf;
@@ -453,4 +456,23 @@ fn a_process_pool_on_a_disk_is_not_opened_after_a_restart_of_the_machine() {
         move_to_another_boot(&home.path());
         home.open();
     }
+}
+
+/// A brick that ends late must not take the path from the one that follows it.
+#[test]
+fn a_map_socket_that_became_anothers_stays() {
+    let homes = [Home::new("/dev/shm"), Home::new("/dev/shm")];
+    let path = homes[0].directory.path().join("map");
+    let [(old, _old_keeper), (new, _new_keeper)] = homes.each_ref().map(Home::open);
+    let serve = |brick: &Arc<Brick>| map::Server::bind(&path, Arc::new(Served(brick.clone())));
+    let first = serve(&old).expect("a free path");
+    let in_use = serve(&new).err().expect("it is served").to_string();
+    assert!(in_use.contains("served by another process"), "{in_use}");
+    std::fs::remove_file(&path).expect("the socket");
+    let second = serve(&new).expect("a free path");
+    drop(first);
+    let (grant, _link) = map::connect(&path, Timeouts::default()).expect("a session");
+    assert_eq!(grant.brick, new.id());
+    drop(second);
+    assert!(!path.exists(), "its own socket is removed");
 }

@@ -9,11 +9,10 @@ use crate::service::Handler;
 use crate::stream::Stream;
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::{BrickControl, SliceError};
-use rustix::fs::Mode;
-use rustix::io::Errno;
+use pagemesh_base::socket::UnixSocket;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, acceptfrom_with, sendmsg, socket_with, sockopt,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, acceptfrom_with, sendmsg,
+    sockopt,
 };
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -22,9 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
-
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 
 /// The process at the other end, as the kernel names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,23 +68,16 @@ pub trait MapService: Send + Sync {
 /// Why a map socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody serves it.
-    #[error("{0} is served by another process; stop it, or choose another socket with --map")]
-    InUse(PathBuf),
-    /// Something else is there.
-    #[error("{0} exists and is no socket; choose another place with --map")]
-    NotASocket(PathBuf),
-    /// The system refused.
-    #[error("cannot listen on {path}: {cause}; choose another place with --map")]
-    System {
-        /// The socket.
-        path: PathBuf,
-        /// What the system said.
-        cause: io::Error,
-    },
+    /// The path is not for us.
+    #[error("cannot serve the map transport (--map): {0}")]
+    Socket(#[from] pagemesh_base::socket::SocketError),
+    /// The system refused what a server needs beside it.
+    #[error("cannot serve the map transport: {0}")]
+    System(#[from] io::Error),
 }
 
-/// A brick's map socket; removed when dropped.
+/// A brick's map socket; removed when dropped, unless its path has become
+/// another's.
 pub struct Server {
     path: PathBuf,
     house: Arc<House>,
@@ -111,62 +100,14 @@ enum TurnedAway {
     Refused(SliceError),
 }
 
-/// A listening socket that only its user can reach.
-fn listen(path: &Path) -> Result<OwnedFd, SocketError> {
-    let failed = |cause: io::Error| SocketError::System {
-        path: path.into(),
-        cause,
-    };
-    let address = SocketAddrUnix::new(path).map_err(|cause| failed(cause.into()))?;
-    make_way(path, &address)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let made = || -> rustix::io::Result<OwnedFd> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // Before it is bound, so that it is never open to others.
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
-        Ok(socket)
-    };
-    made().map_err(|cause| failed(cause.into()))
-}
-
-/// Removes a socket that nobody serves any more.
-fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
-    use std::os::unix::fs::FileTypeExt;
-    let failed = |cause: io::Error| SocketError::System {
-        path: path.into(),
-        cause,
-    };
-    let found = match path.symlink_metadata() {
-        Ok(found) => found,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(cause) => return Err(failed(cause)),
-    };
-    if !found.file_type().is_socket() {
-        return Err(SocketError::NotASocket(path.into()));
-    }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(|cause| failed(cause.into()))?;
-    match rustix::net::connect(&probe, address) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
-        _ => Err(SocketError::InUse(path.into())),
-    }
-}
-
 impl Server {
     /// Serves a unix socket; one that nobody serves any more is replaced.
     ///
     /// # Errors
     /// When somebody serves it, or the system refuses.
     pub fn bind(path: &Path, service: Arc<dyn MapService>) -> Result<Server, SocketError> {
-        let socket = listen(path)?;
-        let failed = |cause| SocketError::System {
-            path: path.into(),
-            cause,
-        };
-        let guests = Guests::new(MAP_VISITORS_MAX, MAP_SESSIONS_MAX).map_err(failed)?;
+        let socket = UnixSocket::bind(path)?;
+        let guests = Guests::new(MAP_VISITORS_MAX, MAP_SESSIONS_MAX)?;
         let house = Arc::new(House {
             service,
             uid: rustix::process::geteuid().as_raw(),
@@ -180,8 +121,7 @@ impl Server {
                 let accept = || Ok(acceptfrom_with(&socket, flags)?.0);
                 let admit = |stream| shared.admit(stream);
                 shared.guests.accept_all(&socket, accept, admit);
-            })
-            .map_err(failed)?;
+            })?;
         Ok(Server {
             path: path.into(),
             house,
@@ -204,8 +144,6 @@ impl Drop for Server {
         {
             tracing::error!("the accepting thread panicked");
         }
-        // Fails only if somebody else removed it.
-        let _ = std::fs::remove_file(&self.path);
         let left = self.house.guests.await_empty();
         if left > 0 {
             tracing::warn!(left, "map connections did not end in time");

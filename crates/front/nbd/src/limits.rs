@@ -63,14 +63,8 @@ pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
 /// What counts of a longer time between two waits in a trial: beyond a slice
 /// of the processor it is the client's pause and says nothing.
 pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
-/// Connections that the kernel queues before `accept`.
-pub(crate) const BACKLOG: i32 = 128;
 /// How long accepting rests when descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections tried to a unix socket before its owner is taken to be dead.
-pub(crate) const PROBES: u32 = 3;
-/// Between two of them: an owner may be between `bind` and `listen`.
-pub(crate) const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
 /// What a server can be told to bound differently.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,227 @@
+//! Listening unix sockets, as every server of this project has them.
+//!
+//! Invariants: a socket is only for its user (mode 0600) from its first
+//! connection on. A socket file that nobody listens on is replaced; one that
+//! is alive, and anything that is not a socket, is left alone and refused.
+//! When the socket is dropped its file is removed, unless the path has become
+//! somebody else's.
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FileType, Mode, RenameFlags, Stat};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{bind, connect, listen, socket_with};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Connections that the kernel queues before they are accepted.
+const BACKLOG: i32 = 128;
+/// Connections tried before the owner of a socket is taken to be dead.
+const PROBES: u32 = 3;
+/// Between two of them: an owner may be between `bind` and `listen`.
+const PROBE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Why a unix socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody listens there already.
+    #[error("{0} is served by another process; stop it, or choose another path")]
+    InUse(PathBuf),
+    /// A file is in the way.
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
+    NotASocket(PathBuf),
+    /// The path does not fit into a socket address.
+    #[error("the socket path {0} is too long; use at most 107 bytes")]
+    PathTooLong(PathBuf),
+    /// Anything else.
+    #[error("cannot {doing} {path}: {cause}")]
+    System {
+        /// What failed.
+        doing: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+/// A listening socket that does not block. See the module.
+#[derive(Debug)]
+pub struct UnixSocket {
+    socket: OwnedFd,
+    path: PathBuf,
+    file: Identity,
+}
+
+/// Inode numbers are given out again at once, so the time of creation
+/// belongs to the identity; neither a rename nor a change of mode touches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    created: (i64, u64),
+}
+
+impl Identity {
+    fn of(stat: &Stat) -> Identity {
+        Identity {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            created: (stat.st_mtime, stat.st_mtime_nsec),
+        }
+    }
+}
+
+impl UnixSocket {
+    /// Listens at a path.
+    ///
+    /// # Errors
+    /// When somebody else does, something else is there, or the system
+    /// refuses.
+    pub fn bind(path: &Path) -> Result<UnixSocket, SocketError> {
+        let address =
+            SocketAddrUnix::new(path).map_err(|_| SocketError::PathTooLong(path.into()))?;
+        let socket = open().map_err(failed("open a socket for", path))?;
+        // Before it is bound, so that its file is never open to others.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)
+            .map_err(failed("set the mode of", path))?;
+        match bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                bind(&socket, &address).map_err(|errno| match errno {
+                    Errno::ADDRINUSE => SocketError::InUse(path.into()),
+                    errno => failed("listen on", path)(errno),
+                })?;
+            }
+            bound => bound.map_err(failed("listen on", path))?,
+        }
+        let found = rustix::fs::lstat(path).map_err(failed("look at", path))?;
+        let bound = UnixSocket {
+            socket,
+            path: path.into(),
+            file: Identity::of(&found),
+        };
+        listen(&bound.socket, BACKLOG).map_err(failed("listen on", path))?;
+        Ok(bound)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for UnixSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let found = rustix::fs::lstat(&self.path);
+        if found.is_ok_and(|found| Identity::of(&found) == self.file) {
+            // Fails only if somebody else removed it.
+            let _ = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+fn failed(doing: &'static str, path: &Path) -> impl Fn(Errno) -> SocketError {
+    move |errno| SocketError::System {
+        doing,
+        path: path.into(),
+        cause: errno.into(),
+    }
+}
+
+fn open() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Removes a socket file that nobody listens on.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let found = match rustix::fs::lstat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found.map_err(failed("look at", path))?,
+    };
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(SocketError::NotASocket(path.into()));
+    }
+    for probe in 0..PROBES {
+        if probe > 0 {
+            std::thread::sleep(PROBE_PAUSE);
+        }
+        let socket = open().map_err(failed("open a socket for", path))?;
+        match connect(&socket, address) {
+            Err(Errno::CONNREFUSED) => {}
+            Err(Errno::NOENT) => return Ok(()),
+            Ok(()) | Err(Errno::AGAIN) => return Err(SocketError::InUse(path.into())),
+            Err(errno) => return Err(failed("find out who listens on", path)(errno)),
+        }
+    }
+    displace(path, &found)
+}
+
+/// Removes exactly the file that was found dead. Another server may be
+/// replacing it too: what is moved aside is put back if it is another.
+fn displace(path: &Path, found: &Stat) -> Result<(), SocketError> {
+    let mut aside: OsString = path.into();
+    aside.push(format!(".stale-{}", std::process::id()));
+    match rustix::fs::rename(path, &aside) {
+        Err(Errno::NOENT) => return Ok(()),
+        renamed => renamed.map_err(failed("replace the dead", path))?,
+    }
+    let moved = rustix::fs::lstat(&aside).map_err(failed("look at", path))?;
+    if Identity::of(&moved) == Identity::of(found) {
+        return rustix::fs::unlink(&aside).map_err(failed("replace the dead", path));
+    }
+    let cwd = rustix::fs::CWD;
+    let _ = rustix::fs::renameat_with(cwd, &aside, cwd, path, RenameFlags::NOREPLACE);
+    Err(SocketError::InUse(path.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_path_has_one_live_socket_and_a_dead_one_gives_way() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("s");
+        drop(UnixListener::bind(&path).expect("a socket"));
+        let live = UnixSocket::bind(&path).expect("nobody listens");
+        let mode = path.metadata().expect("the file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        UnixStream::connect(&path).expect("it listens");
+        let error = UnixSocket::bind(&path).expect_err("somebody listens");
+        assert!(matches!(error, SocketError::InUse(_)), "{error}");
+        drop(live);
+        let left = directory.path().read_dir().expect("the directory").count();
+        assert_eq!(left, 0, "nothing is left behind");
+    }
+
+    #[test]
+    fn what_took_the_path_stays() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("s");
+        let old = UnixSocket::bind(&path).expect("a free path");
+        std::fs::remove_file(&path).expect("the file");
+        let new = UnixSocket::bind(&path).expect("a free path");
+        drop(old);
+        UnixStream::connect(new.path()).expect("it listens");
+        drop(new);
+        std::fs::write(&path, "precious").expect("a file");
+        let error = UnixSocket::bind(&path).expect_err("a file is there");
+        assert!(matches!(error, SocketError::NotASocket(_)), "{error}");
+        assert!(path.exists());
+        let long = directory.path().join("x".repeat(120));
+        let error = UnixSocket::bind(&long).expect_err("no address has it");
+        assert!(matches!(error, SocketError::PathTooLong(_)), "{error}");
+    }
+}
