@@ -21,13 +21,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Processes that one barrier ends before it gives up: each takes a second to
 /// be found.
 const STUCK_MAX: usize = 8;
 /// How long after its process's end a connection is expected to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+/// How long a process whose connection has ended may stay in an operation: it
+/// takes microseconds unless it is stopped.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);
+/// How often to look whether it has left.
+const LEAVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// A running pool.
 pub struct Brick {
@@ -157,14 +162,46 @@ impl Brick {
         self.pool().open_session(pid, start_time).map_err(refused)
     }
 
-    /// Ends a session whose user is gone.
+    /// Ends a session whose connection has ended.
     pub fn close_session(&self, number: u32) {
+        self.await_leave(number);
         if let Err(cause) = self.pool().close_session(number) {
             tracing::error!(%cause, number, "cannot end a session");
         }
         self.closed.notify_all();
         // Its frames can be granted again.
         self.view.control().ring();
+    }
+
+    /// Waits until a session is outside of every operation. Its connection may
+    /// have ended while its process goes on, as when this brick ends: what it
+    /// stores then must not meet frames that are others' by now.
+    fn await_leave(&self, number: u32) {
+        let (pid, started) = {
+            let pool = self.pool();
+            (pool.process(number), pool.started(number))
+        };
+        if pid == std::process::id() {
+            // The thread that ends the session is the one that had it.
+            return;
+        }
+        let limit = Instant::now() + LEAVE_LIMIT;
+        let mut is_told = false;
+        while self.is_inside(number) && process::is_running(pid, started) {
+            if !is_told && Instant::now() > limit {
+                is_told = true;
+                tracing::warn!(number, pid, "ending a process that stays in an operation");
+                if let Err(cause) = process::end(pid, started) {
+                    tracing::error!(number, pid, %cause, "a session cannot end");
+                }
+            }
+            std::thread::sleep(LEAVE_PAUSE);
+        }
+    }
+
+    /// In a function of its own: the pool must not stay locked.
+    fn is_inside(&self, number: u32) -> bool {
+        self.pool().revoke(number)
     }
 
     /// Runs something that waits for all operations to end. A client's process

@@ -3,6 +3,7 @@
 //! Invariants: a process is named by its number and its start time, so that a
 //! later one of the same number is never ended.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,6 +14,25 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
     // The name, in parentheses, may hold anything; field 22 counts from 1.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// Whether the process that started then has a thread that may still run.
+pub(crate) fn is_running(pid: u32, started: u64) -> bool {
+    let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    // Only this is a sure sign that there is none; what cannot be asked runs.
+    let handle = match pidfd_open(target, PidfdFlags::empty()) {
+        Ok(handle) => handle,
+        Err(cause) => return cause != rustix::io::Errno::SRCH,
+    };
+    if start_time(pid) != Some(started) {
+        return false;
+    }
+    // Readable once all of its threads have ended, whoever waits for it.
+    let mut fds = [PollFd::new(&handle, PollFlags::IN)];
+    let at_once = Timespec::default();
+    !matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
 }
 
 /// Ends a process for good, if it is still the one that started then.
@@ -85,6 +105,9 @@ mod tests {
         assert!(start_time(pid).is_some());
         assert_eq!(start_time(u32::MAX), None);
         assert!(end(pid, 0).is_err(), "never itself");
+        assert!(is_running(pid, start_time(pid).expect("it runs")));
+        assert!(!is_running(pid, 0), "that was another one");
+        assert!(!is_running(u32::MAX, 0));
     }
 
     #[test]

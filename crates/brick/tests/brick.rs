@@ -17,7 +17,9 @@ use pagemesh_fabric::map;
 use pagemesh_pmem::{Durability, MapError, Stated};
 use pagemesh_store::superblock::Superblock;
 use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -475,4 +477,45 @@ fn a_map_socket_that_became_anothers_stays() {
     assert_eq!(grant.brick, new.id());
     drop(second);
     assert!(!path.exists(), "its own socket is removed");
+}
+
+/// A process that does nothing, and its start time.
+fn idle_process() -> (Child, u64) {
+    let child = Command::new("sleep").arg("600").spawn().expect("a process");
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let started = fields.split_ascii_whitespace().nth(22 - 3);
+    (
+        child,
+        started.expect("22 fields").parse().expect("a number"),
+    )
+}
+
+/// The word of the control segment that is odd while a session is inside an
+/// operation, as docs/formats.md draws it.
+fn active(brick: &Brick, number: u32) -> &AtomicU64 {
+    let shared = brick.view().control().shared();
+    shared.word(69632 + number as usize * (64 << 10))
+}
+
+/// Ends the session of a process that lives; gives whether it does after that.
+fn lives_after_its_session(is_inside: bool) -> bool {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    let (mut child, started) = idle_process();
+    let number = brick.open_session(child.id(), started).expect("a session");
+    active(&brick, number).fetch_add(u64::from(is_inside), Ordering::SeqCst);
+    brick.close_session(number);
+    assert_eq!(brick.status().expect("a status").sessions, 0);
+    let lives = child.try_wait().expect("our own child").is_none();
+    // Fails only if it has ended.
+    let _ = child.kill();
+    child.wait().expect("our own child");
+    lives
+}
+
+#[test]
+fn a_session_never_ends_while_its_process_is_inside_an_operation() {
+    assert!(lives_after_its_session(false));
+    assert!(!lives_after_its_session(true), "its late stores would land");
 }

@@ -29,6 +29,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Stated, Unfenced};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// The owner's session.
@@ -521,7 +522,17 @@ impl<M: Media> Pool<M> {
         Ok(number)
     }
 
-    /// Ends a session whose process or thread is gone: finishes or voids its
+    /// Lets a session begin nothing new; tells whether it is inside an
+    /// operation.
+    #[must_use]
+    pub fn revoke(&self, number: u32) -> bool {
+        let cells = self.view.control.cells(number);
+        cells.revoked().store(1, Ordering::SeqCst);
+        cells.active().load(Ordering::SeqCst) % 2 == 1
+    }
+
+    /// Ends a session whose process or thread is gone, or that was revoked and
+    /// is not inside an operation: finishes or voids its
     /// last operation, notes what may be missing elsewhere, frees its locks
     /// and frames.
     ///
@@ -538,13 +549,18 @@ impl<M: Media> Pool<M> {
         self.lanes.numbers_open().contains(&number)
     }
 
+    /// The process of a session, as told when it was opened.
+    #[must_use]
+    pub fn process(&self, number: u32) -> u32 {
+        let cells = self.view.control.cells(number);
+        cells.pid().load(Ordering::Relaxed)
+    }
+
     /// When the process of a session started, as told when it was opened.
     #[must_use]
     pub fn started(&self, number: u32) -> u64 {
         let cells = self.view.control.cells(number);
-        cells
-            .start_time()
-            .load(std::sync::atomic::Ordering::Relaxed)
+        cells.start_time().load(Ordering::Relaxed)
     }
 
     /// Makes everything committed so far durable.

@@ -150,6 +150,30 @@ fn the_client_stands_still(transport: &str, seed: u64) {
     rig.end_and_check();
 }
 
+/// A brick dies while a client that has its pool mapped stands still: the next
+/// brick ends that client before it recovers the pool.
+#[test]
+fn a_mapped_client_stands_still_while_its_brick_dies() {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0x83);
+    rig.serve("map");
+    let load = rig.load(&busy());
+    load.await_answers(500);
+    let mut old = rig.take_export();
+    old.daemon.signal("STOP");
+    load.ask_to_stop();
+    rig.cluster.kill_brick(0);
+    rig.cluster.restart_brick(0);
+    let ended = old.daemon.await_end();
+    assert!(!ended.success(), "{ended}");
+    let report = load.finish();
+    let lost = report.failures.iter().find(|what| what.contains("lost"));
+    assert_eq!(lost, None);
+    rig.cluster.await_bricks(2);
+    rig.serve("map");
+    rig.verify();
+    rig.end_and_check();
+}
+
 #[test]
 fn a_mapped_client_stands_still() {
     the_client_stands_still("map", 0x81);
