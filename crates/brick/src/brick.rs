@@ -2,8 +2,9 @@
 //! worker for each connection.
 //!
 //! Invariants: the data path of a worker takes no lock of this process; only
-//! opening, closing and control calls lock the pool. The housekeeper sleeps
-//! until a session rings, so an idle brick costs nothing.
+//! opening, closing and control calls lock the pool, and a worker that ran out
+//! of frames or lane: it does the housekeeper's round itself. The housekeeper
+//! sleeps until a session rings, so an idle brick costs nothing.
 
 use crate::file::{self, FileError};
 use crate::process;
@@ -12,7 +13,7 @@ use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, LISTED_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
-use pagemesh_pmem::{Durability, Mapped};
+use pagemesh_pmem::{Durability, Mapped, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::recovery::Recovered;
 use pagemesh_store::session::Session;
@@ -35,15 +36,16 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 const LEAVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// A running pool.
-pub struct Brick {
-    pool: Mutex<Pool<Mapped>>,
-    view: Arc<View<Mapped>>,
+pub struct Brick<M = Mapped> {
+    pool: Mutex<Pool<M>>,
+    view: Arc<View<M>>,
     durability: Durability,
     /// Told whenever a session was closed.
     closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
-    _claim: file::Claim,
+    /// None for a pool that is no file.
+    _claim: Option<file::Claim>,
 }
 
 /// The thread that checkpoints and grants; ends the brick when dropped.
@@ -73,16 +75,7 @@ impl Brick {
             cause,
         };
         let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
-        let view = pool.view().clone();
-        let brick = Arc::new(Brick {
-            pool: Mutex::new(pool),
-            view,
-            durability,
-            closed: Condvar::new(),
-            stopping: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
-            _claim: claim,
-        });
+        let brick = Arc::new(Brick::around(pool, durability, Some(claim)));
         let thread = std::thread::Builder::new().name("housekeeper".into());
         let keeper = brick.clone();
         let thread =
@@ -101,32 +94,58 @@ impl Brick {
     }
 
     fn keep_house(&self) {
-        while !self.stopping.load(Ordering::Acquire) {
+        while !self.stopping.load(Ordering::Acquire) && !self.has_failed() {
             let seen = self.view.control().rung();
-            // In a statement of its own: the pool must not stay locked while
-            // the housekeeper sleeps.
-            let tended = self.unstuck(Pool::tend);
-            match tended {
-                Ok(true) => continue,
-                // Told already; the next ring tries again.
-                Err(ObjectError::Stuck { .. }) => self.view.control().await_bell(seen, None),
-                Ok(false) => self.view.control().await_bell(seen, None),
-                Err(cause) => {
+            if !self.tend() {
+                self.view.control().await_bell(seen, None);
+            }
+        }
+    }
+}
+
+impl<M: Media> Brick<M> {
+    fn around(pool: Pool<M>, durability: Durability, claim: Option<file::Claim>) -> Brick<M> {
+        Brick {
+            view: pool.view().clone(),
+            pool: Mutex::new(pool),
+            durability,
+            closed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            _claim: claim,
+        }
+    }
+
+    /// A brick without threads, around a pool that is open: whoever owns it
+    /// calls [`Brick::tend`] when the bell of the control segment was rung.
+    #[must_use]
+    pub fn new(pool: Pool<M>, durability: Durability) -> Brick<M> {
+        Brick::around(pool, durability, None)
+    }
+
+    /// One round of housekeeping: checkpoint, grants, answers to sessions that
+    /// wait. True when there is more to do at once.
+    pub fn tend(&self) -> bool {
+        match self.unstuck(Pool::tend) {
+            Ok(more) => more,
+            // Told already; the next ring tries again.
+            Err(ObjectError::Stuck { .. }) => false,
+            Err(cause) => {
+                if !self.failed.swap(true, Ordering::AcqRel) {
                     tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
-                    self.failed.store(true, Ordering::Release);
-                    return;
                 }
+                false
             }
         }
     }
 
-    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<Mapped>> {
+    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What sessions share.
     #[must_use]
-    pub fn view(&self) -> &Arc<View<Mapped>> {
+    pub fn view(&self) -> &Arc<View<M>> {
         &self.view
     }
 
@@ -209,7 +228,7 @@ impl Brick {
     /// stores out.
     fn unstuck<T>(
         &self,
-        mut run: impl FnMut(&mut Pool<Mapped>) -> Result<T, ObjectError>,
+        mut run: impl FnMut(&mut Pool<M>) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
         let mut pool = self.pool();
         let mut tries = 0;
@@ -238,10 +257,10 @@ impl Brick {
     /// Waits until a dead session's connection has been noticed.
     fn await_close<'a>(
         &self,
-        pool: MutexGuard<'a, Pool<Mapped>>,
+        pool: MutexGuard<'a, Pool<M>>,
         session: u32,
-    ) -> MutexGuard<'a, Pool<Mapped>> {
-        let open = |pool: &mut Pool<Mapped>| pool.is_open(session);
+    ) -> MutexGuard<'a, Pool<M>> {
+        let open = |pool: &mut Pool<M>| pool.is_open(session);
         let waited = self.closed.wait_timeout_while(pool, CLOSE_LIMIT, open);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
@@ -290,8 +309,17 @@ impl Brick {
         }
     }
 
-    pub(crate) fn session(&self, number: u32) -> Session<Mapped> {
-        Session::new(self.view.clone(), number)
+    /// A session of this process: it does not sleep for the housekeeper, which
+    /// may be busy with another's, but does its round.
+    pub(crate) fn session(self: &Arc<Self>, number: u32) -> Session<M>
+    where
+        M: Send + Sync + 'static,
+    {
+        let brick = Arc::clone(self);
+        let tend = Box::new(move || {
+            brick.tend();
+        });
+        Session::new(self.view.clone(), number).beside_owner(tend)
     }
 }
 
@@ -337,7 +365,7 @@ pub(crate) fn refused(cause: ObjectError) -> SliceError {
     }
 }
 
-impl BrickControl for Brick {
+impl<M: Media + Send + Sync> BrickControl for Brick<M> {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         let size_bytes = size_bytes
             .checked_next_multiple_of(4096)

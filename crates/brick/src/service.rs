@@ -14,13 +14,14 @@ use pagemesh_base::slice::{BrickControl, SliceError, SliceRequest};
 use pagemesh_fabric::map::{Granted, MapService, Peer};
 use pagemesh_fabric::message::reply::Attached;
 use pagemesh_fabric::service::{Handler, Outcome, PeerInfo, Service};
+use pagemesh_pmem::{Mapped, Media};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Serves a brick.
-pub struct Served(pub Arc<Brick>);
+pub struct Served<M = Mapped>(pub Arc<Brick<M>>);
 
-impl Service for Served {
+impl<M: Media + Send + Sync + 'static> Service for Served<M> {
     fn brick(&self) -> BrickId {
         self.0.id()
     }
@@ -36,7 +37,7 @@ impl Service for Served {
     }
 }
 
-impl Handler for Worker {
+impl<M: Media + Send + Sync + 'static> Handler for Worker<M> {
     fn attach(&mut self, slice: SliceId, epoch: Epoch) -> Result<Attached, SliceError> {
         let (handle, size_bytes) = Worker::attach(self, slice, epoch)?;
         Ok(Attached { handle, size_bytes })

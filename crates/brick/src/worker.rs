@@ -7,7 +7,7 @@ use crate::brick::Brick;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
-use pagemesh_pmem::Mapped;
+use pagemesh_pmem::{Mapped, Media};
 use pagemesh_store::requests::{Executed, execute};
 use pagemesh_store::session::Session;
 use pagemesh_store::view::Handle;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 pub const ATTACHED_MAX: usize = 64;
 
 /// A session and the slices it works on.
-pub struct Worker {
-    brick: Arc<Brick>,
-    session: Session<Mapped>,
+pub struct Worker<M: Media = Mapped> {
+    brick: Arc<Brick<M>>,
+    session: Session<M>,
     attached: Vec<Attached>,
 }
 
@@ -31,12 +31,12 @@ struct Attached {
     epoch: Epoch,
 }
 
-impl Worker {
+impl<M: Media + Send + Sync + 'static> Worker<M> {
     /// Opens a session.
     ///
     /// # Errors
     /// When all are in use.
-    pub fn open(brick: &Arc<Brick>, pid: u32, start_time: u64) -> Result<Worker, SliceError> {
+    pub fn open(brick: &Arc<Brick<M>>, pid: u32, start_time: u64) -> Result<Self, SliceError> {
         let number = brick.open_session(pid, start_time)?;
         Ok(Worker {
             brick: brick.clone(),
@@ -116,7 +116,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl<M: Media> Drop for Worker<M> {
     fn drop(&mut self) {
         self.brick.close_session(self.session.number());
     }

@@ -10,7 +10,7 @@
 
 use crate::limits::{LARGE_BODY_BYTES, RECEIVE_BYTES};
 use crate::message::{Direction, HEADER_BYTES, Header, Malformed};
-use crate::stream::{Received, Stream};
+use crate::wire::{Received, Wire};
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
 use std::io;
@@ -79,7 +79,7 @@ impl Inflow {
     }
 
     /// Receives once.
-    pub(crate) fn receive(&mut self, stream: &Stream) -> io::Result<Received> {
+    pub(crate) fn receive(&mut self, stream: &impl Wire) -> io::Result<Received> {
         let Some(large) = &mut self.large else {
             return stream.receive(self.refill());
         };

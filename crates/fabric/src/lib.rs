@@ -4,7 +4,8 @@
 //! carries messages between machines; [`map`] hands a pool's descriptors to a
 //! client on the same machine and carries the few messages that only the
 //! brick can answer. [`service`] is what a brick implements to be served,
-//! [`remote`] a connection for blocking calls.
+//! [`remote`] a connection for blocking calls. [`serve`] is a brick's side of a
+//! connection, [`wire`] what carries its bytes.
 //!
 //! Invariants: nothing here knows of pools or volumes. Every length, queue and
 //! wait has a limit named in [`limits`]. No thread of a client blocks; a brick's
@@ -17,13 +18,14 @@ pub mod limits;
 pub mod map;
 pub mod message;
 pub mod remote;
+pub mod serve;
 pub mod service;
 pub mod stop;
 pub mod tcp;
+pub mod wire;
 
 mod guests;
 mod inflow;
 mod outflow;
-mod serve;
 mod spin;
 mod stream;

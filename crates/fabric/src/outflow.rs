@@ -6,7 +6,7 @@
 
 use crate::limits::{INLINE_BODY_BYTES, SEND_PIECES_MAX};
 use crate::message::Header;
-use crate::stream::Stream;
+use crate::wire::Wire;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -77,7 +77,7 @@ impl Outflow {
     }
 
     /// Sends as much as there is room for.
-    pub(crate) fn flush(&mut self, stream: &Stream) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, stream: &impl Wire) -> io::Result<()> {
         while !self.is_empty() {
             let (sent, asked) = self.send(stream)?;
             self.advance(sent);
@@ -89,7 +89,7 @@ impl Outflow {
     }
 
     /// Sends once; gives how much was sent, and how much was tried.
-    fn send(&self, stream: &Stream) -> io::Result<(usize, usize)> {
+    fn send(&self, stream: &impl Wire) -> io::Result<(usize, usize)> {
         let mut slices = [IoSlice::new(&[]); SEND_PIECES_MAX];
         let (mut at, mut asked) = (self.gone, 0);
         let pieces = self.pieces.iter().take(SEND_PIECES_MAX);

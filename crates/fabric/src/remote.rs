@@ -10,13 +10,13 @@ use crate::message::reply::{self, Answer, Attached, Expected, Reply};
 use crate::message::request::{Control, Request, check_limits};
 use crate::message::{Direction, Malformed};
 use crate::outflow::Outflow;
-use crate::stream::{Received, Stream};
+use crate::stream::Stream;
+use crate::wire::{Ready, Received, Wire};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
-use rustix::event::PollFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 /// A connection to a brick for blocking calls, by one thread at a time.
 #[derive(Debug)]
-pub struct Remote {
-    stream: Stream,
+pub struct Remote<W = Stream> {
+    stream: W,
     calls: Mutex<Calls>,
     brick: BrickId,
     limit: Duration,
@@ -55,8 +55,10 @@ enum Failed {
     Closed,
 }
 
-impl Remote {
-    pub(crate) fn new(stream: Stream, brick: BrickId, limit: Duration) -> Remote {
+impl<W: Wire> Remote<W> {
+    /// Calls over a connection whose peer is known to be this brick; each has
+    /// so long.
+    pub fn new(stream: W, brick: BrickId, limit: Duration) -> Remote<W> {
         Remote {
             stream,
             calls: Mutex::new(Calls {
@@ -137,7 +139,7 @@ impl Remote {
         if let Some(reason) = &calls.lost {
             return Err(SliceError::Lost(reason.clone()));
         }
-        let until = Instant::now() + self.limit;
+        let until = self.stream.now() + self.limit;
         match calls.exchange(&self.stream, request, until) {
             Ok(Err(SliceError::Lost(reason))) => Err(self.lose(&mut calls, &reason)),
             Ok(answer) => answer,
@@ -146,7 +148,7 @@ impl Remote {
     }
 
     /// Gives the connection up for other use, if no call has failed.
-    pub(crate) fn into_stream(self) -> Stream {
+    pub(crate) fn into_stream(self) -> W {
         self.stream
     }
 }
@@ -171,7 +173,7 @@ fn told(cause: &Failed, limit: Duration) -> String {
 impl Calls {
     fn exchange(
         &mut self,
-        stream: &Stream,
+        stream: &impl Wire,
         request: &Request,
         until: Instant,
     ) -> Result<Answer, Failed> {
@@ -183,7 +185,7 @@ impl Calls {
             if self.outflow.is_empty() {
                 break;
             }
-            stream.wait(PollFlags::OUT, until)?;
+            stream.wait(Ready::Room, until)?;
         }
         loop {
             if let Some((found, body)) = self.inflow.next()? {
@@ -194,7 +196,7 @@ impl Calls {
             }
             match self.inflow.receive(stream)? {
                 Received::Bytes { .. } => {}
-                Received::Nothing => stream.wait(PollFlags::IN, until)?,
+                Received::Nothing => stream.wait(Ready::Bytes, until)?,
                 Received::End => return Err(Failed::Closed),
             }
         }
@@ -207,7 +209,7 @@ impl AsFd for Remote {
     }
 }
 
-impl BrickControl for Remote {
+impl<W: Wire + Send + Sync> BrickControl for Remote<W> {
     fn create(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         self.done(Control::Create { slice, size_bytes })
     }

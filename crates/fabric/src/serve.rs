@@ -1,7 +1,8 @@
 //! One connection of a brick: requests in, replies out, in one thread.
 //!
 //! A round takes one receive, does every request that has arrived in full,
-//! and sends all replies with one send.
+//! and sends all replies with one send. An [`Exchange`] does all of that but
+//! waiting, over any [`Wire`]; `Connection` is the thread around it.
 //!
 //! Invariants: replies that wait for a slow client are bounded, and so are
 //! requests that a handler finishes later; beyond the bounds no further request
@@ -19,7 +20,8 @@ use crate::outflow::Outflow;
 use crate::service::{Finished, Handler, Outcome, Ticket};
 use crate::spin::Spin;
 use crate::stop::Stop;
-use crate::stream::{GONE, Received, Stream, wait_any};
+use crate::stream::{GONE, Stream, wait_any};
+use crate::wire::{Received, Wire};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, LISTED_MAX, SliceError, SliceReply, SliceRequest};
 use rustix::event::{PollFd, PollFlags};
@@ -29,13 +31,17 @@ use std::time::Instant;
 
 /// Why a connection ended other than by the client or by [`Stop`].
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub enum Broken {
+    /// What carries it.
     #[error("the socket failed: {0}")]
     Socket(#[from] io::Error),
+    /// The client does not speak the protocol.
     #[error(transparent)]
     Malformed(#[from] Malformed),
+    /// [`Handler::batch_end`] failed.
     #[error("a batch could not be ended: {0}")]
     Batch(SliceError),
+    /// A defect of the handler.
     #[error("the handler used {0:?} for two requests at once")]
     TicketTwice(Ticket),
 }
@@ -49,14 +55,10 @@ struct Later {
 }
 
 /// Where a connection's handler comes from.
-pub(crate) type Opener<'a> = dyn FnMut() -> Result<Box<dyn Handler>, SliceError> + 'a;
+pub type Opener<'a> = dyn FnMut() -> Result<Box<dyn Handler>, SliceError> + 'a;
 
-/// A connection that is served.
-pub(crate) struct Connection<'a> {
-    stream: &'a Stream,
-    control: &'a dyn BrickControl,
-    stop: &'a Stop,
-    open: &'a mut Opener<'a>,
+/// Requests and replies of a connection, without any waiting.
+pub struct Exchange {
     handler: Option<Box<dyn Handler>>,
     inflow: Inflow,
     outflow: Outflow,
@@ -66,6 +68,15 @@ pub(crate) struct Connection<'a> {
     done: Vec<Finished>,
     /// Whether the handler has been asked something since its last batch.
     executed: bool,
+}
+
+/// A connection that is served.
+pub(crate) struct Connection<'a> {
+    stream: &'a Stream,
+    control: &'a dyn BrickControl,
+    stop: &'a Stop,
+    open: &'a mut Opener<'a>,
+    exchange: Exchange,
     spin: Spin,
 }
 
@@ -83,32 +94,24 @@ impl<'a> Connection<'a> {
             control,
             stop,
             open,
-            handler: None,
-            inflow: Inflow::new(Direction::Request, true),
-            outflow: Outflow::default(),
-            later: HashMap::new(),
-            held: 0,
-            done: Vec::new(),
-            executed: false,
+            exchange: Exchange::default(),
             spin: Spin::new(spin_us_max),
         }
     }
 
     /// The same with a handler that is open already.
     pub(crate) fn with_handler(mut self, handler: Box<dyn Handler>) -> Connection<'a> {
-        self.handler = Some(handler);
+        self.exchange.handler = Some(handler);
         self
     }
 
     /// Serves until the client or [`Stop`] ends it.
     pub(crate) fn run(mut self) -> Result<(), Broken> {
         while !self.stop.is_said() {
-            let drained = self.take_requests()?;
-            // The end of a batch may be what finishes a ticket.
-            self.end_batch()?;
-            self.finish_later();
-            self.outflow.flush(self.stream)?;
-            let goes_on = match (self.may_take(), drained) {
+            let drained = self
+                .exchange
+                .advance(self.stream, self.control, self.open)?;
+            let goes_on = match (self.exchange.may_take(), drained) {
                 (true, false) => true,
                 (true, true) => self.receive()?,
                 // A client that is gone would end this wait again and again.
@@ -121,6 +124,103 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Receives, after waiting for it if need be; false if the client is gone.
+    fn receive(&mut self) -> io::Result<bool> {
+        if self.exchange.inflow.is_within_large() {
+            match self.exchange.inflow.receive(self.stream)? {
+                Received::Nothing => {}
+                received => return Ok(received != Received::End),
+            }
+        }
+        let began = Instant::now();
+        let budget = self.spin.budget();
+        while began.elapsed() < budget {
+            match self.exchange.inflow.receive(self.stream)? {
+                // Whoever is to send the next request may need this core.
+                Received::Nothing => std::thread::yield_now(),
+                received => {
+                    self.spin.learn(began.elapsed());
+                    return Ok(received != Received::End);
+                }
+            }
+        }
+        self.sleep(PollFlags::IN)?;
+        self.spin.learn(began.elapsed());
+        Ok(self.exchange.inflow.receive(self.stream)? != Received::End)
+    }
+
+    /// Sleeps until the socket is ready for this or, if replies wait, for
+    /// sending; or a ticket may be finished; or [`Stop`] is said. Tells what
+    /// the socket is ready for.
+    fn sleep(&self, flags: PollFlags) -> io::Result<PollFlags> {
+        let flags = match self.exchange.outflow.is_empty() {
+            true => flags,
+            false => flags | PollFlags::OUT,
+        };
+        let fixed = [
+            PollFd::new(self.stream, flags),
+            PollFd::new(self.stop, PollFlags::IN),
+        ];
+        if self.exchange.later.is_empty() {
+            let mut fds = fixed;
+            wait_any(&mut fds, None)?;
+            return Ok(fds[0].revents());
+        }
+        let mut handlers = Vec::new();
+        if let Some(handler) = &self.exchange.handler {
+            handler.wait_on(&mut handlers);
+        }
+        let mut fds = fixed.to_vec();
+        let watched = handlers.into_iter();
+        fds.extend(watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        wait_any(&mut fds, None)?;
+        Ok(fds[0].revents())
+    }
+}
+
+impl Default for Exchange {
+    /// One whose handler is opened when something is first attached.
+    fn default() -> Exchange {
+        Exchange {
+            handler: None,
+            inflow: Inflow::new(Direction::Request, true),
+            outflow: Outflow::default(),
+            later: HashMap::new(),
+            held: 0,
+            done: Vec::new(),
+            executed: false,
+        }
+    }
+}
+
+impl Exchange {
+    /// Does what has arrived and sends what is ready; false if requests are
+    /// left, as too much waits for the client or the handler.
+    ///
+    /// # Errors
+    /// When the connection must end.
+    pub fn advance(
+        &mut self,
+        wire: &impl Wire,
+        control: &dyn BrickControl,
+        open: &mut Opener<'_>,
+    ) -> Result<bool, Broken> {
+        let drained = self.take_requests(control, open)?;
+        // The end of a batch may be what finishes a ticket.
+        self.end_batch()?;
+        self.finish_later();
+        self.outflow.flush(wire)?;
+        Ok(drained)
+    }
+
+    /// Receives once.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub fn receive(&mut self, wire: &impl Wire) -> io::Result<Received> {
+        self.inflow.receive(wire)
+    }
+
     fn end_batch(&mut self) -> Result<(), Broken> {
         match &mut self.handler {
             Some(handler) if std::mem::take(&mut self.executed) => {
@@ -130,7 +230,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn may_take(&self) -> bool {
+    /// Whether it takes further requests now.
+    #[must_use]
+    pub fn may_take(&self) -> bool {
         self.outflow.len() < UNSENT_REPLY_BYTES_MAX
             && self.later.len() < LATER_MAX
             && self.held < LATER_BYTES_MAX
@@ -138,21 +240,31 @@ impl<'a> Connection<'a> {
 
     /// Does what has arrived; false if it stopped because too much waits for
     /// the client or the handler.
-    fn take_requests(&mut self) -> Result<bool, Broken> {
+    fn take_requests(
+        &mut self,
+        control: &dyn BrickControl,
+        open: &mut Opener<'_>,
+    ) -> Result<bool, Broken> {
         while self.may_take() {
             let Some((header, body)) = self.inflow.next()? else {
                 return Ok(true);
             };
-            self.take_request(&header, body)?;
+            self.take_request(&header, body, control, open)?;
         }
         Ok(false)
     }
 
-    fn take_request(&mut self, header: &Header, body: Body) -> Result<(), Broken> {
+    fn take_request(
+        &mut self,
+        header: &Header,
+        body: Body,
+        control: &dyn BrickControl,
+        open: &mut Opener<'_>,
+    ) -> Result<(), Broken> {
         let request = Request::decode(header, self.inflow.share(body))?;
         let answer = match request {
-            Request::Control(control) => self.control(control),
-            Request::Attach { slice, epoch } => self.handler().and_then(|handler| {
+            Request::Control(asked) => execute_control(control, asked),
+            Request::Attach { slice, epoch } => self.handler(open).and_then(|handler| {
                 let attached = handler.attach(slice, epoch)?;
                 Ok(Reply::Attached(attached))
             }),
@@ -177,10 +289,10 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn handler(&mut self) -> Result<&mut Box<dyn Handler>, SliceError> {
+    fn handler(&mut self, open: &mut Opener<'_>) -> Result<&mut Box<dyn Handler>, SliceError> {
         match &mut self.handler {
             Some(handler) => Ok(handler),
-            none => Ok(none.insert((self.open)()?)),
+            none => Ok(none.insert(open()?)),
         }
     }
 
@@ -223,83 +335,26 @@ impl<'a> Connection<'a> {
         }
         self.done = done;
     }
+}
 
-    fn control(&self, control: Control) -> Answer {
-        let done = |()| Reply::Slice(SliceReply::Done);
-        match control {
-            Control::Create { slice, size_bytes } => {
-                self.control.create(slice, size_bytes).map(done)
-            }
-            Control::Resize { slice, size_bytes } => {
-                self.control.resize(slice, size_bytes).map(done)
-            }
-            Control::Delete { slice } => self.control.delete(slice).map(done),
-            Control::List { after } => self.list(after),
-            Control::Status => self.control.status().map(Reply::Status),
-        }
+fn execute_control(brick: &dyn BrickControl, asked: Control) -> Answer {
+    let done = |()| Reply::Slice(SliceReply::Done);
+    match asked {
+        Control::Create { slice, size_bytes } => brick.create(slice, size_bytes).map(done),
+        Control::Resize { slice, size_bytes } => brick.resize(slice, size_bytes).map(done),
+        Control::Delete { slice } => brick.delete(slice).map(done),
+        Control::List { after } => list(brick, after),
+        Control::Status => brick.status().map(Reply::Status),
     }
+}
 
-    fn list(&self, after: Option<SliceId>) -> Answer {
-        let mut slices = self.control.list()?;
-        slices.retain(|info| after.is_none_or(|after| info.slice > after));
-        slices.sort_unstable_by_key(|info| info.slice);
-        let more = slices.len() > LISTED_MAX;
-        slices.truncate(LISTED_MAX);
-        Ok(Reply::Listed { slices, more })
-    }
-
-    /// Receives, after waiting for it if need be; false if the client is gone.
-    fn receive(&mut self) -> io::Result<bool> {
-        if self.inflow.is_within_large() {
-            match self.inflow.receive(self.stream)? {
-                Received::Nothing => {}
-                received => return Ok(received != Received::End),
-            }
-        }
-        let began = Instant::now();
-        let budget = self.spin.budget();
-        while began.elapsed() < budget {
-            match self.inflow.receive(self.stream)? {
-                // Whoever is to send the next request may need this core.
-                Received::Nothing => std::thread::yield_now(),
-                received => {
-                    self.spin.learn(began.elapsed());
-                    return Ok(received != Received::End);
-                }
-            }
-        }
-        self.sleep(PollFlags::IN)?;
-        self.spin.learn(began.elapsed());
-        Ok(self.inflow.receive(self.stream)? != Received::End)
-    }
-
-    /// Sleeps until the socket is ready for this or, if replies wait, for
-    /// sending; or a ticket may be finished; or [`Stop`] is said. Tells what
-    /// the socket is ready for.
-    fn sleep(&self, flags: PollFlags) -> io::Result<PollFlags> {
-        let flags = match self.outflow.is_empty() {
-            true => flags,
-            false => flags | PollFlags::OUT,
-        };
-        let fixed = [
-            PollFd::new(self.stream, flags),
-            PollFd::new(self.stop, PollFlags::IN),
-        ];
-        if self.later.is_empty() {
-            let mut fds = fixed;
-            wait_any(&mut fds, None)?;
-            return Ok(fds[0].revents());
-        }
-        let mut handlers = Vec::new();
-        if let Some(handler) = &self.handler {
-            handler.wait_on(&mut handlers);
-        }
-        let mut fds = fixed.to_vec();
-        let watched = handlers.into_iter();
-        fds.extend(watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        wait_any(&mut fds, None)?;
-        Ok(fds[0].revents())
-    }
+fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
+    let mut slices = brick.list()?;
+    slices.retain(|info| after.is_none_or(|after| info.slice > after));
+    slices.sort_unstable_by_key(|info| info.slice);
+    let more = slices.len() > LISTED_MAX;
+    slices.truncate(LISTED_MAX);
+    Ok(Reply::Listed { slices, more })
 }
 
 /// Bytes that a request holds until it is finished: its own, or its reply's.

@@ -4,6 +4,7 @@
 //! not beyond it. A peer that is gone is an error, never a signal.
 
 use crate::limits::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, USER_TIMEOUT_MS};
+use crate::wire::Received;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -17,27 +18,13 @@ use std::time::Instant;
 
 /// A connected socket.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub struct Stream {
     fd: OwnedFd,
 }
 
 /// What poll says of a socket whose peer sends no more, if it is asked for
 /// `RDHUP`: the others come unasked.
 pub(crate) const GONE: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
-
-/// What a receive gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Received {
-    /// Bytes; `all` if there was room for more, so that none are left.
-    Bytes {
-        /// See above.
-        all: bool,
-    },
-    /// Nothing has arrived.
-    Nothing,
-    /// The peer sends no more.
-    End,
-}
 
 impl Stream {
     /// Takes a TCP connection: no delays, and a dead peer is noticed.

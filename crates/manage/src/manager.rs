@@ -15,6 +15,7 @@ use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How often a brick sends a heartbeat: often enough that a loss is seen
 /// within seconds, seldom enough that idle bricks cost nothing.
@@ -46,6 +47,8 @@ pub struct Settings {
     pub dead_after: Duration,
     /// Bytes of slices that a brick may be promised per byte of capacity.
     pub overprovision_factor: u64,
+    /// Names volumes and slices; no two may ever be the same.
+    pub new_id: fn() -> Uuid,
 }
 
 impl Default for Settings {
@@ -53,6 +56,7 @@ impl Default for Settings {
         Settings {
             dead_after: DEAD_AFTER,
             overprovision_factor: OVERPROVISION_FACTOR,
+            new_id: Uuid::new_v4,
         }
     }
 }

@@ -49,7 +49,7 @@ impl Manager {
         };
         self.build(&plan.segments)?;
         let layout = Layout {
-            volume: Uuid::new_v4(),
+            volume: (self.settings.new_id)(),
             name: wish.name.clone(),
             epoch: EpochNumber(1),
             segments: plan.segments.clone(),
@@ -262,7 +262,7 @@ impl Manager {
         name: &Name,
         placement: Placement,
     ) -> Result<Plan<'a>, Fault> {
-        let segments: Vec<Segment> = placement.segments.iter().map(segment).collect();
+        let segments: Vec<Segment> = placement.segments.iter().map(|placed| segment(placed, self.settings.new_id)).collect();
         let places: Vec<Place> = places(&segments).collect();
         let doom = |place: &Place| Doomed {
             brick: place.brick,
@@ -364,10 +364,10 @@ impl Drop for Plan<'_> {
     }
 }
 
-fn segment(placed: &PlacedSegment) -> Segment {
+fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
     let leg = |brick: &BrickId| Leg {
         brick: *brick,
-        slice: SliceId(Uuid::new_v4()),
+        slice: SliceId(new_id()),
         state: LegState::InSync,
     };
     let column = |bricks: &Vec<BrickId>| Column {

@@ -64,6 +64,8 @@ pub struct Session<M> {
     ticket: u32,
     /// The session of the owner itself: it must not wait for itself.
     is_owner: bool,
+    /// Does what the owner does when it is woken, where it is in this process.
+    tend: Option<Box<dyn Fn() + Send>>,
     frames: Vec<FrameNo>,
     record: Record,
     encoded: Vec<[u8; LINE_BYTES]>,
@@ -136,6 +138,7 @@ impl<M: Media> Session<M> {
             round: 0,
             ticket: cells.asked().load(Ordering::Acquire) as u32,
             is_owner: false,
+            tend: None,
             frames: Vec::new(),
             record: Record::empty(),
             encoded: Vec::new(),
@@ -152,6 +155,15 @@ impl<M: Media> Session<M> {
             is_owner: true,
             ..Session::new(view, number)
         }
+    }
+
+    /// The session of a thread in the owner's process: it has the owner's work
+    /// done by this call, which lets [`Pool::tend`](crate::pool::Pool::tend)
+    /// run, and does not sleep for another thread.
+    #[must_use]
+    pub fn beside_owner(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
+        self.tend = Some(tend);
+        self
     }
 
     /// The pool's view.
@@ -264,8 +276,13 @@ impl<M: Media> Session<M> {
         cells
             .asked()
             .store(u64::from(self.ticket) | frames << 32, Ordering::SeqCst);
-        self.view.control.ring();
-        cells.await_answer(self.ticket, OWNER_WAIT_MAX);
+        match &self.tend {
+            Some(tend) => tend(),
+            None => {
+                self.view.control.ring();
+                cells.await_answer(self.ticket, OWNER_WAIT_MAX);
+            }
+        }
         if self.view.is_gone() {
             return Err(StoreError::Gone);
         }

@@ -19,6 +19,7 @@
 mod authority;
 mod channel;
 mod connector;
+mod driven;
 mod engine;
 mod hub;
 mod keeper;
@@ -36,6 +37,7 @@ mod window;
 
 pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 pub use connector::Connector;
+pub use driven::{Answer, Driven, Pending};
 pub use mapped::MappedLeg;
 pub use status::{
     CheckReport, ColumnStatus, Counters, Difference, LegStatus, Resync, VolumeState, VolumeStatus,

@@ -54,6 +54,16 @@ pub enum AttachError {
     },
 }
 
+impl AttachError {
+    pub(crate) fn new(name: Name, failure: AttachFailure) -> AttachError {
+        match failure {
+            AttachFailure::Authority(cause) => AttachError::Authority { name, cause },
+            AttachFailure::Unreachable(cause) => AttachError::Unreachable { name, cause },
+            AttachFailure::Fenced => AttachError::Fenced(name),
+        }
+    }
+}
+
 /// Why a new layout was not taken over.
 #[derive(Debug, thiserror::Error)]
 #[error("the layout of {name} was not read again: {cause}")]
@@ -158,11 +168,7 @@ impl Volume {
             Ok(Err(failure)) => failure,
             Err(_) => AttachFailure::Unreachable("the keeper ended".into()),
         };
-        Err(match failure {
-            AttachFailure::Authority(cause) => AttachError::Authority { name, cause },
-            AttachFailure::Unreachable(cause) => AttachError::Unreachable { name, cause },
-            AttachFailure::Fenced => AttachError::Fenced(name),
-        })
+        Err(AttachError::new(name, failure))
     }
 
     /// How it is.

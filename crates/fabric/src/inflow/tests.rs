@@ -1,3 +1,4 @@
+use crate::stream::Stream;
 use super::*;
 use crate::message::request::Request;
 use pagemesh_base::ids::Epoch;

@@ -25,22 +25,22 @@ use crate::message::request::{Request, check_limits};
 use crate::message::{Direction, Malformed};
 use crate::outflow::Outflow;
 use crate::remote::Remote;
-use crate::stream::{Received, Stream};
+use crate::stream::Stream;
+use crate::wire::{Received, Wire};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
     LEG_REQUESTS_MAX, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
-use rustix::event::epoll;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// A connection of one thread to one slice.
-pub struct TcpLeg {
-    stream: Stream,
+pub struct TcpLeg<W = Stream> {
+    stream: W,
     inflow: Inflow,
     outflow: Outflow,
     brick: BrickId,
@@ -89,12 +89,17 @@ impl TcpLeg {
         let attached = remote.attach(slice, epoch)?;
         Ok(TcpLeg::over(remote, attached, timeouts))
     }
+}
 
+impl<W: Wire> TcpLeg<W> {
     /// A leg over a connection that has attached a slice.
-    pub(crate) fn over(remote: Remote, attached: Attached, timeouts: Timeouts) -> TcpLeg {
+    pub fn over(remote: Remote<W>, attached: Attached, timeouts: Timeouts) -> TcpLeg<W> {
+        let brick = remote.brick();
+        let stream = remote.into_stream();
         TcpLeg {
-            brick: remote.brick(),
-            stream: remote.into_stream(),
+            brick,
+            progress: stream.now(),
+            stream,
             inflow: Inflow::new(Direction::Reply, false),
             outflow: Outflow::default(),
             handle: attached.handle,
@@ -102,7 +107,6 @@ impl TcpLeg {
             in_flight: Table::default(),
             completed: Vec::new(),
             lost: None,
-            progress: Instant::now(),
             timeouts,
             room: None,
         }
@@ -144,10 +148,7 @@ impl TcpLeg {
         if self.outflow.is_empty() {
             self.room = None;
         } else if self.room.is_none() {
-            let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&room, &self.stream, data, epoll::EventFlags::OUT)?;
-            self.room = Some(room);
+            self.room = Some(self.stream.await_room()?);
         }
         Ok(())
     }
@@ -159,7 +160,7 @@ impl TcpLeg {
         loop {
             let received = self.inflow.receive(&self.stream)?;
             if let Received::Bytes { .. } = received {
-                self.progress = Instant::now();
+                self.progress = self.stream.now();
                 self.take_replies()?;
             }
             match received {
@@ -173,7 +174,8 @@ impl TcpLeg {
     }
 
     fn check_silence(&self) -> Result<(), Ended> {
-        match !self.in_flight.is_empty() && self.progress.elapsed() > self.silence_max() {
+        let silence = self.stream.now().saturating_duration_since(self.progress);
+        match !self.in_flight.is_empty() && silence > self.silence_max() {
             true => Err(Ended::Silent(self.silence_max().as_millis())),
             false => Ok(()),
         }
@@ -238,7 +240,7 @@ impl TcpLeg {
     }
 }
 
-impl Leg for TcpLeg {
+impl<W: Wire + Send> Leg for TcpLeg<W> {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
         if let Some(error) = self.objection(&request) {
             return self.complete(tag, Err(error));
@@ -249,7 +251,7 @@ impl Leg for TcpLeg {
         };
         let idle = self.in_flight.is_empty();
         if idle {
-            self.progress = Instant::now();
+            self.progress = self.stream.now();
         }
         if let Request::Slice { request: asked, .. } = &request {
             let wire = self
@@ -278,7 +280,7 @@ impl Leg for TcpLeg {
 
     fn wait_on(&self, into: &mut Vec<RawFd>) {
         if self.lost.is_none() {
-            into.push(self.stream.as_fd().as_raw_fd());
+            into.extend(self.stream.descriptor());
             into.extend(self.room.as_ref().map(AsRawFd::as_raw_fd));
         }
     }
@@ -286,14 +288,14 @@ impl Leg for TcpLeg {
     fn deadline(&self) -> Option<Instant> {
         let gathered = !self.outflow.is_empty() && self.room.is_none();
         if gathered || !self.completed.is_empty() {
-            return Some(Instant::now());
+            return Some(self.stream.now());
         }
         if self.in_flight.is_empty() {
             return None;
         }
         let silent = self.progress + self.silence_max() + Duration::from_millis(1);
         Some(match self.room {
-            Some(_) => silent.min(Instant::now() + FULL_SOCKET_PAUSE),
+            Some(_) => silent.min(self.stream.now() + FULL_SOCKET_PAUSE),
             None => silent,
         })
     }

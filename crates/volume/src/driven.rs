@@ -1,0 +1,151 @@
+//! A volume without threads: its caller takes the keeper's turns and makes the
+//! calls that block, whenever it likes. For programs with a loop of their own,
+//! and for simulations. [`Volume`](crate::Volume) is the same with threads.
+//!
+//! Invariants: nothing happens but in a method's call, and the only time is
+//! that which [`Driven::turn`] is told.
+
+use crate::authority::Authority;
+use crate::channel;
+use crate::connector::Connector;
+use crate::hub::{Hub, Member, guard};
+use crate::keeper::{Call, Caller, Event, Keeper, Mailbox, Outcome, perform};
+use crate::status::VolumeStatus;
+use crate::view::View;
+use crate::volume::AttachError;
+use pagemesh_base::layout::Name;
+use pagemesh_base::space::{Channel, SpaceError};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Calls = Rc<RefCell<VecDeque<(u64, Call)>>>;
+
+struct Queue(Calls);
+
+impl Caller for Queue {
+    fn start(&self, id: u64, call: Call) {
+        self.0.borrow_mut().push_back((id, call));
+    }
+}
+
+/// A volume that its caller drives.
+pub struct Driven {
+    name: Name,
+    keeper: Keeper,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    calls: Calls,
+}
+
+/// A call that blocks, to be made by whoever drives.
+pub struct Pending {
+    id: u64,
+    name: Name,
+    call: Call,
+}
+
+/// What came of a call.
+pub struct Answer(u64, Outcome);
+
+impl Pending {
+    /// Makes the call; `client` names this client to people.
+    pub fn make(
+        self,
+        client: &str,
+        authority: &dyn Authority,
+        connector: &dyn Connector,
+    ) -> Answer {
+        let outcome = perform(self.call, &self.name, client, authority, connector);
+        Answer(self.id, outcome)
+    }
+}
+
+impl Driven {
+    /// Begins to attach a volume.
+    ///
+    /// # Errors
+    /// When the process has no descriptors left.
+    pub fn attach(name: Name) -> std::io::Result<Driven> {
+        let member = Arc::new(Member::new()?);
+        let hub = Arc::new(Hub::new(View::empty(), Arc::clone(&member)));
+        let mailbox = Arc::new(Mailbox::new(Arc::clone(&member)));
+        let calls = Calls::default();
+        let caller = Box::new(Queue(Rc::clone(&calls)));
+        let keeper = Keeper::new(
+            name.clone(),
+            Arc::clone(&hub),
+            member,
+            Arc::clone(&mailbox),
+            caller,
+        );
+        Ok(Driven {
+            name,
+            keeper,
+            hub,
+            mailbox,
+            calls,
+        })
+    }
+
+    /// Makes all progress that can be made at this time. Gives the time of the
+    /// next turn, if nothing happens before; times are since the first one.
+    pub fn turn(&mut self, now: Duration) -> Option<Duration> {
+        self.keeper.turn(now)
+    }
+
+    /// The oldest call that nobody has taken.
+    pub fn take_call(&mut self) -> Option<Pending> {
+        let (id, call) = self.calls.borrow_mut().pop_front()?;
+        let name = self.name.clone();
+        Some(Pending { id, name, call })
+    }
+
+    /// Tells what came of a call.
+    pub fn answer(&mut self, Answer(id, outcome): Answer) {
+        self.mailbox.post(Event::Called(id, outcome));
+    }
+
+    /// What came of the attach, once.
+    pub fn take_attached(&mut self) -> Option<Result<(), AttachError>> {
+        let result = self.keeper.take_attached()?;
+        Some(result.map_err(|failure| AttachError::new(self.name.clone(), failure)))
+    }
+
+    /// Gives the volume back, once its channels are closed.
+    pub fn detach(&mut self) {
+        self.mailbox.post(Event::Detach);
+    }
+
+    /// Whether there is nothing more to do, ever.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.keeper.is_ended()
+    }
+
+    /// How it is, as of the last turn.
+    #[must_use]
+    pub fn status(&self) -> Option<VolumeStatus> {
+        let (_, mut status) = guard(&self.mailbox.status).clone()?;
+        status.counters = self.hub.tally.sums();
+        status.channels = guard(&self.hub.members).len().saturating_sub(1);
+        Some(status)
+    }
+
+    /// Bytes; may grow.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.hub.view().1.size_bytes
+    }
+
+    /// Opens a channel.
+    ///
+    /// # Errors
+    /// When there are too many already, or another client has attached.
+    pub fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        let channel = channel::open(&self.hub, &self.mailbox)?;
+        Ok(Box::new(channel))
+    }
+}
