@@ -66,9 +66,13 @@ impl Authority for Managed {
             .map_err(told)
     }
 
-    fn layout(&self, name: &Name) -> Result<Attached, AuthorityError> {
+    fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
         let detail = self.0.volume(name).map_err(told)?;
-        Ok(attached(detail.layout, detail.bricks))
+        let present = detail.info.attached.map(|present| present.epoch.into());
+        match present == Some(attachment) {
+            true => Ok(attached(detail.layout, detail.bricks)),
+            false => Err(AuthorityError::Fenced),
+        }
     }
 
     fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {

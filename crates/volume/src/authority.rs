@@ -96,11 +96,13 @@ pub trait Authority: Send + Sync {
         changes: &[LegChange],
     ) -> Result<Layout, AuthorityError>;
 
-    /// The present layout, and where its bricks are now.
+    /// The present layout, and where its bricks are now, for who has this
+    /// attachment. A layout that another client made since must not be taken
+    /// for one's own: its epoch would be the right to write.
     ///
     /// # Errors
-    /// When there is no such volume, or the manager does not answer.
-    fn layout(&self, name: &Name) -> Result<Attached, AuthorityError>;
+    /// When the attachment is over, or the manager does not answer.
+    fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError>;
 
     /// Gives the volume back. An attachment that is not the present one is
     /// left alone.

@@ -214,7 +214,7 @@ impl Authority for Manager {
         Ok(layout.clone())
     }
 
-    fn layout(&self, _name: &Name) -> Result<Attached, AuthorityError> {
+    fn layout(&self, _name: &Name, _attachment: Epoch) -> Result<Attached, AuthorityError> {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }
 

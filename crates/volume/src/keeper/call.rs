@@ -13,7 +13,9 @@ pub(crate) enum Call {
         expected: Epoch,
         changes: Vec<LegChange>,
     },
-    Layout,
+    Layout {
+        attachment: Epoch,
+    },
     Detach {
         attachment: Epoch,
     },
@@ -36,7 +38,7 @@ impl Call {
     /// What to answer if it cannot even be made.
     pub(crate) fn if_not_made(&self) -> fn(String) -> Outcome {
         match self {
-            Call::Attach | Call::Layout => {
+            Call::Attach | Call::Layout { .. } => {
                 |why| Outcome::Attached(Err(AuthorityError::Unreachable(why)))
             }
             Call::ChangeLegs { .. } => {
@@ -63,7 +65,7 @@ pub(crate) fn perform(
 ) -> Outcome {
     match call {
         Call::Attach => Outcome::Attached(authority.attach(name, client)),
-        Call::Layout => Outcome::Attached(authority.layout(name)),
+        Call::Layout { attachment } => Outcome::Attached(authority.layout(name, attachment)),
         Call::ChangeLegs {
             attachment,
             expected,

@@ -160,12 +160,12 @@ pub(super) async fn change_legs(state: &State) {
         return;
     }
     if uncertain {
-        let outcome = state.call(Call::Layout).await;
-        if let Outcome::Attached(Ok(attached)) = outcome {
-            state.adopt(attached);
-            state.edit().uncertain = false;
-        } else if let Outcome::Attached(Err(error)) = outcome {
-            put_off(state, &error);
+        match state.ask_layout().await {
+            Ok(attached) => {
+                state.adopt(attached);
+                state.edit().uncertain = false;
+            }
+            Err(error) => put_off(state, &error),
         }
         return;
     }

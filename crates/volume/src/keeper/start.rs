@@ -186,21 +186,17 @@ pub(super) async fn revive(state: Rc<State>, column: usize) {
 
 /// A brick may be back at another address.
 pub(super) async fn look_for_new_addresses(state: &State) {
-    if let Outcome::Attached(Ok(attached)) = state.call(Call::Layout).await {
+    if let Ok(attached) = state.ask_layout().await {
         state.adopt_addresses(attached.bricks);
     }
 }
 
 /// Takes over a layout that may have grown.
 pub(super) async fn refresh(state: Rc<State>, answer: Sender<Result<(), String>>) {
-    let result = match state.call(Call::Layout).await {
-        Outcome::Attached(Ok(attached)) => {
-            state.adopt(attached);
-            Ok(())
-        }
-        Outcome::Attached(Err(error)) => Err(error.to_string()),
-        _ => Err("the manager gave no layout".to_owned()),
-    };
+    let asked = state.ask_layout().await;
+    let result = asked
+        .map(|attached| state.adopt(attached))
+        .map_err(|error| error.to_string());
     if result.is_ok() {
         let serving = || state.is_over() || is_serving(&state);
         let until = state.now() + crate::limits::DOWN_LIMIT;

@@ -4,7 +4,7 @@ use super::call::{Call, Caller, Outcome};
 use super::control::Control;
 use super::model::Model;
 use super::{AttachFailure, Event, Task};
-use crate::authority::{Attached, BrickAddress};
+use crate::authority::{Attached, AuthorityError, BrickAddress};
 use crate::hub::{Hub, KEEPER};
 use crate::locks::{Holder, LockRange};
 use crate::status::Count;
@@ -178,6 +178,20 @@ impl State {
     pub(super) async fn call(&self, call: Call) -> Outcome {
         let id = self.start_call(call);
         self.called(id).await
+    }
+
+    /// The layout as the authority has it, if the volume is still this
+    /// client's.
+    pub(super) async fn ask_layout(&self) -> Result<Attached, AuthorityError> {
+        let attachment = self.model().attachment;
+        match self.call(Call::Layout { attachment }).await {
+            Outcome::Attached(Err(AuthorityError::Fenced)) => {
+                self.fence();
+                Err(AuthorityError::Fenced)
+            }
+            Outcome::Attached(result) => result,
+            _ => Err(AuthorityError::Unreachable("it gave no layout".into())),
+        }
     }
 
     /// Starts to connect to a leg.

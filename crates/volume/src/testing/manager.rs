@@ -176,10 +176,13 @@ impl Authority for Manager {
         }
     }
 
-    fn layout(&self, _name: &Name) -> Result<Attached, AuthorityError> {
+    fn layout(&self, _name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
         let mut store = guard(&self.0);
         store.hear()?;
-        Ok(store.attached())
+        match attachment == store.attachment {
+            true => Ok(store.attached()),
+            false => Err(AuthorityError::Fenced),
+        }
     }
 
     fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {

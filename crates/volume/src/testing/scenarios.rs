@@ -310,6 +310,35 @@ fn a_superseded_client_changes_no_legs() {
     assert!(legs.all(|leg| leg.state == LegState::InSync));
 }
 
+/// A client that heard no answer asks for the layout. One that another client
+/// made since must not pass for its own change: both would write at one epoch.
+#[test]
+fn a_superseded_client_takes_no_layout_of_another_for_its_own() {
+    let mut world = World::mirror(2);
+    world.manager.answer(Answering::No);
+    world.kill(1);
+    let late = world.submit(0, write(0, PAGE, 2));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.client.status().state, VolumeState::AwaitingManager);
+    let mut old = std::mem::replace(
+        &mut world.client,
+        Client::new(&world.fabric, &world.manager),
+    );
+    let old_channels = std::mem::take(&mut world.channels);
+    world.manager.answer(Answering::Yes);
+    world.attach();
+    assert_eq!(world.leg(1).state, LegState::Stale, "as the old one wished");
+    world.open();
+    world.write(0, PAGE, 3);
+    std::mem::swap(&mut world.client, &mut old);
+    world.channels.extend(old_channels);
+    world.pass(MANAGER_RETRY_MAX);
+    assert_eq!(world.ending(late), Some(Err(SpaceError::Fenced)));
+    assert_eq!(world.client.status().state, VolumeState::Fenced);
+    std::mem::swap(&mut world.client, &mut old);
+    world.holds(0, PAGE, 3);
+}
+
 #[test]
 fn a_volume_grows_in_use() {
     for degraded in [false, true] {
