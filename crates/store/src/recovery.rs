@@ -21,7 +21,7 @@ use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media, Unfenced};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Why a pool cannot be opened or go on.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +125,7 @@ pub(crate) fn recover<M: Media>(
         let (mut index, mut first_bad) = (0, None);
         entries.retain(|entry| {
             let suspect = entry.seq() >= block.checkpoint && (!ordered || index == last);
-            let whole = !suspect || replay.has_data(entry);
+            let whole = !suspect || replay.has_data(entry) || replay.is_swapped(entry);
             if !whole && first_bad.is_none() {
                 first_bad = Some(entry.seq());
             }
@@ -226,7 +226,7 @@ struct Replay<'m, M> {
     geometry: Geometry,
     objects_end: u32,
     /// Frames that records name: in use at the checkpoint, and at the end?
-    in_use: HashMap<u64, (bool, bool)>,
+    in_use: BTreeMap<u64, (bool, bool)>,
     stores: Vec<Unfenced>,
 }
 
@@ -236,7 +236,7 @@ impl<'m, M: Media> Replay<'m, M> {
             media,
             geometry: block.geometry,
             objects_end: block.objects_end,
-            in_use: HashMap::new(),
+            in_use: BTreeMap::new(),
             stores: Vec::new(),
         }
     }
@@ -257,6 +257,26 @@ impl<'m, M: Media> Replay<'m, M> {
                 Some(_) => false,
                 None => true,
             })
+    }
+
+    /// Whether a slot holds what the record says: slots are swapped after the
+    /// fence only, so the record was committed and a page that does not match
+    /// its checksum was damaged since. Dropped, its frame would be free and in
+    /// use at once.
+    fn is_swapped(&self, entry: &Entry) -> bool {
+        let Entry::Map(record) = entry else {
+            return true;
+        };
+        if record.object.0 >= self.geometry.object_count() {
+            return false;
+        }
+        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
+        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        let Ok(Location::At(at)) = table.locate(record.level, record.page) else {
+            return false;
+        };
+        let mut changes = (at..).step_by(8).zip(&record.changes);
+        changes.any(|(at, change)| self.media.load(at) == change.new.encode())
     }
 
     fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
