@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench
+.PHONY: all test check deny setup demo bench sim
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -23,6 +23,11 @@ setup:
 
 demo: setup all
 	@scripts/demo target/release/pagemesh
+
+# Histories of the cluster simulation: make sim SEEDS=50000.
+SEEDS ?= 2000
+sim:
+	$(CARGO) xtask sim --seeds $(SEEDS)
 
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all

@@ -262,7 +262,11 @@ impl Manager {
         name: &Name,
         placement: Placement,
     ) -> Result<Plan<'a>, Fault> {
-        let segments: Vec<Segment> = placement.segments.iter().map(|placed| segment(placed, self.settings.new_id)).collect();
+        let segments: Vec<Segment> = placement
+            .segments
+            .iter()
+            .map(|placed| segment(placed, self.settings.new_id))
+            .collect();
         let places: Vec<Place> = places(&segments).collect();
         let doom = |place: &Place| Doomed {
             brick: place.brick,

@@ -13,9 +13,49 @@ use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const WORDS: usize = LINE_BYTES / 8;
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+
+/// Words by page: a copy shares the pages that neither side has changed since,
+/// and pages of zeroes take no room.
+#[derive(Clone)]
+struct Words(Vec<Option<Arc<[u64; PAGE_WORDS]>>>);
+
+impl Words {
+    fn zeroed(len_words: usize) -> Words {
+        Words(vec![None; len_words / PAGE_WORDS])
+    }
+
+    fn from_image(image: &[u64]) -> Words {
+        let page = |words: &[u64; PAGE_WORDS]| {
+            let used = words.iter().any(|word| *word != 0);
+            used.then(|| Arc::new(*words))
+        };
+        Words(image.as_chunks().0.iter().map(page).collect())
+    }
+
+    fn image(&self) -> Vec<u64> {
+        let pages = self.0.iter();
+        let words = |page: &Option<Arc<_>>| page.as_deref().copied().unwrap_or([0; PAGE_WORDS]);
+        pages.flat_map(words).collect()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len() * PAGE_WORDS
+    }
+
+    fn get(&self, index: usize) -> u64 {
+        let page = self.0[index / PAGE_WORDS].as_ref();
+        page.map_or(0, |page| page[index % PAGE_WORDS])
+    }
+
+    fn set(&mut self, index: usize, word: u64) {
+        let page = self.0[index / PAGE_WORDS].get_or_insert_with(|| Arc::new([0; PAGE_WORDS]));
+        Arc::make_mut(page)[index % PAGE_WORDS] = word;
+    }
+}
 
 #[derive(Clone, Default)]
 struct Line {
@@ -25,14 +65,14 @@ struct Line {
     flushed: usize,
 }
 
-#[derive(Default)]
 struct State {
     /// What a load sees.
-    visible: Vec<u64>,
+    visible: Words,
     /// What is persistent for certain.
-    durable: Vec<u64>,
+    durable: Words,
     lines: BTreeMap<usize, Line>,
-    points: Vec<CrashPoint>,
+    /// None: nobody will ask for the past.
+    points: Option<Vec<CrashPoint>>,
 }
 
 /// Memory whose crash states can be enumerated.
@@ -41,7 +81,7 @@ pub struct Recorder(Mutex<State>);
 /// The moment just before a fence: what is certain, and what may be there.
 #[derive(Clone)]
 pub struct CrashPoint {
-    durable: Vec<u64>,
+    durable: Words,
     lines: Vec<(usize, Vec<(usize, u64)>)>,
 }
 
@@ -51,7 +91,8 @@ impl Recorder {
     /// # Panics
     /// When `len` is not whole pages.
     pub fn new(len: usize) -> Recorder {
-        Recorder::from_image(vec![0; len / 8])
+        assert!(len.is_multiple_of(PAGE_BYTES), "whole pages");
+        Recorder::over(Words::zeroed(len / 8))
     }
 
     /// Memory that starts as one of the images of a [`CrashPoint`].
@@ -60,17 +101,41 @@ impl Recorder {
     /// When the image is not whole pages.
     pub fn from_image(image: Vec<u64>) -> Recorder {
         assert!((image.len() * 8).is_multiple_of(PAGE_BYTES), "whole pages");
+        Recorder::over(Words::from_image(&image))
+    }
+
+    fn over(words: Words) -> Recorder {
         Recorder(Mutex::new(State {
-            durable: image.clone(),
-            visible: image,
-            ..State::default()
+            durable: words.clone(),
+            visible: words,
+            lines: BTreeMap::new(),
+            points: Some(Vec::new()),
+        }))
+    }
+
+    /// The same without the points of the past, each of which is a copy of
+    /// the medium.
+    pub fn without_past(self) -> Recorder {
+        self.state().points = None;
+        self
+    }
+
+    /// Another medium in the state of this one: what is uncertain here is
+    /// uncertain there.
+    pub fn fork(&self) -> Recorder {
+        let state = self.state();
+        Recorder(Mutex::new(State {
+            visible: state.visible.clone(),
+            durable: state.durable.clone(),
+            lines: state.lines.clone(),
+            points: state.points.as_ref().map(|_| Vec::new()),
         }))
     }
 
     /// One point before every fence so far, and one for now.
     pub fn crash_points(&self) -> Vec<CrashPoint> {
         let state = self.state();
-        let mut points = state.points.clone();
+        let mut points = state.points.clone().unwrap_or_default();
         points.push(state.crash_point());
         points
     }
@@ -87,7 +152,7 @@ impl Recorder {
 
 impl State {
     fn store(&mut self, index: usize, word: u64) {
-        self.visible[index] = word;
+        self.visible.set(index, word);
         let line = self.lines.entry(index / WORDS).or_default();
         line.pending.push((index % WORDS, word));
     }
@@ -106,10 +171,13 @@ impl State {
     }
 
     fn fence(&mut self) {
-        self.points.push(self.crash_point());
+        if self.points.is_some() {
+            let point = self.crash_point();
+            self.points.get_or_insert_default().push(point);
+        }
         for (&number, line) in &mut self.lines {
             for (word, value) in line.pending.drain(..line.flushed) {
-                self.durable[number * WORDS + word] = value;
+                self.durable.set(number * WORDS + word, value);
             }
             line.flushed = 0;
         }
@@ -141,21 +209,31 @@ impl CrashPoint {
     pub fn image(&self, index: u64) -> Vec<u64> {
         assert!(index < self.count(), "image {index} of {}", self.count());
         let mut rest = index;
-        self.build(|choices| {
+        let words = self.build(|choices| {
             let chosen = rest % choices;
             rest /= choices;
             chosen
-        })
+        });
+        words.image()
     }
 
     /// The image in which every store persisted.
     pub fn everything(&self) -> Vec<u64> {
-        self.build(|choices| choices - 1)
+        self.build(|choices| choices - 1).image()
     }
 
     /// An image chosen by the seed, where there are too many to count: each
     /// line's part is drawn on its own, none and all more often (SplitMix64, Steele et al. 2014).
     pub fn sample(&self, seed: u64) -> Vec<u64> {
+        self.sampled(seed).image()
+    }
+
+    /// The medium that [`CrashPoint::sample`] describes.
+    pub fn survivor(&self, seed: u64) -> Recorder {
+        Recorder::over(self.sampled(seed))
+    }
+
+    fn sampled(&self, seed: u64) -> Words {
         let mut state = seed;
         self.build(|choices| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -171,12 +249,12 @@ impl CrashPoint {
         })
     }
 
-    fn build(&self, mut choose: impl FnMut(u64) -> u64) -> Vec<u64> {
+    fn build(&self, mut choose: impl FnMut(u64) -> u64) -> Words {
         let mut image = self.durable.clone();
         for (line, stores) in &self.lines {
             let persisted = choose(stores.len() as u64 + 1) as usize;
             for (word, value) in &stores[..persisted] {
-                image[line * WORDS + word] = *value;
+                image.set(line * WORDS + word, *value);
             }
         }
         image
@@ -192,20 +270,19 @@ impl Media for Recorder {
         check_range(self.len_bytes(), offset, into.len(), 1);
         let state = self.state();
         if offset.is_multiple_of(8) && into.len().is_multiple_of(8) {
-            let words = &state.visible[offset / 8..];
-            for (bytes, word) in into.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-                *bytes = word.to_le_bytes();
+            for (at, bytes) in (offset / 8..).zip(into.as_chunks_mut::<8>().0) {
+                *bytes = state.visible.get(at).to_le_bytes();
             }
             return;
         }
         for (at, byte) in (offset..).zip(into) {
-            *byte = state.visible[at / 8].to_le_bytes()[at % 8];
+            *byte = state.visible.get(at / 8).to_le_bytes()[at % 8];
         }
     }
 
     fn load(&self, offset: usize) -> u64 {
         check_range(self.len_bytes(), offset, 8, 8);
-        self.state().visible[offset / 8]
+        self.state().visible.get(offset / 8)
     }
 
     fn store(&self, offset: usize, word: u64) {
@@ -216,7 +293,7 @@ impl Media for Recorder {
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         check_range(self.len_bytes(), offset, 8, 8);
         let mut state = self.state();
-        let found = state.visible[offset / 8];
+        let found = state.visible.get(offset / 8);
         if found != old {
             return Err(found);
         }

@@ -1,6 +1,6 @@
-use crate::stream::Stream;
 use super::*;
 use crate::message::request::Request;
+use crate::stream::Stream;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{SliceRequest, Stamp};
 use proptest::prelude::*;

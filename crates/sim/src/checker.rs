@@ -1,0 +1,450 @@
+//! Whether what clients saw is what a disk may show, sector by sector: writes
+//! are linearizable, and a read sees the last one, or one that was under way
+//! while it was.
+//!
+//! Reads are not held to more: a mirror is read from any of its copies, so
+//! that of two reads beside a write that is still under way the later one may
+//! see what was before. When no write is under way, all see the same.
+//!
+//! Every write fills its sectors with a number of its own; a sector is a
+//! register. The search is that of Wing and Gong (1993) in the just-in-time
+//! order of Lowe (2017): all states that a sector may be in are carried from
+//! event to event, and an operation is put into place when its answer says that
+//! it must be in place.
+//!
+//! Beyond linearizability:
+//! - overlapping writes of one channel are in the order of their submission;
+//! - once a client has attached, operations of clients before it have happened
+//!   or never will, and what those submit later is never acknowledged;
+//!   Except for reads, when the new client could not reach every leg: nothing
+//!   fences a leg that only the old client reaches;
+//! - who is refused for want of room knows at once that it happened or not.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::ops::Range;
+
+pub(crate) const SECTOR: u64 = 512;
+/// Operations open at once on a sector that can be told apart; a sector with
+/// more is given up.
+const OPEN_MAX: usize = 14;
+
+/// What an operation does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Every sector becomes this.
+    Write(u64),
+    /// What each sector was, once it is known.
+    Read(Vec<u64>),
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Done,
+    /// It happened or did not, and that is decided.
+    Decided,
+    /// It may still happen.
+    Unknown,
+}
+
+#[derive(Clone, Debug)]
+struct Operation {
+    /// The epoch that its client attached with.
+    attachment: u32,
+    channel: u32,
+    sectors: Range<u64>,
+    kind: Kind,
+    /// What a read saw must be known before the search.
+    is_known: bool,
+    after_fence: bool,
+    ending: Ending,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Begin(usize),
+    End(usize, Ending),
+    /// A client has attached; the epoch names its attachment.
+    Attached(u32),
+}
+
+/// The record of a history.
+#[derive(Default)]
+pub(crate) struct Checker {
+    operations: Vec<Operation>,
+    events: Vec<Event>,
+    /// The highest attachment.
+    present: u32,
+    /// A leg was out of its reach: who still reaches that one may read there.
+    is_partial: bool,
+}
+
+/// What the search came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Searched {
+    pub(crate) sectors: u64,
+    /// With too much at once to be searched.
+    pub(crate) given_up: u64,
+}
+
+impl Checker {
+    /// An operation is submitted; its number names it later.
+    pub(crate) fn begin(
+        &mut self,
+        attachment: u32,
+        channel: u32,
+        sectors: Range<u64>,
+        kind: Kind,
+    ) -> usize {
+        let number = self.operations.len();
+        self.operations.push(Operation {
+            attachment,
+            channel,
+            sectors,
+            is_known: matches!(kind, Kind::Write(_)),
+            kind,
+            after_fence: attachment < self.present,
+            ending: Ending::Unknown,
+        });
+        self.events.push(Event::Begin(number));
+        number
+    }
+
+    /// An operation has ended.
+    pub(crate) fn end(&mut self, number: usize, ending: Ending) -> Result<(), String> {
+        let operation = &self.operations[number];
+        if ending == Ending::Done && operation.after_fence {
+            return Err(format!(
+                "{} was acknowledged, though attachment {} was there before it was submitted",
+                self.name(number),
+                self.present
+            ));
+        }
+        self.operations[number].ending = ending;
+        self.events.push(Event::End(number, ending));
+        Ok(())
+    }
+
+    /// A read has ended with these bytes.
+    pub(crate) fn read(&mut self, number: usize, data: &[u8]) -> Result<(), String> {
+        if self.is_partial && self.operations[number].attachment < self.present {
+            return Ok(());
+        }
+        let values: Result<Vec<u64>, String> = data
+            .chunks(SECTOR as usize)
+            .map(|sector| value_of(sector).map_err(|why| format!("{}: {why}", self.name(number))))
+            .collect();
+        let operation = &mut self.operations[number];
+        operation.kind = Kind::Read(values?);
+        operation.is_known = true;
+        self.end(number, Ending::Done)
+    }
+
+    /// From now on older clients can do nothing.
+    pub(crate) fn attached(&mut self, attachment: u32, is_partial: bool) {
+        if attachment >= self.present {
+            self.is_partial = is_partial;
+        }
+        self.present = self.present.max(attachment);
+        self.events.push(Event::Attached(attachment));
+    }
+
+    fn name(&self, number: usize) -> String {
+        let Operation {
+            attachment,
+            channel,
+            sectors,
+            kind,
+            ..
+        } = &self.operations[number];
+        let what = match kind {
+            Kind::Write(value) => format!("write {value}"),
+            Kind::Read(_) => "read".to_owned(),
+        };
+        format!("{what} of {sectors:?} by channel {channel} of attachment {attachment} (#{number})")
+    }
+
+    /// Searches every sector.
+    pub(crate) fn check(&self, sectors: u64) -> Result<Searched, String> {
+        let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
+        for event in &self.events {
+            match *event {
+                Event::Begin(number) | Event::End(number, _) => {
+                    let operation = &self.operations[number];
+                    if operation.is_known {
+                        for sector in operation.sectors.clone() {
+                            of_sector[sector as usize].push(*event);
+                        }
+                    }
+                }
+                Event::Attached(_) => of_sector.iter_mut().for_each(|all| all.push(*event)),
+            }
+        }
+        let mut searched = Searched::default();
+        for (sector, events) in (0..).zip(&of_sector) {
+            let mut search = Search::new(self, sector);
+            searched.sectors += 1;
+            match search.run(events) {
+                Ok(true) => {}
+                Ok(false) => searched.given_up += 1,
+                Err(at) => return Err(self.story(sector, events, at, &search)),
+            }
+        }
+        Ok(searched)
+    }
+
+    fn story(&self, sector: u64, events: &[Event], at: usize, search: &Search<'_>) -> String {
+        let mut story = format!("sector {sector} is not what it should be:\n");
+        for event in &events[..=at] {
+            // Writing to a string does not fail.
+            let _ = match *event {
+                Event::Begin(number) => writeln!(story, "  begin {}", self.name(number)),
+                Event::End(number, ending) => {
+                    let seen = match &self.operations[number].kind {
+                        Kind::Read(_) => format!(" saw {}", search.value(number)),
+                        Kind::Write(_) => String::new(),
+                    };
+                    writeln!(story, "  {ending:?} {}{seen}", self.name(number))
+                }
+                Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
+            };
+        }
+        let values: BTreeSet<u64> = search.before.iter().map(|state| state.0).collect();
+        let _ = write!(story, "  before that it was one of {values:?}");
+        story
+    }
+}
+
+/// A value, and a bit for each open operation that is in place.
+type State = (u64, u32);
+
+struct Open {
+    number: usize,
+    /// Nothing puts it into place any more.
+    is_closed: bool,
+}
+
+struct Search<'c> {
+    checker: &'c Checker,
+    sector: u64,
+    states: BTreeSet<State>,
+    before: BTreeSet<State>,
+    open: Vec<Option<Open>>,
+    reads: Vec<Reading>,
+}
+
+/// A read under way.
+struct Reading {
+    number: usize,
+    /// What it may see.
+    allowed: BTreeSet<u64>,
+    /// Whether a write was under way at some time since it began.
+    is_beside_write: bool,
+}
+
+impl<'c> Search<'c> {
+    fn new(checker: &'c Checker, sector: u64) -> Search<'c> {
+        Search {
+            checker,
+            sector,
+            states: BTreeSet::from([(0, 0)]),
+            before: BTreeSet::new(),
+            open: vec![],
+            reads: vec![],
+        }
+    }
+
+    fn operation(&self, number: usize) -> &'c Operation {
+        &self.checker.operations[number]
+    }
+
+    /// What an operation writes to or read from this sector.
+    fn value(&self, number: usize) -> u64 {
+        let operation = self.operation(number);
+        match &operation.kind {
+            Kind::Write(value) => *value,
+            Kind::Read(values) => values[(self.sector - operation.sectors.start) as usize],
+        }
+    }
+
+    fn is_read(&self, number: usize) -> bool {
+        matches!(self.operation(number).kind, Kind::Read(_))
+    }
+
+    /// Goes through the events. False if there is too much at once; an error
+    /// names the event after which no state is left.
+    fn run(&mut self, events: &[Event]) -> Result<bool, usize> {
+        for (at, event) in events.iter().enumerate() {
+            self.before.clone_from(&self.states);
+            match *event {
+                Event::Begin(number) if self.is_read(number) => self.reads.push(Reading {
+                    number,
+                    allowed: BTreeSet::new(),
+                    is_beside_write: false,
+                }),
+                Event::Begin(number) => {
+                    if !self.begin(number) {
+                        return Ok(false);
+                    }
+                }
+                Event::End(number, _) if self.is_read(number) => {
+                    if !self.end_read(number) {
+                        return Err(at);
+                    }
+                }
+                Event::End(number, ending) => self.end(number, ending),
+                Event::Attached(attachment) => self.close(attachment),
+            }
+            if self.states.is_empty() {
+                return Err(at);
+            }
+            self.look();
+        }
+        Ok(true)
+    }
+
+    /// Notes what reads under way may see now.
+    fn look(&mut self) {
+        if self.reads.is_empty() {
+            return;
+        }
+        let is_beside_write = self.open.iter().any(Option::is_some);
+        let values: Vec<u64> = self.closure().into_iter().map(|state| state.0).collect();
+        for read in &mut self.reads {
+            read.allowed.extend(&values);
+            read.is_beside_write |= is_beside_write;
+        }
+    }
+
+    fn end_read(&mut self, number: usize) -> bool {
+        let is_it = |read: &Reading| read.number == number;
+        let Some(at) = self.reads.iter().position(is_it) else {
+            return true;
+        };
+        let read = self.reads.swap_remove(at);
+        let seen = self.value(number);
+        if !read.is_beside_write {
+            // It says which of the writes before was the last.
+            self.states.retain(|state| state.0 == seen);
+        }
+        read.allowed.contains(&seen)
+    }
+
+    fn begin(&mut self, number: usize) -> bool {
+        let free = self.open.iter().position(Option::is_none);
+        let bit = free.unwrap_or(self.open.len());
+        if bit >= OPEN_MAX {
+            return false;
+        }
+        if bit == self.open.len() {
+            self.open.push(None);
+        }
+        self.open[bit] = Some(Open {
+            number,
+            is_closed: false,
+        });
+        true
+    }
+
+    /// Writes that can be put into place next.
+    fn writes(&self, bits: u32) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let open = self.open.iter().enumerate();
+        let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
+        open.filter(move |(bit, open)| {
+            let is_first = || {
+                let channel = self.operation(open.number).channel;
+                let mut others = self.open.iter().enumerate();
+                !others.any(|(other, before)| {
+                    before.as_ref().is_some_and(|before| {
+                        bits & 1 << other == 0
+                            && !before.is_closed
+                            && before.number < open.number
+                            && self.operation(before.number).channel == channel
+                    })
+                })
+            };
+            bits & 1 << bit == 0 && !open.is_closed && is_first()
+        })
+        .map(|(bit, open)| (bit, open.number))
+    }
+
+    /// Everything that may have happened by now.
+    fn closure(&self) -> BTreeSet<State> {
+        let mut found = self.states.clone();
+        let mut next: Vec<State> = found.iter().copied().collect();
+        while let Some((_, bits)) = next.pop() {
+            for (bit, number) in self.writes(bits) {
+                let state = (self.value(number), bits | 1 << bit);
+                if found.insert(state) {
+                    next.push(state);
+                }
+            }
+        }
+        found
+    }
+
+    fn end(&mut self, number: usize, ending: Ending) {
+        let is_it = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.number == number);
+        let Some(bit) = self.open.iter().position(is_it) else {
+            return;
+        };
+        let mask = 1 << bit;
+        let all_in_place = self.states.iter().all(|(_, bits)| bits & mask != 0);
+        let states = match ending {
+            Ending::Unknown => return,
+            Ending::Done if all_in_place => std::mem::take(&mut self.states),
+            Ending::Done => self.closure(),
+            Ending::Decided => self.closure(),
+        };
+        self.open[bit] = None;
+        self.states = states
+            .into_iter()
+            .filter(|(_, bits)| ending == Ending::Decided || bits & mask != 0)
+            .map(|(value, bits)| (value, bits & !mask))
+            .collect();
+    }
+
+    /// Operations of attachments before this one are in place by now or never.
+    fn close(&mut self, attachment: u32) {
+        self.states = self.closure();
+        let mut over = 0;
+        for (bit, place) in self.open.iter_mut().enumerate() {
+            let Some(open) = place else {
+                continue;
+            };
+            let operation = &self.checker.operations[open.number];
+            if operation.attachment < attachment {
+                open.is_closed = true;
+                // No answer will ask whether it is in place.
+                if operation.ending == Ending::Unknown {
+                    over |= 1 << bit;
+                    *place = None;
+                }
+            }
+        }
+        let states = std::mem::take(&mut self.states);
+        self.states = states
+            .into_iter()
+            .map(|(value, bits)| (value, bits & !over))
+            .collect();
+    }
+}
+
+/// What a write of this value puts into sectors.
+pub(crate) fn fill(value: u64, sectors: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat((sectors * SECTOR / 8) as usize)
+}
+
+pub(crate) fn value_of(sector: &[u8]) -> Result<u64, String> {
+    let mut words = sector.as_chunks::<8>().0.iter();
+    let first = words.next().ok_or("no sector")?;
+    match words.find(|word| *word != first) {
+        None => Ok(u64::from_le_bytes(*first)),
+        Some(other) => Err(format!(
+            "a torn sector: {} and {}",
+            u64::from_le_bytes(*first),
+            u64::from_le_bytes(*other)
+        )),
+    }
+}

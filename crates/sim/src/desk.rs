@@ -1,0 +1,372 @@
+//! The manager: the real one over a store in memory, and the ways to it.
+//!
+//! Its calls are made directly, with what would go over HTTP taken through
+//! JSON; it reaches bricks with real messages over the network.
+
+use crate::cluster::{Cluster, guard, tell};
+use crate::dice::Dice;
+use crate::house::status;
+use crate::network::Peer;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
+use pagemesh_base::slice::{BrickControl, SliceError};
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_manage::clock::Clock;
+use pagemesh_manage::fault::{Code, Fault};
+use pagemesh_manage::store::Store;
+use pagemesh_manage::wire::{self, BrickRegistration};
+use pagemesh_manage::{Bricks, Durability, Manager, Settings};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+use redb::StorageBackend;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uuid::Uuid;
+
+thread_local! {
+    /// The last id that a manager of this thread's history gave.
+    static LAST_ID: Cell<u128> = const { Cell::new(0) };
+}
+
+fn next_id() -> Uuid {
+    LAST_ID.set(LAST_ID.get() + 1);
+    Uuid::from_u128(LAST_ID.get())
+}
+
+#[derive(Debug, Default)]
+struct Sectors {
+    bytes: Vec<u8>,
+    /// Writes until it takes no more.
+    left: Option<u32>,
+}
+
+/// The manager's disk; it keeps what was written before it failed.
+#[derive(Clone, Debug, Default)]
+struct Disk(Arc<Mutex<Sectors>>);
+
+impl Disk {
+    /// What is on it, for the next manager: the one before reaches it no more.
+    fn leave(&self) -> Disk {
+        let bytes = std::mem::take(&mut guard(&self.0).bytes);
+        guard(&self.0).left = Some(0);
+        Disk(Arc::new(Mutex::new(Sectors { bytes, left: None })))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+        let mut sectors = guard(&self.0);
+        match &mut sectors.left {
+            Some(0) => return Err(io::Error::other("the disk is gone")),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        change(&mut sectors.bytes);
+        Ok(())
+    }
+
+    fn has_failed(&self) -> bool {
+        guard(&self.0).left == Some(0)
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(guard(&self.0).bytes.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let sectors = guard(&self.0);
+        let range = offset as usize..offset as usize + out.len();
+        let found = sectors.bytes.get(range);
+        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(|bytes| bytes.resize(len as usize, 0))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.change(|_| {})
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.change(|bytes| bytes[offset as usize..][..data.len()].copy_from_slice(data))
+    }
+}
+
+struct FakeClock(Arc<Cluster>);
+
+impl Clock for FakeClock {
+    fn elapsed(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn unix_s(&self) -> u64 {
+        self.0.now().as_secs()
+    }
+}
+
+/// How the manager reaches bricks.
+struct Ways(Arc<Cluster>);
+
+impl Bricks for Ways {
+    fn control(&self, address: &str) -> Result<Box<dyn BrickControl>, SliceError> {
+        let (remote, _) = self
+            .0
+            .connect(Peer::Manager, address, Timeouts::default())?;
+        Ok(Box::new(remote))
+    }
+}
+
+/// The manager's machine.
+pub(crate) struct Desk {
+    cluster: Arc<Cluster>,
+    disk: Mutex<Disk>,
+    manager: Mutex<Option<Arc<Manager>>>,
+    dice: Mutex<Dice>,
+    /// Clients that cannot reach it.
+    cut: Mutex<BTreeSet<u32>>,
+    /// One answer in so many is lost; 0 for none.
+    deaf: Mutex<u64>,
+}
+
+impl Desk {
+    pub(crate) fn new(cluster: &Arc<Cluster>, dice: Dice) -> Arc<Desk> {
+        LAST_ID.set(0);
+        let desk = Arc::new(Desk {
+            cluster: Arc::clone(cluster),
+            disk: Mutex::default(),
+            manager: Mutex::default(),
+            dice: Mutex::new(dice),
+            cut: Mutex::default(),
+            deaf: Mutex::default(),
+        });
+        desk.start();
+        desk
+    }
+
+    pub(crate) fn manager(&self) -> Option<Arc<Manager>> {
+        guard(&self.manager).clone()
+    }
+
+    /// Starts the manager, if it is not running.
+    pub(crate) fn start(&self) {
+        if self.manager().is_some() {
+            return;
+        }
+        let disk = guard(&self.disk).clone();
+        let store = Store::open_on(disk, Path::new("disk"));
+        let store = store.unwrap_or_else(|cause| panic!("the manager's store: {cause}"));
+        let settings = Settings {
+            new_id: next_id,
+            overprovision_factor: 1000,
+            ..Settings::default()
+        };
+        let ways = Arc::new(Ways(Arc::clone(&self.cluster)));
+        let clock = Arc::new(FakeClock(Arc::clone(&self.cluster)));
+        let manager = Manager::new(store, ways, clock, settings);
+        let manager = manager.unwrap_or_else(|cause| panic!("the manager: {cause}"));
+        *guard(&self.manager) = Some(Arc::new(manager));
+        tell!(self.cluster, "the manager starts");
+        let houses = self.cluster.houses().len();
+        for house in 0..houses {
+            self.hear(house);
+        }
+    }
+
+    /// Ends the manager's process.
+    pub(crate) fn kill(&self) {
+        let mut disk = guard(&self.disk);
+        let next = disk.leave();
+        *disk = next;
+        drop(disk);
+        if guard(&self.manager).take().is_some() {
+            tell!(self.cluster, "the manager dies");
+        }
+    }
+
+    /// Its disk, and with it its process, ends after so many writes.
+    pub(crate) fn light(&self, writes: u32) {
+        guard(&guard(&self.disk).0).left = Some(writes);
+    }
+
+    pub(crate) fn cut(&self, client: u32) {
+        guard(&self.cut).insert(client);
+    }
+
+    pub(crate) fn be_deaf(&self, one_in: u64) {
+        *guard(&self.deaf) = one_in;
+    }
+
+    pub(crate) fn mend(&self) {
+        guard(&self.cut).clear();
+        self.be_deaf(0);
+        guard(&guard(&self.disk).0).left = None;
+        self.start();
+    }
+
+    /// A brick's heartbeat.
+    pub(crate) fn hear(&self, house: usize) {
+        let (Some(manager), Some(running)) = (self.manager(), self.cluster.running(house)) else {
+            return;
+        };
+        if self.cluster.net().is_cut(Peer::Manager, house) {
+            return;
+        }
+        let status = status(&running);
+        let address = self.cluster.houses()[house].address();
+        let registration = BrickRegistration {
+            brick: status.brick,
+            address,
+            map_socket: None,
+            domain: format!("machine-{house}"),
+            durability: Durability::Pmem,
+            capacity_bytes: status.capacity_bytes,
+            used_bytes: status.used_bytes,
+            incarnation: status.incarnation,
+            sessions: status.sessions,
+        };
+        if let Err(fault) = manager.heartbeat(trip(&registration)) {
+            tell!(self.cluster, "the manager refuses brick {house}: {fault}");
+            assert!(
+                guard(&self.disk).has_failed() || matches!(fault, Fault::BrickTwice { .. }),
+                "a heartbeat of brick {house} is refused: {fault}"
+            );
+        }
+        self.die_if_broken();
+    }
+
+    fn die_if_broken(&self) {
+        if guard(&self.disk).has_failed() {
+            self.kill();
+        }
+    }
+
+    fn ask<T: Serialize + DeserializeOwned>(
+        &self,
+        client: u32,
+        what: &str,
+        act: impl FnOnce(&Manager) -> Result<T, Fault>,
+    ) -> Result<T, AuthorityError> {
+        let unreachable = || AuthorityError::Unreachable("no answer".into());
+        if guard(&self.cut).contains(&client) {
+            return Err(unreachable());
+        }
+        let manager = self.manager().ok_or_else(unreachable)?;
+        let result = act(&manager);
+        drop(manager);
+        let word = match &result {
+            Ok(_) => "done".to_owned(),
+            Err(fault) => fault.to_string(),
+        };
+        tell!(
+            self.cluster,
+            "client {client} asks the manager: {what}: {word}"
+        );
+        let broke = guard(&self.disk).has_failed();
+        self.die_if_broken();
+        let deaf = *guard(&self.deaf);
+        if broke || (deaf > 0 && guard(&self.dice).one_in(deaf)) {
+            tell!(self.cluster, "client {client} does not hear the answer");
+            return Err(unreachable());
+        }
+        result
+            .map(|answer| trip(&answer))
+            .map_err(|fault| told(&fault))
+    }
+}
+
+/// What comes out at the other end of a connection that carries JSON.
+fn trip<T: Serialize + DeserializeOwned>(sent: &T) -> T {
+    let text = serde_json::to_string(sent).expect("it becomes JSON");
+    serde_json::from_str(&text).expect("it was JSON")
+}
+
+/// As the manager's client and its user in the app translate refusals.
+fn told(fault: &Fault) -> AuthorityError {
+    match (fault.code(), fault.epoch()) {
+        (Code::EpochConflict, Some(epoch)) => AuthorityError::Conflict {
+            current: epoch.into(),
+        },
+        (Code::Fenced, _) => AuthorityError::Fenced,
+        _ => AuthorityError::Refused(fault.to_string()),
+    }
+}
+
+/// The manager as one client reaches it.
+pub(crate) struct Counter {
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) client: u32,
+}
+
+fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> Attached {
+    let address = |address: wire::BrickAddress| BrickAddress {
+        tcp: address.tcp,
+        map_socket: address.map_socket,
+        durability: address.durability.to_string(),
+    };
+    let bricks = bricks.into_iter();
+    Attached {
+        layout,
+        bricks: bricks.map(|(brick, at)| (brick, address(at))).collect(),
+    }
+}
+
+impl Authority for Counter {
+    fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
+        let wish = wire::AttachVolume {
+            client: client.to_owned(),
+        };
+        let told = self
+            .desk
+            .ask(self.client, "attach", |m| m.attach(name, &trip(&wish)))?;
+        Ok(attached(told.layout, told.bricks))
+    }
+
+    fn change_legs(
+        &self,
+        name: &Name,
+        attachment: Epoch,
+        expected: Epoch,
+        changes: &[LegChange],
+    ) -> Result<Layout, AuthorityError> {
+        let change = |change: &LegChange| wire::LegChange {
+            segment: change.segment,
+            column: change.column,
+            leg: change.leg,
+            to: change.to,
+            note: None,
+        };
+        let wish = wire::ChangeLegs {
+            expected: EpochNumber(expected.0),
+            attachment: Some(EpochNumber(attachment.0)),
+            changes: changes.iter().map(change).collect(),
+        };
+        let what = format!("change {changes:?}");
+        self.desk
+            .ask(self.client, &what, |m| m.change_legs(name, &trip(&wish)))
+    }
+
+    fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
+        let detail = self.desk.ask(self.client, "layout", |m| m.show(name))?;
+        let present = detail.info.attached.map(|present| present.epoch.into());
+        match present == Some(attachment) {
+            true => Ok(attached(detail.layout, detail.bricks)),
+            false => Err(AuthorityError::Fenced),
+        }
+    }
+
+    fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {
+        let wish = wire::DetachVolume {
+            attachment: Some(EpochNumber(attachment.0)),
+        };
+        self.desk
+            .ask(self.client, "detach", |m| m.detach(name, wish))
+            .map(drop)
+    }
+}

@@ -1,0 +1,349 @@
+//! What goes wrong.
+
+use crate::cluster::tell;
+use crate::house::Death;
+use crate::life::Life;
+use crate::medium::Mishap;
+use crate::network::{Peer, Weather};
+use std::time::Duration;
+
+/// How long a stopped client stands still, at most.
+const STOP_MS_MAX: u64 = 10_000;
+/// Longer than anybody waits for a column without legs.
+const LONG: Duration = Duration::from_secs(30);
+
+impl Life {
+    fn count(&mut self, name: &'static str) {
+        *self.outcome.faults.entry(name).or_default() += 1;
+    }
+
+    /// Whom faults may hit.
+    fn victim(&mut self) -> usize {
+        self.dice.roll(self.plan.pools.len() as u64) as usize
+    }
+
+    fn death(&mut self) -> Death {
+        match self.dice.one_in(2) {
+            true => Death::Process,
+            false => Death::Power,
+        }
+    }
+
+    fn peer(&mut self) -> Peer {
+        let clients: Vec<u32> = self.clients.iter().map(|client| client.number).collect();
+        match self.dice.pick(&clients) {
+            Some(client) if !self.dice.one_in(4) => Peer::Client(client),
+            _ => Peer::Manager,
+        }
+    }
+
+    /// Something goes wrong, or is set right.
+    pub(crate) fn fault(&mut self) {
+        if self.plan.damaged.is_some() {
+            return self.mild_fault();
+        }
+        match self.dice.roll(22) {
+            0 => self.kill(),
+            1 | 2 => self.light(),
+            3..=6 => self.start(),
+            7 => self.black_out(),
+            8 => self.cut(),
+            9 | 10 => {
+                self.cluster.net().mend();
+                tell!(self.cluster, "the network is whole");
+            }
+            11 => self.slow(),
+            12 => self.manager(),
+            13 => {
+                self.desk.mend();
+            }
+            14 => self.crash(),
+            15 => self.contest(),
+            16 => self.stop(),
+            17 => self.replace_channel(),
+            18 | 19 => self.weather(),
+            20 if self.dice.one_in(4) => {
+                self.count("long wait");
+                self.pass(LONG);
+            }
+            21 => self.hang_up(),
+            _ => {}
+        }
+    }
+
+    /// Where a medium goes wrong the other copies must stay: two that fail are
+    /// one too many. Nor may that brick die: what it lost of its last record
+    /// looks to its recovery like a record that was never whole. That clients
+    /// end is open work, see RFD 003.
+    fn mild_fault(&mut self) {
+        match self.dice.roll(10) {
+            0 | 4 => {}
+            1 => self.replace_channel(),
+            2 => self.weather(),
+            3 => self.hang_up(),
+            _ => self.damage(),
+        }
+    }
+
+    fn kill(&mut self) {
+        let (house, death) = (self.victim(), self.death());
+        self.count(match death {
+            Death::Process => "brick killed",
+            Death::Power => "power lost",
+        });
+        self.cluster.kill(house, death);
+    }
+
+    /// A brick will die in the middle of something.
+    fn light(&mut self) {
+        let (house, death) = (self.victim(), self.death());
+        let range = if self.dice.one_in(2) { 30 } else { 600 };
+        let accesses = self.dice.roll(range) as u32;
+        if let Some(running) = self.cluster.running(house) {
+            if running.medium.is_lit() {
+                return;
+            }
+            self.count(match death {
+                Death::Process => "brick killed inside an operation",
+                Death::Power => "power lost inside an operation",
+            });
+            self.cluster.houses()[house].doom = death;
+            running.medium.light(accesses);
+            tell!(
+                self.cluster,
+                "brick {house} will die in {accesses} accesses"
+            );
+        }
+    }
+
+    fn start(&mut self) {
+        let house = self.dice.roll(self.plan.pools.len() as u64) as usize;
+        if self.cluster.is_up(house) {
+            return;
+        }
+        if self.dice.one_in(4) {
+            // A machine that was only without its brick loses its power, too.
+            self.cluster.kill(house, Death::Power);
+        }
+        let fuse = self.dice.one_in(4).then(|| self.dice.roll(60) as u32);
+        if fuse.is_some() {
+            self.count("death in recovery");
+            let death = self.death();
+            self.cluster.houses()[house].doom = death;
+        }
+        let moves = self.dice.one_in(4);
+        self.cluster.start(house, fuse, moves);
+        self.desk.hear(house);
+    }
+
+    /// All machines lose their power, those of the clients, too.
+    fn black_out(&mut self) {
+        if !self.dice.one_in(3) {
+            return;
+        }
+        self.count("power lost everywhere");
+        for house in 0..self.plan.pools.len() {
+            self.cluster.kill(house, Death::Power);
+        }
+        while !self.clients.is_empty() {
+            self.leave(0);
+        }
+        self.enter();
+    }
+
+    fn cut(&mut self) {
+        let (peer, house) = (self.peer(), self.victim());
+        let (up, down) = [(true, true), (true, false), (false, true)][self.dice.roll(3) as usize];
+        self.count(match up && down {
+            true => "partition",
+            false => "one-way partition",
+        });
+        tell!(
+            self.cluster,
+            "{peer:?} and brick {house} are cut: up {up}, down {down}"
+        );
+        self.cluster.net().cut(peer, house, up, down);
+    }
+
+    fn slow(&mut self) {
+        let house = self.victim();
+        let is_slow = !self.cluster.net().is_slow(house);
+        if is_slow {
+            self.count("slow brick");
+        }
+        tell!(self.cluster, "brick {house} is slow: {is_slow}");
+        self.cluster.net().slow(house, is_slow);
+    }
+
+    fn manager(&mut self) {
+        match self.dice.roll(5) {
+            0 => {
+                self.count("manager killed");
+                self.desk.kill();
+            }
+            1 => {
+                self.count("manager restarted");
+                self.desk.kill();
+                self.desk.start();
+            }
+            2 => {
+                self.count("manager killed inside a commit");
+                let writes = self.dice.roll(40) as u32;
+                self.desk.light(writes);
+            }
+            3 => {
+                self.count("answers of the manager lost");
+                self.desk.be_deaf(2);
+            }
+            _ => {
+                let clients: Vec<u32> = self.clients.iter().map(|c| c.number).collect();
+                if let Some(client) = self.dice.pick(&clients) {
+                    self.count("manager out of reach");
+                    self.desk.cut(client);
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        if self.clients.is_empty() {
+            return;
+        }
+        self.count("client killed");
+        let at = self.dice.roll(self.clients.len() as u64) as usize;
+        let was_newest = at + 1 == self.clients.len();
+        self.leave(at);
+        if was_newest {
+            self.enter();
+        }
+    }
+
+    /// Another client takes the volume while one has it.
+    fn contest(&mut self) {
+        if self.plan.is_contested && self.clients.len() < 2 {
+            self.count("second client");
+            if self.dice.one_in(2) {
+                self.stop();
+            }
+            self.enter();
+        }
+    }
+
+    /// A client's process stands still for a while.
+    fn stop(&mut self) {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let until = self.cluster.now() + self.dice.micros(STOP_MS_MAX * 1000);
+        if let Some(client) = self.clients.get_mut(at) {
+            tell!(self.cluster, "client {} stands still", client.number);
+            client.stopped_until = until;
+            self.count("client stopped");
+        }
+    }
+
+    fn replace_channel(&mut self) {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let Some(client) = self.clients.get_mut(at) else {
+            return;
+        };
+        if client.threads.is_empty() || client.is_stopped() {
+            return;
+        }
+        // One that is driven to its end keeps its sessions: many of them leave
+        // none for a column that is to come back.
+        if client
+            .driven
+            .status()
+            .is_some_and(|s| s.channels > client.threads.len())
+        {
+            return;
+        }
+        let thread = self.dice.roll(client.threads.len() as u64) as usize;
+        let gone = client.threads.swap_remove(thread);
+        tell!(self.cluster, "channel {} is closed", gone.number);
+        drop(gone);
+        self.next_thread += 1;
+        client.open(self.next_thread);
+        self.count("channel closed");
+    }
+
+    fn weather(&mut self) {
+        let odds = |dice: &mut crate::dice::Dice, odds: u64| match dice.one_in(2) {
+            true => 0,
+            false => odds,
+        };
+        let dice = &mut self.dice;
+        let rough = self.plan.damaged.is_none();
+        let weather = Weather {
+            lost: if rough { odds(dice, 200) } else { 0 },
+            repeated: if rough { odds(dice, 200) } else { 0 },
+            corrupted: if rough { odds(dice, 300) } else { 0 },
+            delayed: odds(dice, 8),
+            overtaking: dice.one_in(2),
+        };
+        if weather.lost > 0 {
+            self.count("messages lost");
+        }
+        if weather.repeated > 0 {
+            self.count("messages repeated");
+        }
+        if weather.corrupted > 0 {
+            self.count("messages corrupted");
+        }
+        if weather.delayed > 0 {
+            self.count("messages delayed");
+        }
+        if weather.overtaking {
+            self.count("replies overtake");
+        }
+        tell!(self.cluster, "{weather:?}");
+        self.cluster.net().weather = weather;
+    }
+
+    /// A connection breaks.
+    fn hang_up(&mut self) {
+        let victim = self.plan.damaged;
+        let net = self.cluster.net();
+        let mut lines = Vec::new();
+        for client in &self.clients {
+            lines.extend(net.of(Peer::Client(client.number)));
+        }
+        lines.retain(|id| {
+            let house = net.line(*id).map(|line| line.house);
+            victim.is_none_or(|victim| house == Some(victim))
+        });
+        if let Some(line) = self.dice.pick(&lines) {
+            drop(net);
+            tell!(self.cluster, "connection {line} breaks");
+            self.cluster.hang_up(line);
+            self.count("connection broken");
+        }
+    }
+
+    /// The medium goes wrong.
+    fn damage(&mut self) {
+        let Some(running) = self
+            .plan
+            .damaged
+            .and_then(|house| self.cluster.running(house))
+        else {
+            return;
+        };
+        let choice = self.dice.word();
+        match choice >> 60 {
+            0..=7 => {
+                if running.medium.flip(choice) {
+                    self.count("bit flipped");
+                }
+            }
+            8..=11 => {
+                running.medium.bungle(Mishap::Lost);
+                self.count("write lost");
+            }
+            _ => {
+                running.medium.bungle(Mishap::Misdirected(choice));
+                self.count("write misdirected");
+            }
+        }
+        tell!(self.cluster, "the medium goes wrong");
+    }
+}

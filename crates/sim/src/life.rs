@@ -1,0 +1,322 @@
+//! One history: a cluster, clients that read and write, faults, and at the end
+//! a rest in which all must be well.
+
+use crate::checker::Checker;
+use crate::client::Client;
+use crate::cluster::{Cluster, tell};
+use crate::desk::Desk;
+use crate::dice::Dice;
+use crate::history::History;
+use pagemesh_base::layout::Name;
+use pagemesh_manage::Kind;
+use pagemesh_manage::wire::CreateVolume;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Steps with faults.
+const STEPS: u64 = 2500;
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Steps without anything to do after which time is moved on.
+const IDLE_STEPS: u32 = 6;
+
+/// What a history is like.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) kind: Kind,
+    pub(crate) copies: usize,
+    pub(crate) columns: usize,
+    pub(crate) pools: Vec<usize>,
+    pub(crate) volume_bytes: u64,
+    pub(crate) channels_max: u64,
+    /// The volume is larger than the pools.
+    pub(crate) is_tight: bool,
+    /// Whose medium goes wrong. All other faults then hit nobody else: two
+    /// that fail are one too many for two copies.
+    pub(crate) damaged: Option<usize>,
+    /// Two clients may want the volume.
+    pub(crate) is_contested: bool,
+    /// One step in so many is a fault.
+    pub(crate) calm: u64,
+}
+
+impl Plan {
+    fn roll(dice: &mut Dice) -> Plan {
+        let is_tight = dice.one_in(6);
+        let copies = [1, 2, 2, 2, 2, 3][dice.roll(6) as usize];
+        let columns = if is_tight || dice.one_in(2) { 1 } else { 2 };
+        let kind = match (columns, copies) {
+            (1, 1) => Kind::Concat,
+            (1, _) => Kind::Mirror,
+            (_, 1) => Kind::Stripe,
+            _ => Kind::StripeMirror,
+        };
+        let houses = copies.max(columns) + dice.roll(2) as usize;
+        let bytes = if is_tight { 2 << 20 } else { 64 << 20 };
+        let volume_bytes = match is_tight {
+            true => 4 << 20,
+            false => columns as u64 * (64 << 10) * (1 + dice.roll(3)),
+        };
+        let damaged = copies > 1 && !is_tight && dice.one_in(4);
+        Plan {
+            kind,
+            copies,
+            columns,
+            pools: vec![bytes; houses],
+            volume_bytes,
+            channels_max: if is_tight { 1 } else { 3 },
+            is_tight,
+            damaged: damaged.then(|| dice.roll(houses as u64) as usize),
+            is_contested: !is_tight && dice.one_in(2),
+            calm: 25 + dice.roll(200),
+        }
+    }
+}
+
+/// What a history came to.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// The same for two runs of a seed.
+    pub digest: u64,
+    /// Operations that were acknowledged, and those that were not.
+    pub acknowledged: u64,
+    /// See above.
+    pub failed: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Faults injected, by name.
+    pub faults: std::collections::BTreeMap<&'static str, u64>,
+    /// Sectors searched, and those that were given up.
+    pub sectors: u64,
+    /// See above.
+    pub given_up: u64,
+    /// Pages that were rewritten from another leg.
+    pub repaired: u64,
+    /// Time that passed, in the simulation.
+    pub time: Duration,
+}
+
+pub(crate) struct Life {
+    pub(crate) plan: Plan,
+    pub(crate) dice: Dice,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) name: Name,
+    pub(crate) checker: Checker,
+    /// The last one is the newest.
+    pub(crate) clients: Vec<Client>,
+    pub(crate) next_client: u32,
+    pub(crate) next_thread: u32,
+    pub(crate) next_value: u64,
+    pub(crate) sectors: u64,
+    pub(crate) next_beat: Duration,
+    pub(crate) idle: u32,
+    pub(crate) outcome: Outcome,
+}
+
+impl Life {
+    fn new(seed: u64, is_printed: bool) -> Life {
+        let mut dice = Dice::new(seed);
+        let plan = Plan::roll(&mut dice);
+        let history = History::new(is_printed);
+        let cluster = Cluster::new(dice.split(), &plan.pools, history);
+        tell!(cluster, "seed {seed}: {plan:?}");
+        let desk = Desk::new(&cluster, dice.split());
+        let name: Name = "volume".parse().expect("a name");
+        let wish = CreateVolume {
+            name: name.clone(),
+            size_bytes: plan.volume_bytes,
+            layout: plan.kind,
+            columns: (plan.columns > 1).then_some(plan.columns),
+            copies: (plan.copies > 1).then_some(plan.copies),
+            durability: None,
+        };
+        let manager = desk.manager().expect("a manager that runs");
+        let made = manager.create(&wish);
+        let made = made.unwrap_or_else(|fault| panic!("no volume was made: {fault}"));
+        let sectors = made.volume.layout.size_bytes() / crate::checker::SECTOR;
+        let mut life = Life {
+            plan,
+            dice,
+            cluster,
+            desk,
+            name,
+            checker: Checker::default(),
+            clients: Vec::new(),
+            next_client: 0,
+            next_thread: 0,
+            next_value: 0,
+            sectors,
+            next_beat: HEARTBEAT,
+            idle: 0,
+            outcome: Outcome::default(),
+        };
+        life.enter();
+        life
+    }
+
+    /// Another client begins to attach.
+    pub(crate) fn enter(&mut self) {
+        self.next_client += 1;
+        let client = Client::new(
+            &self.cluster,
+            &self.desk,
+            self.next_client,
+            &self.name,
+            self.dice.split(),
+        );
+        self.clients.push(client);
+    }
+
+    fn houses(&self) -> usize {
+        self.plan.pools.len()
+    }
+
+    /// Something that happens by itself; true if anything did.
+    pub(crate) fn step(&mut self) -> Result<bool, String> {
+        let acted = match self.dice.roll(100) {
+            0..=34 => self.serve(),
+            35..=59 => self.turn()?,
+            60..=71 => {
+                let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+                let client = self.clients.get_mut(at);
+                client.is_some_and(|client| !client.is_stopped() && client.call())
+            }
+            72..=79 => {
+                let by = self.dice.micros(200);
+                self.pass(by);
+                false
+            }
+            _ => {
+                let house = self.dice.roll(self.houses() as u64) as usize;
+                self.cluster.tend(house)
+            }
+        };
+        self.idle = if acted { 0 } else { self.idle + 1 };
+        if self.idle > IDLE_STEPS {
+            self.idle = 0;
+            self.jump();
+        }
+        Ok(acted)
+    }
+
+    fn serve(&mut self) -> bool {
+        let lines = self.cluster.net().busy();
+        let Some(line) = self.dice.pick(&lines) else {
+            return false;
+        };
+        let is_slow = {
+            let net = self.cluster.net();
+            net.line(line).is_some_and(|line| net.is_slow(line.house))
+        };
+        (!is_slow || self.dice.one_in(10)) && self.cluster.serve(line)
+    }
+
+    /// A client's turn: keeper and channels.
+    fn turn(&mut self) -> Result<bool, String> {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let Some(client) = self.clients.get_mut(at) else {
+            return Ok(false);
+        };
+        if client.is_stopped() {
+            return Ok(false);
+        }
+        let number = client.number;
+        match client.turn() {
+            Some(Ok(())) => {
+                tell!(self.cluster, "client {number} has attached");
+                let (attachment, is_whole) = self.clients[at].attached();
+                self.checker.attached(attachment, !is_whole);
+                let channels = 1 + self.dice.roll(self.plan.channels_max);
+                for _ in 0..channels {
+                    self.next_thread += 1;
+                    self.clients[at].open(self.next_thread);
+                }
+                return Ok(true);
+            }
+            Some(Err(cause)) => {
+                tell!(self.cluster, "client {number} does not attach: {cause}");
+                self.leave(at);
+                if self.clients.is_empty() {
+                    self.enter();
+                }
+                return Ok(true);
+            }
+            None => {}
+        }
+        self.reap(at)
+    }
+
+    /// Ends a client as a crash would.
+    pub(crate) fn leave(&mut self, at: usize) {
+        let client = self.clients.remove(at);
+        tell!(self.cluster, "client {} is gone", client.number);
+        if let Some(status) = client.driven.status() {
+            self.outcome.repaired += status.counters.pages_repaired;
+        }
+    }
+
+    pub(crate) fn pass(&mut self, by: Duration) {
+        self.cluster.net().now += by;
+        let now = self.cluster.now();
+        if now >= self.next_beat {
+            self.next_beat = now + HEARTBEAT;
+            for house in 0..self.houses() {
+                self.desk.hear(house);
+            }
+            if let Some(manager) = self.desk.manager() {
+                manager.sweep();
+            }
+        }
+    }
+
+    /// Moves time to where something happens next.
+    fn jump(&mut self) {
+        let now = self.cluster.now();
+        let clients = self.clients.iter().filter_map(Client::next);
+        let arrival = self.cluster.net().next_arrival();
+        let next = clients.chain(arrival).chain([self.next_beat]);
+        let next = next.filter(|at| *at > now).min();
+        let by = next.map_or(Duration::from_millis(1), |at| at - now);
+        // A silent leg is only found out by looking at it.
+        self.pass(by.min(Duration::from_millis(250)));
+    }
+
+    fn live(&mut self) -> Result<(), String> {
+        for _ in 0..STEPS {
+            if self.dice.one_in(self.plan.calm) {
+                self.fault();
+            } else if self.dice.one_in(4) {
+                self.submit();
+            } else {
+                self.step()?;
+            }
+        }
+        self.rest()
+    }
+}
+
+/// Runs the history of a seed.
+///
+/// # Errors
+/// What was broken.
+pub fn run(seed: u64, is_printed: bool) -> Result<Outcome, String> {
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let mut life = Life::new(seed, is_printed);
+        let lived = life.live();
+        if let Err(broken) = &lived {
+            tell!(life.cluster, "{broken}");
+        }
+        lived?;
+        let mut outcome = life.outcome.clone();
+        outcome.digest = life.cluster.digest();
+        outcome.time = life.cluster.now();
+        outcome.messages = life.cluster.net().messages;
+        Ok(outcome)
+    }));
+    ended.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+        Err(text.unwrap_or_else(|| "a panic without words".into()))
+    })
+}

@@ -1,0 +1,184 @@
+//! A brick's memory: the crash recorder, with a fuse that ends the brick at
+//! some access, and pages that go wrong.
+//!
+//! What a dying brick still does to its medium, such as burying sessions while
+//! its stack unwinds, goes to a copy that nobody looks at: the state that
+//! counts was set aside when the fuse blew.
+
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Fenced, Media, Recorder, Unfenced};
+use pagemesh_store::geometry::Geometry;
+use std::collections::BTreeSet;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is wrong with the next page that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mishap {
+    /// It never arrives.
+    Lost,
+    /// It arrives in place of another page; the number chooses which.
+    Misdirected(u64),
+}
+
+/// A brick's memory.
+pub(crate) struct Medium {
+    inner: Recorder,
+    /// Accesses that change something until the brick dies; negative: never.
+    fuse: AtomicI64,
+    left: Mutex<Option<Recorder>>,
+    mishap: Mutex<Option<Mishap>>,
+    /// Where pages of data were written that have not become nodes since.
+    pages: Mutex<BTreeSet<usize>>,
+    frames_at: usize,
+}
+
+/// The payload of the unwinding of a brick whose fuse blew.
+struct Died;
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Medium {
+    pub(crate) fn new(inner: Recorder) -> Medium {
+        let plan = Geometry::plan(inner.len_bytes() as u64).expect("the size of a pool");
+        Medium {
+            frames_at: plan.frames.start as usize,
+            inner: inner.without_past(),
+            fuse: AtomicI64::new(-1),
+            left: Mutex::default(),
+            mishap: Mutex::default(),
+            pages: Mutex::default(),
+        }
+    }
+
+    /// The brick dies at the access after so many.
+    pub(crate) fn light(&self, accesses: u32) {
+        self.fuse.store(i64::from(accesses), Ordering::Relaxed);
+    }
+
+    pub(crate) fn light_out(&self) {
+        self.fuse.store(-1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_lit(&self) -> bool {
+        self.fuse.load(Ordering::Relaxed) >= 0
+    }
+
+    /// What a dead brick left behind: as its fuse blew, or as it is now.
+    pub(crate) fn leave(&self) -> Recorder {
+        self.fuse.store(-1, Ordering::Relaxed);
+        guard(&self.left)
+            .take()
+            .unwrap_or_else(|| self.inner.fork())
+    }
+
+    /// The next page written goes wrong.
+    pub(crate) fn bungle(&self, mishap: Mishap) {
+        *guard(&self.mishap) = Some(mishap);
+    }
+
+    /// Flips a bit of a page of data; false if there is none.
+    pub(crate) fn flip(&self, choice: u64) -> bool {
+        let Some(page) = self.page(choice) else {
+            return false;
+        };
+        let at = page + (choice >> 32) as usize % (PAGE_BYTES / 8) * 8;
+        let word = self.inner.load(at) ^ (1 << ((choice >> 20) % 64));
+        self.inner.store(at, word);
+        let flipped = self.inner.flush(at, 8);
+        let _fenced = self.inner.fence(flipped);
+        true
+    }
+
+    fn page(&self, choice: u64) -> Option<usize> {
+        let pages = guard(&self.pages);
+        let nth = (choice % 1_000_003) as usize % pages.len().max(1);
+        pages.iter().nth(nth).copied()
+    }
+
+    fn step(&self) {
+        let left = self.fuse.load(Ordering::Relaxed);
+        if left < 0 {
+            return;
+        }
+        self.fuse.store(left - 1, Ordering::Relaxed);
+        if left == 0 {
+            *guard(&self.left) = Some(self.inner.fork());
+            resume_unwind(Box::new(Died));
+        }
+    }
+
+    /// Where a page goes; none if it gets lost.
+    fn place(&self, offset: usize, page: &[u8; PAGE_BYTES]) -> Option<usize> {
+        if offset < self.frames_at {
+            return Some(offset);
+        }
+        // A node is zeroed before it is used, and data of zeroes is no loss.
+        if page.iter().all(|byte| *byte == 0) {
+            guard(&self.pages).remove(&offset);
+            return Some(offset);
+        }
+        let place = match guard(&self.mishap).take() {
+            None => Some(offset),
+            Some(Mishap::Lost) => None,
+            Some(Mishap::Misdirected(choice)) => self.page(choice).filter(|at| *at != offset),
+        };
+        guard(&self.pages).insert(offset);
+        place
+    }
+}
+
+impl Media for Medium {
+    fn len_bytes(&self) -> usize {
+        self.inner.len_bytes()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.inner.read(offset, into);
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        self.inner.load(offset)
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        self.step();
+        self.inner.store(offset, word);
+    }
+
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.step();
+        self.inner.swap(offset, old, new)
+    }
+
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        self.step();
+        self.inner.stream_line(offset, line)
+    }
+
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        let stream = |&(medium, offset): &(&Medium, usize)| {
+            medium.step();
+            match medium.place(offset, page) {
+                Some(at) => Recorder::stream_page(&[(&medium.inner, at)], page).1,
+                None => medium.inner.flush(offset, PAGE_BYTES),
+            }
+        };
+        let stores = targets.iter().map(stream).reduce(Unfenced::and);
+        (crc32c(page), stores.expect("a page goes somewhere"))
+    }
+
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        self.step();
+        self.inner.flush(offset, len)
+    }
+
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        self.step();
+        self.inner.fence(stores)
+    }
+}

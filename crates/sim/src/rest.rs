@@ -1,0 +1,227 @@
+//! The end of a history: no more faults, and everything must come to rest and
+//! be right.
+
+use crate::checker::{SECTOR, value_of};
+use crate::cluster::tell;
+use crate::life::Life;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::Leg;
+use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
+use pagemesh_brick::worker::Worker;
+use std::time::Duration;
+
+/// Steps in which all must have come to rest, and time that may pass.
+const STEPS_MAX: u64 = 400_000;
+const TIME_MAX: Duration = Duration::from_secs(600);
+/// Rounds of housekeeping after which everything deleted is free.
+const ROUNDS_MAX: u32 = 200;
+const PAGE: u64 = 4096;
+
+impl Life {
+    /// Ends all faults, waits, and checks everything.
+    pub(crate) fn rest(&mut self) -> Result<(), String> {
+        self.mend();
+        if self.plan.is_tight {
+            // The smallest pools have three sessions: one that lost its
+            // connections needs them twice for a moment, and gets none.
+            while !self.clients.is_empty() {
+                self.leave(0);
+            }
+            self.enter();
+            self.make_room()?;
+        }
+        self.until_calm()?;
+        self.read_all()?;
+        let repaired = self.clients[0].driven.status();
+        self.outcome.repaired += repaired.map_or(0, |status| status.counters.pages_repaired);
+        self.clients.clear();
+        self.settle_lines();
+        self.compare_legs()?;
+        let searched = self.checker.check(self.sectors)?;
+        (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
+        self.delete_all()
+    }
+
+    fn mend(&mut self) {
+        tell!(self.cluster, "no more faults");
+        self.cluster.net().mend();
+        self.desk.mend();
+        for house in 0..self.plan.pools.len() {
+            if let Some(running) = self.cluster.running(house) {
+                running.medium.light_out();
+            }
+            self.cluster.start(house, None, false);
+            self.desk.hear(house);
+        }
+        for client in &mut self.clients {
+            client.stopped_until = Duration::ZERO;
+        }
+    }
+
+    fn until_calm(&mut self) -> Result<(), String> {
+        let until = self.cluster.now() + TIME_MAX;
+        for _ in 0..STEPS_MAX {
+            self.step()?;
+            self.dismiss();
+            if let [client] = &self.clients[..]
+                && client.attachment > 0
+                && client.is_calm()
+            {
+                tell!(self.cluster, "all is calm");
+                return Ok(());
+            }
+            if self.cluster.now() > until {
+                break;
+            }
+        }
+        let clients = self.clients.iter().map(|client| {
+            let pending: Vec<_> = client.threads.iter().map(|t| t.pending.len()).collect();
+            let (number, status) = (client.number, client.driven.status());
+            format!("client {number} has {pending:?} pending {status:#?}")
+        });
+        let clients: Vec<String> = clients.collect();
+        Err(format!("no rest: {}", clients.join("\n")))
+    }
+
+    /// Ends clients whose volume another one has.
+    fn dismiss(&mut self) {
+        let present = self.clients.iter().map(|client| client.attachment).max();
+        let over = self.clients.iter().position(|client| {
+            let is_idle = client.threads.iter().all(|t| t.pending.is_empty());
+            let is_older = client.attachment > 0 && Some(client.attachment) < present;
+            is_idle && (is_older || client.is_fenced())
+        });
+        if let Some(at) = over {
+            self.leave(at);
+        }
+        if self.clients.is_empty() {
+            self.enter();
+        }
+    }
+
+    /// A volume that fills its pools is emptied, so that legs that were left
+    /// out for want of room can return.
+    fn make_room(&mut self) -> Result<(), String> {
+        for _ in 0..STEPS_MAX {
+            self.dismiss();
+            if self.clients.len() == 1 && self.clients[0].attachment > 0 {
+                self.ensure_thread();
+                if self.clients[0].threads[0].pending.is_empty() {
+                    let sectors = self.sectors;
+                    self.discard(0, 0, 0..sectors);
+                    return Ok(());
+                }
+            }
+            self.step()?;
+        }
+        Err("no client attaches".into())
+    }
+
+    fn ensure_thread(&mut self) {
+        if self.clients[0].threads.is_empty() {
+            self.next_thread += 1;
+            self.clients[0].open(self.next_thread);
+        }
+    }
+
+    fn read_all(&mut self) -> Result<(), String> {
+        self.ensure_thread();
+        let part = 256;
+        for start in (0..self.sectors).step_by(part) {
+            let end = (start + part as u64).min(self.sectors);
+            self.read(0, 0, start..end);
+            self.until_calm()?;
+        }
+        Ok(())
+    }
+
+    /// Lets bricks see that their clients are gone.
+    fn settle_lines(&mut self) {
+        self.pass(Duration::from_secs(1));
+        loop {
+            let lines = self.cluster.net().busy();
+            if lines.is_empty() {
+                break;
+            }
+            for line in lines {
+                self.cluster.serve(line);
+            }
+        }
+    }
+
+    fn slice(&self, leg: &Leg, bytes: u64) -> Result<Vec<Option<Vec<u8>>>, String> {
+        let house = self.cluster.house_of(leg.brick).ok_or("no such brick")?;
+        let running = self.cluster.running(house).ok_or("a brick is down")?;
+        let told = |cause: SliceError| format!("brick {house}: {cause}");
+        let mut worker = Worker::open(&running.brick, 1, 1).map_err(told)?;
+        let (handle, _) = worker.attach(leg.slice, Epoch(u32::MAX)).map_err(told)?;
+        let page = |offset| {
+            let request = SliceRequest::Read {
+                offset,
+                len: PAGE as u32,
+            };
+            match worker.execute(handle, request) {
+                Ok(SliceReply::Data(data)) => Ok(Some(data)),
+                Err(SliceError::Damaged { .. }) if self.plan.damaged == Some(house) => Ok(None),
+                Ok(_) => Err(format!("brick {house} reads nothing")),
+                Err(cause) => Err(told(cause)),
+            }
+        };
+        (0..bytes).step_by(PAGE as usize).map(page).collect()
+    }
+
+    /// All legs hold the same.
+    fn compare_legs(&self) -> Result<(), String> {
+        let manager = self.desk.manager().ok_or("no manager")?;
+        let detail = manager
+            .show(&self.name)
+            .map_err(|fault| fault.to_string())?;
+        for segment in &detail.layout.segments {
+            for (number, column) in segment.columns.iter().enumerate() {
+                if column.round != 0 {
+                    return Err(format!("column {number} is in round {}", column.round));
+                }
+                let legs = column.legs.iter();
+                let slices = legs.map(|leg| self.slice(leg, segment.slice_bytes()));
+                let slices = slices.collect::<Result<Vec<_>, String>>()?;
+                let pages = segment.slice_bytes() / PAGE;
+                for page in 0..pages as usize {
+                    let found = slices.iter().filter_map(|slice| slice[page].as_ref());
+                    let found: Vec<_> = found.collect();
+                    if found.windows(2).any(|pair| pair[0] != pair[1]) {
+                        let sectors = |bytes: &[u8]| -> Vec<_> {
+                            bytes.chunks(SECTOR as usize).map(value_of).collect()
+                        };
+                        let held: Vec<_> = found.iter().map(|bytes| sectors(bytes)).collect();
+                        return Err(format!("page {page} of column {number} differs: {held:?}"));
+                    }
+                    if found.is_empty() {
+                        return Err(format!("page {page} of column {number} is lost"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the volume: every frame must be free again.
+    fn delete_all(&mut self) -> Result<(), String> {
+        let manager = self.desk.manager().ok_or("no manager")?;
+        let deleted = manager.delete(&self.name, true);
+        deleted.map_err(|fault| format!("the volume is not deleted: {fault}"))?;
+        drop(manager);
+        for house in 0..self.plan.pools.len() {
+            let running = self.cluster.running(house).ok_or("a brick is down")?;
+            let used = || running.brick.status().map_or(u64::MAX, |s| s.used_bytes);
+            let mut rounds = 0;
+            while used() > 0 && rounds < ROUNDS_MAX {
+                running.brick.tend();
+                rounds += 1;
+            }
+            if used() > 0 {
+                return Err(format!("brick {house} has lost {} bytes of frames", used()));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! What clients ask of the volume, and what becomes of it.
+
+use crate::checker::{Ending, Kind, SECTOR, fill};
+use crate::cluster::tell;
+use crate::life::Life;
+use bytes::Bytes;
+use pagemesh_base::space::{Reply, Request, SpaceError, Token};
+
+/// Requests in flight on one channel.
+const IN_FLIGHT_MAX: usize = 4;
+/// Sectors of most requests.
+const SHORT: u64 = 20;
+
+/// The name of a flush among the operations.
+const FLUSH: usize = usize::MAX;
+
+impl Life {
+    /// A random request of a random channel.
+    pub(crate) fn submit(&mut self) {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let Some(client) = self.clients.get(at) else {
+            return;
+        };
+        if client.threads.is_empty() || client.is_stopped() {
+            return;
+        }
+        let thread = self.dice.roll(client.threads.len() as u64) as usize;
+        if client.threads[thread].pending.len() >= IN_FLIGHT_MAX {
+            return;
+        }
+        let long = if self.plan.is_tight { 1200 } else { 200 };
+        let len = match self.dice.one_in(6) {
+            true => SHORT + self.dice.roll(long),
+            false => 1 + self.dice.roll(SHORT),
+        };
+        let mut start = self.dice.roll(self.sectors);
+        let mut end = (start + len).min(self.sectors);
+        if self.dice.one_in(3) {
+            // Whole pages take other ways than parts of them.
+            (start, end) = (start / 8 * 8, end.next_multiple_of(8).min(self.sectors));
+        }
+        let is_durable = self.dice.one_in(8);
+        match self.dice.roll(10) {
+            0..=3 => self.write(at, thread, start..end, is_durable),
+            4 => self.zero(at, thread, start..end, is_durable),
+            5 if self.dice.one_in(2) => self.flush(at, thread),
+            _ => self.read(at, thread, start..end),
+        }
+    }
+
+    fn send(&mut self, at: usize, thread: usize, operation: usize, request: Request) {
+        self.next_value += 1;
+        let token = self.next_value;
+        let thread = &mut self.clients[at].threads[thread];
+        thread.pending.insert(token, operation);
+        thread.channel.submit(Token(token), request);
+    }
+
+    fn begin(
+        &mut self,
+        at: usize,
+        thread: usize,
+        sectors: &std::ops::Range<u64>,
+        kind: Kind,
+    ) -> usize {
+        let client = &self.clients[at];
+        let channel = client.threads[thread].number;
+        let number = self
+            .checker
+            .begin(client.attachment, channel, sectors.clone(), kind.clone());
+        tell!(
+            self.cluster,
+            "client {} channel {channel} submits #{number}: {kind:?} {sectors:?}",
+            client.number
+        );
+        number
+    }
+
+    fn write(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>, durable: bool) {
+        self.next_value += 1;
+        let value = self.next_value;
+        let operation = self.begin(at, thread, &sectors, Kind::Write(value));
+        let request = Request::Write {
+            offset: sectors.start * SECTOR,
+            data: Bytes::from(fill(value, sectors.end - sectors.start)),
+            durable,
+        };
+        self.send(at, thread, operation, request);
+    }
+
+    fn zero(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>, durable: bool) {
+        let operation = self.begin(at, thread, &sectors, Kind::Write(0));
+        let (offset, len) = (
+            sectors.start * SECTOR,
+            (sectors.end - sectors.start) * SECTOR,
+        );
+        let request = match self.dice.one_in(2) {
+            true => Request::Discard { offset, len },
+            false => Request::WriteZeroes {
+                offset,
+                len,
+                durable,
+            },
+        };
+        self.send(at, thread, operation, request);
+    }
+
+    pub(crate) fn discard(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>) {
+        let operation = self.begin(at, thread, &sectors, Kind::Write(0));
+        let request = Request::Discard {
+            offset: sectors.start * SECTOR,
+            len: (sectors.end - sectors.start) * SECTOR,
+        };
+        self.send(at, thread, operation, request);
+    }
+
+    pub(crate) fn read(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>) {
+        let operation = self.begin(at, thread, &sectors, Kind::Read(vec![]));
+        let request = Request::Read {
+            offset: sectors.start * SECTOR,
+            len: ((sectors.end - sectors.start) * SECTOR) as u32,
+        };
+        self.send(at, thread, operation, request);
+    }
+
+    fn flush(&mut self, at: usize, thread: usize) {
+        self.send(at, thread, FLUSH, Request::Flush);
+    }
+
+    /// Takes what has ended on all channels of a client.
+    pub(crate) fn reap(&mut self, at: usize) -> Result<bool, String> {
+        let mut acted = false;
+        let mut completions = vec![];
+        for thread in 0..self.clients[at].threads.len() {
+            let thread = &mut self.clients[at].threads[thread];
+            thread.channel.reap(&mut completions);
+            for completion in completions.drain(..) {
+                acted = true;
+                let token = completion.token.0;
+                let operation = thread.pending.remove(&token);
+                let operation = operation
+                    .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
+                let is_done = completion.result.is_ok();
+                self.outcome.acknowledged += u64::from(is_done);
+                self.outcome.failed += u64::from(!is_done);
+                if operation == FLUSH {
+                    continue;
+                }
+                let word = match &completion.result {
+                    Ok(_) => "done".to_owned(),
+                    Err(cause) => cause.to_string(),
+                };
+                tell!(self.cluster, "#{operation}: {word}");
+                match completion.result {
+                    Ok(Reply::Data(data)) => self.checker.read(operation, &data)?,
+                    Ok(_) => self.checker.end(operation, Ending::Done)?,
+                    Err(SpaceError::NoSpace(_)) => {
+                        if !self.plan.is_tight {
+                            return Err(format!("#{operation} was refused for want of space"));
+                        }
+                        self.checker.end(operation, Ending::Decided)?;
+                    }
+                    Err(SpaceError::Unavailable(_) | SpaceError::Fenced) => {
+                        self.checker.end(operation, Ending::Unknown)?;
+                    }
+                    Err(cause) => return Err(format!("#{operation} failed: {cause}")),
+                }
+            }
+        }
+        Ok(acted)
+    }
+}

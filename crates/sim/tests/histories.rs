@@ -1,0 +1,33 @@
+//! A few histories with every run of the tests; `cargo xtask sim` runs many.
+
+use pagemesh_sim::run;
+
+/// Histories of each of the two tests, which run beside each other.
+const SEEDS: u64 = 200;
+
+#[track_caller]
+fn check(seeds: impl Iterator<Item = u64>) {
+    for seed in seeds {
+        if let Err(broken) = run(seed, false) {
+            panic!("seed {seed}: {broken}\nrerun it with: cargo xtask sim --seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn histories_end_whole_1() {
+    check(0..SEEDS);
+}
+
+#[test]
+fn histories_end_whole_2() {
+    check(1_000_000..1_000_000 + SEEDS);
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let digest = || run(seed, false).expect("a whole history").digest;
+        assert_eq!(digest(), digest(), "seed {seed}");
+    }
+}

@@ -1,0 +1,124 @@
+//! Chores of the repository: `cargo xtask sim`.
+
+use anyhow::bail;
+use clap::{Parser, Subcommand};
+use pagemesh_sim::{Outcome, run};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+#[derive(Parser)]
+#[command(about = "Chores of the repository")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Runs histories of the cluster simulation.
+    Sim {
+        /// How many histories.
+        #[arg(long, default_value_t = 2000)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Runs one seed alone and prints its history.
+        #[arg(long, conflicts_with_all = ["seeds", "from"])]
+        seed: Option<u64>,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().chore {
+        Chore::Sim {
+            seed: Some(seed), ..
+        } => match run(seed, true) {
+            Ok(outcome) => {
+                println!("{outcome:#?}");
+                Ok(())
+            }
+            Err(broken) => bail!("seed {seed}: {broken}"),
+        },
+        Chore::Sim { seeds, from, .. } => sim(from, seeds),
+    }
+}
+
+/// Sums over histories.
+#[derive(Default)]
+struct Sums {
+    acknowledged: u64,
+    failed: u64,
+    messages: u64,
+    repaired: u64,
+    sectors: u64,
+    given_up: u64,
+    simulated_s: u64,
+    faults: BTreeMap<&'static str, u64>,
+    broken: Vec<(u64, String)>,
+}
+
+impl Sums {
+    fn add(&mut self, outcome: Outcome) {
+        self.acknowledged += outcome.acknowledged;
+        self.failed += outcome.failed;
+        self.messages += outcome.messages;
+        self.repaired += outcome.repaired;
+        self.sectors += outcome.sectors;
+        self.given_up += outcome.given_up;
+        self.simulated_s += outcome.time.as_secs();
+        for (fault, count) in outcome.faults {
+            *self.faults.entry(fault).or_default() += count;
+        }
+    }
+}
+
+fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let (next, sums) = (AtomicU64::new(from), Mutex::new(Sums::default()));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + seeds {
+                        return;
+                    }
+                    let result = run(seed, false);
+                    let mut sums = sums.lock().expect("no panic");
+                    match result {
+                        Ok(outcome) => sums.add(outcome),
+                        Err(broken) => {
+                            let first = broken.lines().next().unwrap_or_default();
+                            println!("seed {seed}: {first}\n  cargo xtask sim --seed {seed}");
+                            sums.broken.push((seed, broken));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let sums = sums.into_inner().expect("no panic");
+    println!(
+        "{seeds} histories in {:.1} s: {} requests acknowledged, {} failed, {} messages, {} pages \
+         repaired, {} s simulated; {} sectors searched, {} given up",
+        began.elapsed().as_secs_f64(),
+        sums.acknowledged,
+        sums.failed,
+        sums.messages,
+        sums.repaired,
+        sums.simulated_s,
+        sums.sectors,
+        sums.given_up,
+    );
+    for (fault, count) in &sums.faults {
+        println!("{count:>9} {fault}");
+    }
+    if !sums.broken.is_empty() {
+        bail!("{} of {seeds} histories are broken", sums.broken.len());
+    }
+    Ok(())
+}
