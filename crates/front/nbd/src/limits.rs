@@ -51,12 +51,15 @@ pub(crate) const ZEROES_BYTES: usize = 1 << 20;
 /// Microseconds of trying to receive before sleeping. A client at depth one
 /// comes back in 5 to 15; a sleep and a wake-up cost about as much.
 pub(crate) const SPIN_US: u64 = 40;
-/// Waits of each trial with and without spinning: a few milliseconds of work.
-pub(crate) const SPIN_TRIAL_WAITS: u32 = 128;
-/// Waits after a pair of trials, until the next; doubled each time the answer
-/// is the same, so that the worse way is tried for less than one percent.
+/// Waits of each trial with or without spinning: a millisecond of work.
+pub(crate) const SPIN_TRIAL_WAITS: u32 = 32;
+/// Trials before each run, half of them with spinning: one that nothing
+/// disturbs is then likely among them.
+pub(crate) const SPIN_TRIALS: u32 = 8;
+/// Waits after the trials, until the next; doubled each time the answer is the
+/// same, so that the worse way is tried for less than one percent.
 pub(crate) const SPIN_RUN_MIN: u32 = 1024;
-/// The most waits between two pairs of trials.
+/// The most waits between two rounds of trials.
 pub(crate) const SPIN_RUN_MAX: u32 = 16 << 10;
 /// By how much spinning must be faster to be worth the processor.
 pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
