@@ -104,7 +104,7 @@ pub fn create_as(
     size_bytes: u64,
     stated: Option<Stated>,
 ) -> Result<(Uuid, Durability), FileError> {
-    create_with(path, size_bytes, stated, allocate)
+    create_with(path, size_bytes, stated, Space::Allocated)
 }
 
 /// The same without allocating: for measurements only, as a file system that
@@ -113,17 +113,21 @@ pub fn create_as(
 /// # Errors
 /// As [`create`].
 pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    let sized = create_with(path, size_bytes, None, |path, file, size_bytes| {
-        file.set_len(size_bytes).map_err(system("size", path))
-    });
-    Ok(sized?.0)
+    Ok(create_with(path, size_bytes, None, Space::Sparse)?.0)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    /// All of it when the pool is made: running out later would be a SIGBUS.
+    Allocated,
+    Sparse,
 }
 
 fn create_with(
     path: &Path,
     size_bytes: u64,
     stated: Option<Stated>,
-    allocate: impl FnOnce(&Path, &File, u64) -> Result<(), FileError>,
+    space: Space,
 ) -> Result<(Uuid, Durability), FileError> {
     let is_device = path
         .metadata()
@@ -135,7 +139,7 @@ fn create_with(
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
         let (file, _claim) = open_locked(path)?;
-        return make_pool(path, file, size_bytes, stated);
+        return make_pool(path, file, size_bytes, stated, Space::Sparse);
     }
     let file = OpenOptions::new()
         .read(true)
@@ -147,8 +151,12 @@ fn create_with(
         io::ErrorKind::AlreadyExists => FileError::Exists(path.into()),
         _ => system("create", path)(cause),
     })?;
-    let made =
-        allocate(path, &file, size_bytes).and_then(|()| make_pool(path, file, size_bytes, stated));
+    let sized = match space {
+        Space::Allocated => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes)
+            .map_err(|cause| system("allocate", path)(cause.into())),
+        Space::Sparse => file.set_len(size_bytes).map_err(system("size", path)),
+    };
+    let made = sized.and_then(|()| make_pool(path, file, size_bytes, stated, space));
     if made.is_err() {
         // The error to report is the first one.
         let _ = std::fs::remove_file(path);
@@ -156,21 +164,24 @@ fn create_with(
     made
 }
 
-/// Allocates all of a file: running out of space later would be a SIGBUS.
-fn allocate(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes)
-        .map_err(|cause| system("allocate", path)(cause.into()))
-}
-
 fn make_pool(
     path: &Path,
     file: File,
     size_bytes: u64,
     stated: Option<Stated>,
+    space: Space,
 ) -> Result<(Uuid, Durability), FileError> {
     let id = Uuid::new_v4();
     let media = map(path, file, size_bytes)?;
     let outlives_boot = media.durability() == Durability::FileSync;
+    if media.durability() == Durability::Process && space == Space::Allocated {
+        // The kernel clears memory when it is first touched, 2 MiB at a time:
+        // now, and not under some write.
+        media.populate().map_err(|cause| FileError::Map {
+            path: path.into(),
+            cause,
+        })?;
+    }
     let media = take_up(path, media, stated)?;
     let durability = media.durability();
     let boot = match outlives_boot && durability == Durability::Process {
