@@ -217,11 +217,16 @@ impl<M: Media> View<M> {
         let size_bytes = self.size_bytes(handle);
         match offset.checked_add(len) {
             Some(end) if end <= size_bytes => Ok(()),
-            end => Err(StoreError::OutOfRange {
-                offset,
-                end: end.unwrap_or(u64::MAX),
-                size_bytes,
-            }),
+            end => {
+                // The size may be that of nothing, or of whose number it is by
+                // now.
+                self.gate(handle)?;
+                Err(StoreError::OutOfRange {
+                    offset,
+                    end: end.unwrap_or(u64::MAX),
+                    size_bytes,
+                })
+            }
         }
     }
 
