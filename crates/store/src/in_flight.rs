@@ -9,8 +9,10 @@
 //! 24  epoch   4
 //! 28  count   4   pages; 0 in a free entry
 //! ```
-//! Written by the owner of the pool only. An entry whose checksum is wrong was
-//! being written when the pool died: the session's lane still has it.
+//! Written by the owner of the pool only, word by word: one that was being
+//! written or forgotten when the pool died lacks its last word or its first,
+//! and counts as free; the session's lane still has it, or nobody needs it.
+//! Any other entry whose checksum is wrong was damaged by the medium.
 
 use crate::bytes::{get_u32, get_u64, put};
 use crate::geometry::{IN_FLIGHT_BYTES, Region};
@@ -28,6 +30,17 @@ pub(crate) struct Table {
     /// Entries and where they lie.
     entries: HashMap<ObjectId, Vec<(u32, InFlight)>>,
     free: Vec<u32>,
+    damaged: Vec<Damaged>,
+}
+
+/// An entry that the medium damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Damaged {
+    index: u32,
+    /// The byte where it lies.
+    pub(crate) at: usize,
+    /// What it was, where one flipped bit explains it.
+    mended: Option<(ObjectId, InFlight)>,
 }
 
 /// No entry is free.
@@ -42,19 +55,48 @@ impl Table {
             region,
             entries: HashMap::new(),
             free: Vec::new(),
+            damaged: Vec::new(),
         };
         for (index, entry) in (0u32..).zip(bytes.as_chunks::<BYTES>().0) {
             match decode(entry) {
-                Some((object, found)) => table
+                Found::Entry(object, found) => table
                     .entries
                     .entry(object)
                     .or_default()
                     .push((index, found)),
-                None => table.free.push(index),
+                Found::Free => table.free.push(index),
+                Found::Damaged => table.damaged.push(Damaged {
+                    index,
+                    at: region.start as usize + index as usize * BYTES,
+                    mended: mend(entry),
+                }),
             }
         }
         table.free.reverse();
         table
+    }
+
+    /// Entries that the medium damaged.
+    pub(crate) fn damaged(&self) -> &[Damaged] {
+        &self.damaged
+    }
+
+    /// Writes damaged entries anew. False when one of them is lost: then
+    /// nobody knows which object it was of.
+    pub(crate) fn heal<M: Media>(&mut self, media: &M, stores: &mut Vec<Unfenced>) -> bool {
+        let mut is_whole = true;
+        for damaged in std::mem::take(&mut self.damaged) {
+            let index = damaged.index;
+            if let Some((object, entry)) = damaged.mended {
+                self.entries.entry(object).or_default().push((index, entry));
+                stores.push(self.store(media, index, &encode(object, &entry)));
+            } else {
+                is_whole = false;
+                stores.push(self.store(media, index, &[0; BYTES]));
+                self.free.push(index);
+            }
+        }
+        is_whole
     }
 
     /// The entries of an object.
@@ -113,10 +155,19 @@ fn encode(object: ObjectId, entry: &InFlight) -> [u8; BYTES] {
     bytes
 }
 
-fn decode(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
-    let count = get_u32(bytes, 28);
+enum Found {
+    Entry(ObjectId, InFlight),
+    Free,
+    Damaged,
+}
+
+fn decode(bytes: &[u8; BYTES]) -> Found {
+    let (first, last, count) = (get_u64(bytes, 0), get_u64(bytes, 24), get_u32(bytes, 28));
+    if first == 0 || last == 0 {
+        return Found::Free;
+    }
     if count == 0 || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
-        return None;
+        return Found::Damaged;
     }
     let entry = InFlight {
         page: PageNo(get_u64(bytes, 8)),
@@ -124,5 +175,17 @@ fn decode(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
         epoch: Epoch(get_u32(bytes, 24)),
         op: get_u64(bytes, 16),
     };
-    Some((ObjectId(get_u32(bytes, 4)), entry))
+    Found::Entry(ObjectId(get_u32(bytes, 4)), entry)
+}
+
+/// The entry that a damaged one was, if one bit of it was flipped.
+fn mend(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
+    (0..BYTES * 8).find_map(|bit| {
+        let mut bytes = *bytes;
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        match decode(&bytes) {
+            Found::Entry(object, found) => Some((object, found)),
+            _ => None,
+        }
+    })
 }

@@ -7,12 +7,14 @@
 //!   is fenced by itself, so that a lane has at most one unfenced record.
 //! - Therefore a bad record is a torn tail only when nothing valid follows it
 //!   in the ring; otherwise it was fenced once and the medium lost it.
+//! - A record with one flipped bit is mended: a torn one is never so close to
+//!   whole, unless it is the very record that was being written.
 //!
 //! A lane never overwrites a line at or above its head, and never fences a
 //! record: that fence is the commit, and belongs to the caller.
 
 use crate::record::{
-    Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines, lines_claimed,
+    Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines, lines_claimed, was_pad,
 };
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
@@ -63,6 +65,8 @@ pub struct Scan {
     pub entries: Vec<(u64, Entry)>,
     /// The first line that is free.
     pub end: u64,
+    /// Positions of entries that had a flipped bit.
+    pub mended: Vec<u64>,
 }
 
 impl Lane {
@@ -213,10 +217,15 @@ impl Lane {
 
     /// Reads on from the end as far as entries are valid, and what ended it.
     fn scan(&mut self, ring: &[Line]) -> (Scan, Option<NoRecord>) {
-        let mut entries = Vec::new();
+        let (mut entries, mut mended) = (Vec::new(), Vec::new());
         let mut cause = None;
         while self.end() < self.head + self.length {
-            match self.decode(ring, self.end()) {
+            let found = self.decode(ring, self.end()).or_else(|bad| {
+                let found = self.mend(ring).ok_or(bad)?;
+                mended.push(self.end());
+                Ok(found)
+            });
+            match found {
                 Ok(Found::Pad) => self.next.position = self.end().next_multiple_of(self.length),
                 Ok(Found::Entry(entry)) => {
                     let position = self.end();
@@ -230,7 +239,30 @@ impl Lane {
             }
         }
         let end = self.end();
-        (Scan { entries, end }, cause)
+        let scan = Scan {
+            entries,
+            end,
+            mended,
+        };
+        (scan, cause)
+    }
+
+    fn mend(&self, ring: &[Line]) -> Option<Found> {
+        let from = &ring[(self.end() % self.length) as usize..];
+        if !self.end().is_multiple_of(self.length) && was_pad(&from[0], &self.next) {
+            return Some(Found::Pad);
+        }
+        Entry::mend(from, &self.next).map(Found::Entry)
+    }
+
+    /// Whether the lane holds entries of the lap after the one that starts at
+    /// its head: then the head is not the one that it had last.
+    pub fn is_lapped<M: Media>(&self, media: &M) -> bool {
+        let ring = self.read_ring(media);
+        let next_lap = self.head + self.length..self.head + 2 * self.length;
+        next_lap
+            .into_iter()
+            .any(|later| self.decode(&ring, later).is_ok())
     }
 
     /// Decodes the entry at the end into `record`, if it is a map record, and

@@ -15,6 +15,7 @@
 
 mod bitmap;
 mod bytes;
+pub mod check;
 mod checkpoint;
 pub mod control;
 pub mod geometry;

@@ -124,6 +124,17 @@ impl Object {
         entry
     }
 
+    /// The entry that a damaged one was, if one bit of its first line was
+    /// flipped.
+    #[must_use]
+    pub fn mend(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
+        (0..LINE_BYTES * 8).find_map(|bit| {
+            let mut entry = *entry;
+            entry[bit / 8] ^= 1 << (bit % 8);
+            Object::decode(&entry).ok()
+        })
+    }
+
     /// Reads an entry that came from media; one of zeroes was never used.
     ///
     /// # Errors

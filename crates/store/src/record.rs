@@ -9,7 +9,7 @@
 use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
-use pagemesh_base::checksum::{crc32c, crc32c_append};
+use pagemesh_base::checksum::{crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::copy::crc32c_words;
@@ -216,6 +216,16 @@ pub fn is_pad(line: &Line, place: &Place) -> bool {
     line[4] == KIND_PAD && place.checksum(std::slice::from_ref(line)) == get_u32(line, 0)
 }
 
+/// Whether `line` is the pad of `place` but for one flipped bit.
+#[must_use]
+pub fn was_pad(line: &Line, place: &Place) -> bool {
+    (0..LINE_BYTES * 8).any(|bit| {
+        let mut line = *line;
+        line[bit / 8] ^= 1 << (bit % 8);
+        is_pad(&line, place)
+    })
+}
+
 /// Lines of the entry that starts with `line`, as far as that says so: it is
 /// not checked yet.
 #[must_use]
@@ -385,6 +395,29 @@ impl Entry {
             Entry::Object(record) => record.encode(into),
         }
         seal(&mut into[start..], place);
+    }
+
+    /// The entry at the start of `lane`, if one flipped bit is all that is
+    /// wrong with it.
+    #[must_use]
+    pub fn mend(lane: &[Line], place: &Place) -> Option<Entry> {
+        let mut copy = lane.get(..lane.len().min(lines(PAGES_MAX)))?.to_vec();
+        let claimed = lines_claimed(copy.first()?);
+        if let Some(record) = copy.get(..claimed) {
+            let found = place.checksum(record);
+            let bit = flipped_bit(claimed * LINE_BYTES, found, get_u32(&record[0], 0));
+            // The first word says how long the entry is: see below.
+            if let Some(bit) = bit.filter(|&bit| bit >= 64) {
+                copy[bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
+                return Entry::decode(&copy, place).ok();
+            }
+        }
+        (0..64).find_map(|bit| {
+            copy[0][bit / 8] ^= 1 << (bit % 8);
+            let entry = Entry::decode(&copy, place).ok();
+            copy[0][bit / 8] ^= 1 << (bit % 8);
+            entry
+        })
     }
 
     /// The entry at the start of `lane`, which may hold anything after it.

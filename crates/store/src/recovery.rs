@@ -4,19 +4,20 @@
 //! Invariants: every valid record above the checkpoint is kept, in seq order;
 //! of a lane only the last record may be incomplete (on `file-sync` pools any
 //! record, since nothing was promised before an fdatasync); nothing is granted
-//! before the recovered state is persistent under a new incarnation.
+//! before the recovered state is persistent under a new incarnation, in both
+//! superblocks: if one is damaged later, the other leads to the same lanes.
 
 use crate::bitmap::Frames;
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
 use crate::object::{HEIGHT, ROOT_AT};
-use crate::record::{Entry, Place, Record};
+use crate::record::{Change, Entry, Place, Record};
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, Superblock};
 use crate::table::{BadTable, Location, Table};
 use crate::view::frame_at;
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::{crc32c, flipped_bit};
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
@@ -42,6 +43,11 @@ pub enum PoolError {
     /// The journal lost something that was persistent.
     #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
     Lane(#[from] Damage),
+    /// The newer superblock is lost, and the older one does not fit any more.
+    #[error(
+        "one superblock is damaged, and the other is too old: lane {0} went on after it was written; replace the pool and let the volume copy it anew"
+    )]
+    Superseded(u32),
     /// A record that was persistent names data that is damaged.
     #[error("the record with seq {0} is whole but its data is damaged; replace the pool")]
     Data(Seq),
@@ -67,19 +73,37 @@ pub enum PoolError {
 /// # Errors
 /// When there is none, or the medium is shorter than the pool.
 pub fn read_superblock<M: Media>(media: &M) -> Result<Superblock, PoolError> {
-    let mut pages = [[0; PAGE_BYTES]; 2];
     let found = media.len_bytes() as u64;
     if found < 2 * PAGE_BYTES as u64 {
         return Err(BadSuperblock::NotAPool.into());
     }
-    media.read(0, &mut pages[0]);
-    media.read(PAGE_BYTES, &mut pages[1]);
+    let pages = superblock_pages(media);
     let block = Superblock::choose([&pages[0], &pages[1]])?;
     let wanted = block.geometry.pool_bytes;
     if found < wanted {
         return Err(PoolError::Truncated { wanted, found });
     }
     Ok(block)
+}
+
+/// The two pages of a medium that has them.
+pub(crate) fn superblock_pages<M: Media>(media: &M) -> [[u8; PAGE_BYTES]; 2] {
+    let mut pages = [[0; PAGE_BYTES]; 2];
+    media.read(0, &mut pages[0]);
+    media.read(PAGE_BYTES, &mut pages[1]);
+    pages
+}
+
+/// Streams a superblock to both places, one after the other.
+pub(crate) fn write_superblocks<M: Media>(
+    media: &M,
+    block: &mut Superblock,
+) -> Result<(), MapError> {
+    for _ in 0..2 {
+        block.generation += 1;
+        write_superblock(media, block)?;
+    }
+    Ok(())
 }
 
 /// Streams a superblock to its place and makes it durable.
@@ -98,6 +122,12 @@ pub struct Recovered {
     pub dropped: u64,
     /// Operations added to the in-flight table.
     pub in_flight: u64,
+    /// Records and entries of the in-flight table that the medium had damaged
+    /// by one bit, and that were mended.
+    pub mended: u64,
+    /// Records kept although their data is damaged: reading it is an error
+    /// until it is written anew.
+    pub damaged: u64,
 }
 
 /// Replays the journal and starts a new incarnation.
@@ -106,18 +136,33 @@ pub(crate) fn recover<M: Media>(
     ordered: bool,
 ) -> Result<(Superblock, Recovered), PoolError> {
     let mut block = read_superblock(media)?;
+    // With one superblock, it may be the older one: the other was being
+    // written, which is fine, or was damaged since.
+    let pages = superblock_pages(media);
+    let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
     let mut replay = Replay::new(media, &block);
     let mut found = Vec::new();
     let mut table = in_flight::Table::load(media, block.geometry.in_flight);
     let mut overflowed = Vec::new();
     let mut stores = Vec::new();
     let mut summary = Recovered::default();
-    for number in 0..block.lanes_end {
+    summary.mended += table.damaged().len() as u64;
+    let must_compare = !table.heal(media, &mut stores);
+    let mut lanes_used = block.lanes_end;
+    let lanes_read = match is_alone {
+        true => block.geometry.lanes,
+        false => block.lanes_end,
+    };
+    for number in 0..lanes_read {
         let mut lane = lane_of(&block, number);
+        if is_alone && lane.is_lapped(media) {
+            return Err(PoolError::Superseded(number));
+        }
         let scan = match ordered {
             true => lane.recover(media)?,
             false => lane.recover_unordered(media),
         };
+        summary.mended += scan.mended.len() as u64;
         let mut entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
         // A record whose data is not there was never fenced, so it can only be
         // the last; on a file anything since the checkpoint may be missing.
@@ -125,7 +170,12 @@ pub(crate) fn recover<M: Media>(
         let (mut index, mut first_bad) = (0, None);
         entries.retain(|entry| {
             let suspect = entry.seq() >= block.checkpoint && (!ordered || index == last);
-            let whole = !suspect || replay.has_data(entry) || replay.is_swapped(entry);
+            let data = match suspect {
+                true => replay.data(entry),
+                false => Data::Whole,
+            };
+            let whole = data != Data::Torn || replay.is_swapped(entry);
+            summary.damaged += u64::from(whole && data != Data::Whole);
             if !whole && first_bad.is_none() {
                 first_bad = Some(entry.seq());
             }
@@ -142,6 +192,9 @@ pub(crate) fn recover<M: Media>(
                 Err(in_flight::Overflow) => overflowed.push(entry.0),
             }
         }
+        if scan.end != block.heads[number as usize] {
+            lanes_used = lanes_used.max(number + 1);
+        }
         block.heads[number as usize] = scan.end;
         found.extend(
             entries
@@ -155,11 +208,15 @@ pub(crate) fn recover<M: Media>(
         block.checkpoint = Seq(entry.seq().0 + 1);
         replay.apply(entry, ordered)?;
     }
+    if must_compare {
+        overflowed.extend((0..replay.objects_end).map(ObjectId));
+    }
     overflowed.sort_unstable_by_key(|object| object.0);
     overflowed.dedup();
     for object in overflowed {
         replay.mark_compare(object);
     }
+    block.lanes_end = lanes_used;
     block.objects_end = replay.objects_end;
     let mut frames = Frames::new(&block.geometry, block.used_frames);
     replay.settle_frames(&mut frames);
@@ -170,9 +227,8 @@ pub(crate) fn recover<M: Media>(
         let _fenced = media.fence(stores);
     }
     media.sync()?;
-    block.generation += 1;
     block.incarnation = Incarnation(block.incarnation.0 + 1);
-    write_superblock(media, &block)?;
+    write_superblocks(media, &mut block)?;
     Ok((block, summary))
 }
 
@@ -220,6 +276,16 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
     })
 }
 
+/// Whether what a record names is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Data {
+    Whole,
+    /// But for one bit. What was never written whole does not look like this,
+    /// so the record was committed and the medium damaged its data since.
+    Flipped,
+    Torn,
+}
+
 /// Applies records in seq order to a pool that nobody uses.
 struct Replay<'m, M> {
     media: &'m M,
@@ -241,22 +307,33 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    fn has_data(&self, entry: &Entry) -> bool {
+    fn data(&self, entry: &Entry) -> Data {
         let Entry::Map(record) = entry else {
-            return true;
+            return Data::Whole;
         };
+        let changes = record.changes.iter();
+        changes.fold(Data::Whole, |so_far, change| {
+            so_far.max(self.data_of(record.level, change))
+        })
+    }
+
+    fn data_of(&self, level: u8, change: &Change) -> Data {
+        let Some(frame) = change.new.frame() else {
+            return Data::Whole;
+        };
+        if !self.geometry.frame_numbers().contains(&frame.0) {
+            return Data::Torn;
+        }
         let mut page = [0; PAGE_BYTES];
-        record
-            .changes
-            .iter()
-            .all(|change| match change.new.frame() {
-                Some(frame) if self.geometry.frame_numbers().contains(&frame.0) => {
-                    self.media.read(frame_at(frame), &mut page);
-                    record.level > 0 || crc32c(&page) == change.data_crc
-                }
-                Some(_) => false,
-                None => true,
-            })
+        self.media.read(frame_at(frame), &mut page);
+        let sum = crc32c(&page);
+        if level > 0 || sum == change.data_crc {
+            return Data::Whole;
+        }
+        match flipped_bit(PAGE_BYTES, sum, change.data_crc) {
+            Some(_) => Data::Flipped,
+            None => Data::Torn,
+        }
     }
 
     /// Whether a slot holds what the record says: slots are swapped after the
@@ -297,6 +374,15 @@ impl<'m, M: Media> Replay<'m, M> {
     fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
         if record.object.0 >= self.geometry.object_count() {
             return Err(PoolError::Object(record.object.0));
+        }
+        let numbers = self.geometry.frame_numbers();
+        let slots = record
+            .changes
+            .iter()
+            .flat_map(|change| [change.old, change.new]);
+        let mut named = slots.filter_map(Slot::frame);
+        if named.any(|frame| !numbers.contains(&frame.0)) {
+            return Err(PoolError::Data(record.seq));
         }
         let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
         let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());

@@ -78,6 +78,13 @@ impl Slot {
         }
     }
 
+    /// The slot that damaged bits were, if one of them was flipped: check bits
+    /// of this kind tell one flipped bit from two (ITU-T I.432.1).
+    #[must_use]
+    pub fn mend(bits: u64) -> Option<Slot> {
+        (0..64).find_map(|bit| Slot::decode(bits ^ 1 << bit).ok())
+    }
+
     /// The bits as they lie on media.
     #[must_use]
     pub fn encode(self) -> u64 {
@@ -210,11 +217,14 @@ mod tests {
 
         #[test]
         fn finds_every_flipped_bit_and_every_two(frame in 0..FRAMES_MAX, track in 0..=TRACK_MAX) {
-            let bits = Slot::EMPTY.map(FrameNo(frame), track).encode();
+            let slot = Slot::EMPTY.map(FrameNo(frame), track);
+            let bits = slot.encode();
             for one in 0..64 {
                 for two in 0..64 {
                     let damage = 1u64 << one | 1 << two;
                     prop_assert!(Slot::decode(bits ^ damage).is_err(), "{one} {two}");
+                    let mended = Slot::mend(bits ^ damage);
+                    prop_assert_eq!(mended, (one == two).then_some(slot));
                 }
             }
         }

@@ -145,7 +145,14 @@ fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
     let whole = media.crash_points().pop().expect("a point").image(0);
     for line in 0..4usize {
         let mut image = whole.clone();
-        image[(START + line * LINE_BYTES) / 8 + 2] ^= 1 << 9;
+        let word = (START + line * LINE_BYTES) / 8 + 2;
+        image[word] ^= 1 << 9;
+        let flipped = Recorder::from_image(image.clone());
+        let found = Lane::new(START, LENGTH, place(1, 0)).recover(&flipped);
+        let found = found.expect("one bit is mended");
+        assert_eq!(seqs(&found), [0, 1, 2]);
+        assert_eq!(found.mended, [[0, 1, 1, 3][line]]);
+        image[word] ^= 1 << 30;
         let damaged = Recorder::from_image(image);
         let found = Lane::new(START, LENGTH, place(1, 0)).recover(&damaged);
         match line {
@@ -153,6 +160,19 @@ fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
             1 | 2 => assert_eq!(found.expect_err("damage").position, 1),
             _ => assert_eq!(seqs(&found.expect("torn")), [0, 1]),
         }
+    }
+}
+
+#[test]
+fn an_old_head_is_told_by_the_lap_behind_it() {
+    let media = Recorder::new(PAGE_BYTES);
+    let old = Lane::new(START, LENGTH, place(1, 0));
+    let mut lane = old.clone();
+    for seq in 0..2 * LENGTH {
+        assert_eq!(old.is_lapped(&media), seq > LENGTH, "line {seq}");
+        lane.advance(lane.end());
+        let stores = append(&media, &mut lane, &record(seq, 1)).expect("room");
+        let _committed = media.fence(stores);
     }
 }
 

@@ -1,0 +1,149 @@
+//! What a pool can mend by itself.
+//!
+//! Everything is words to be stored after a recovery of the pool itself. They
+//! may be stored again, and in any order: a repair that was interrupted is
+//! begun anew with another check.
+
+use super::walk::Seen;
+use super::{Place, Remedy, Report, What};
+use crate::geometry::OBJECT_BYTES;
+use crate::object::{Object, ROOT_AT};
+use crate::recovery::{PoolError, recover, write_superblocks};
+use crate::superblock::Superblock;
+use pagemesh_pmem::{Media, Unfenced};
+
+/// What to write to a pool to mend it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    is_ordered: bool,
+    is_given_up: bool,
+    words: Vec<(usize, u64)>,
+    used_frames: Option<u64>,
+}
+
+impl Plan {
+    pub(super) fn new(is_ordered: bool) -> Plan {
+        Plan {
+            is_ordered,
+            is_given_up: false,
+            words: Vec::new(),
+            used_frames: None,
+        }
+    }
+
+    /// The pool cannot be recovered: nothing may be written to it.
+    pub(super) fn give_up(&mut self) {
+        self.is_given_up = true;
+    }
+
+    /// Whether the pool can be recovered, and so be written to.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        !self.is_given_up
+    }
+
+    pub(super) fn set(&mut self, at: usize, word: u64) {
+        self.words.push((at, word));
+    }
+
+    pub(super) fn set_object(&mut self, at: usize, object: &Object) {
+        let bytes: [u8; OBJECT_BYTES as usize] = object.encode();
+        let words = bytes[..ROOT_AT].as_chunks::<8>().0;
+        for (i, word) in words.iter().enumerate() {
+            self.set(at + i * 8, u64::from_le_bytes(*word));
+        }
+    }
+
+    /// Compares the bitmap and the count with the frames that were seen.
+    pub(super) fn compare<M: Media>(
+        &mut self,
+        media: &M,
+        block: &Superblock,
+        seen: &Seen,
+        report: &mut Report,
+    ) {
+        let (mut not_used, mut leaked) = (Run::default(), Run::default());
+        let mut expected = 0;
+        for (i, &seen) in seen.words().iter().enumerate() {
+            let at = block.geometry.bitmap.start as usize + i * 8;
+            let found = media.load(at);
+            not_used.add(i, seen & !found);
+            // What could not be followed may be in use.
+            let wanted = match report.is_whole {
+                true => seen,
+                false => seen | found,
+            };
+            leaked.add(i, found & !wanted);
+            expected += u64::from(wanted.count_ones());
+            if found != wanted {
+                self.set(at, wanted);
+            }
+        }
+        let bitmap_at = block.geometry.bitmap.start;
+        if let Some(place) = not_used.place(bitmap_at) {
+            report.add(What::NotUsed(not_used.count), place, Remedy::Pool);
+        }
+        if let Some(place) = leaked.place(bitmap_at) {
+            report.add(What::Leaked(leaked.count), place, Remedy::Pool);
+        }
+        let found = block.used_frames;
+        if found != expected {
+            let what = What::Count { found, expected };
+            report.add(what, Place::default(), Remedy::Pool);
+        }
+        self.used_frames = Some(expected);
+    }
+
+    /// Recovers the pool and writes what mends it, durably. Check it again
+    /// afterwards.
+    ///
+    /// # Errors
+    /// When the pool cannot be recovered, or the medium fails.
+    pub fn apply<M: Media>(&self, media: &M) -> Result<(), PoolError> {
+        if self.is_given_up {
+            return Err(PoolError::Failed);
+        }
+        let (mut block, _) = recover(media, self.is_ordered)?;
+        let mut stores: Option<Unfenced> = None;
+        for &(at, word) in &self.words {
+            media.store(at, word);
+            let flushed = media.flush(at, 8);
+            stores = Some(match stores {
+                Some(earlier) => earlier.and(flushed),
+                None => flushed,
+            });
+        }
+        if let Some(stores) = stores {
+            let _fenced = media.fence(stores);
+        }
+        media.sync()?;
+        block.used_frames = self.used_frames.unwrap_or(block.used_frames);
+        write_superblocks(media, &mut block)?;
+        Ok(())
+    }
+}
+
+/// How many frames, and the first.
+#[derive(Default)]
+struct Run {
+    first: Option<u64>,
+    count: u64,
+}
+
+impl Run {
+    fn add(&mut self, word: usize, bits: u64) {
+        if bits != 0 {
+            let frame = word as u64 * 64 + u64::from(bits.trailing_zeros());
+            self.first.get_or_insert(frame);
+            self.count += u64::from(bits.count_ones());
+        }
+    }
+
+    fn place(&self, bitmap_at: u64) -> Option<Place> {
+        self.first.map(|frame| Place {
+            frame: Some(frame),
+            byte: Some(bitmap_at + frame / 8),
+            ..Place::default()
+        })
+    }
+}

@@ -1,0 +1,418 @@
+//! One flipped bit anywhere in a pool, closed in good order or left by a dead
+//! brick: it is mended, found by the check, or lies where nothing is stored.
+//! What is read afterwards is what was written, or an error; what the check
+//! says it can mend, it mends.
+//!
+//! `PAGEMESH_FLIPS` is the number of flips per pool, `PAGEMESH_SEED` the first
+//! pool's seed and `PAGEMESH_POOLS` how many follow it.
+
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Recorder;
+use pagemesh_store::check::{Options, Plan, Remedy, Report, check};
+use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
+use pagemesh_store::lane::Lane;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::record::Place;
+use pagemesh_store::session::{Member, Session, clear, write};
+use pagemesh_store::table::{Location, Table};
+use pagemesh_store::view::StoreError;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const POOL_BYTES: usize = 2 << 20;
+const PAGE: u64 = PAGE_BYTES as u64;
+const PAGES: u64 = 25;
+/// Operations of one life of a pool.
+const OPS: u64 = 14;
+
+type Image = Vec<u64>;
+type Model = BTreeMap<SliceId, Vec<u8>>;
+
+/// SplitMix64 (Steele et al. 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn within(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.below(range.end - range.start)
+    }
+}
+
+fn slice(number: u64) -> SliceId {
+    SliceId(Uuid::from_u128(u128::from(number) + 1))
+}
+
+fn media(image: &Image) -> Arc<Recorder> {
+    Arc::new(Recorder::from_image(image.clone()))
+}
+
+fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
+    let number = pool.open_session(1, 1).expect("a session");
+    Session::new(pool.view().clone(), number)
+}
+
+/// Some operations on a pool, and how it ends.
+fn live(image: &Image, model: &mut Model, random: &mut Random, cleanly: bool) -> Image {
+    let media = media(image);
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    let mut sessions = [session(&mut pool), session(&mut pool)];
+    for op in 1..=OPS {
+        if op % 4 == 0 {
+            // A lane of so small a pool holds few records.
+            pool.tend().expect("sound");
+        }
+        let name = slice(random.below(3));
+        let is_only = model.keys().all(|&other| other == name);
+        let bytes = model.entry(name).or_insert_with(|| {
+            pool.create(name, PAGES * PAGE).expect("room");
+            vec![0; (PAGES * PAGE) as usize]
+        });
+        let handle = pool.handle(name).expect("the slice");
+        let start = random.below(PAGES * PAGE - 1);
+        let (offset, len) = match random.below(2) {
+            0 => (start, 1 + random.below(9000).min(PAGES * PAGE - start - 1)),
+            _ => (start / PAGE * PAGE, PAGE),
+        };
+        let range = offset as usize..(offset + len) as usize;
+        let epoch = Epoch(5);
+        let stamp = Stamp {
+            epoch,
+            op,
+            open: random.below(2).min(op - 1) as u32,
+        };
+        let session = &mut sessions[random.below(2) as usize];
+        let mut members = [Member { session, handle }];
+        match random.below(12) {
+            0 => {
+                clear(&mut members, offset, len, stamp).expect("room");
+                bytes[range].fill(0);
+            }
+            2 if !is_only => {
+                pool.delete(name).expect("the slice");
+                model.remove(&name);
+            }
+            3 => {
+                let _old = pool.raise_epoch(name, Epoch(random.below(5) as u32), 2);
+            }
+            _ => {
+                let byte = random.next() as u8;
+                let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
+                write(&mut members, offset, &data, stamp).expect("room");
+                bytes[range].copy_from_slice(&data);
+            }
+        }
+    }
+    if cleanly {
+        for number in [1, 2] {
+            pool.close_session(number).expect("sound");
+        }
+        while pool.tend().expect("sound") {}
+        pool.close().expect("sound");
+        return media.crash_point().everything();
+    }
+    media.crash_point().sample(random.next())
+}
+
+fn checked(image: &Image) -> Result<(Report, Plan), String> {
+    let mut options = Options {
+        is_ordered: true,
+        reads_data: true,
+        progress: &mut |_, _| {},
+    };
+    check(&*media(image), &mut options).map_err(|error| error.to_string())
+}
+
+/// Opens, and reads every page of every slice. Gives the image right after
+/// opening, and the pages that could not be read.
+fn read_all(image: &Image, model: &Model) -> Result<(Image, u64), String> {
+    let media = media(image);
+    let opened = Pool::open(media.clone(), media.clone());
+    let (mut pool, _) = opened.map_err(|error| error.to_string())?;
+    let image = media.crash_point().image(0);
+    assert_eq!(
+        image,
+        media.crash_point().everything(),
+        "opening is durable"
+    );
+    assert_eq!(pool.list().count(), model.len(), "slices");
+    let mut reader = session(&mut pool);
+    let mut damaged = 0;
+    for (&name, bytes) in model {
+        let handle = pool.handle(name).expect("the slice is there");
+        for (page, expected) in (0..).zip(bytes.chunks(PAGE_BYTES)) {
+            let mut found = [0xee; PAGE_BYTES];
+            match reader.read(&handle, page * PAGE, &mut found, Epoch(9)) {
+                Ok(()) => assert!(found == expected, "page {page} of {name} is wrong"),
+                Err(StoreError::Damaged { offset }) => {
+                    assert_eq!(offset / PAGE, page, "the error names the page");
+                    damaged += 1;
+                }
+                Err(other) => panic!("page {page} of {name}: {other}"),
+            }
+        }
+    }
+    pool.close_session(reader.number()).expect("sound");
+    pool.close().expect("sound");
+    Ok((image, damaged))
+}
+
+/// The bytes of an opened pool in which something is stored.
+fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
+    let media = Recorder::from_image(image.clone());
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let mut used = vec![false; POOL_BYTES];
+    let mut add = |at: u64, len: u64| used[at as usize..(at + len) as usize].fill(true);
+    add(0, 2 * PAGE);
+    let numbers = geometry.frame_numbers();
+    add(
+        geometry.bitmap.start + numbers.start.div_ceil(8),
+        (numbers.end - numbers.start) / 8,
+    );
+    for object in 0..u64::from(objects_end) {
+        let at = geometry.objects.start + object * OBJECT_BYTES;
+        add(at, 72);
+        let table = Table::new(&media, at as usize + 64, 4, numbers.clone());
+        for page in (0..PAGES).map(PageNo) {
+            for level in 0..4 {
+                let located = table.locate(level, page).expect("a sound table");
+                if let Location::At(slot_at) = located {
+                    add(slot_at as u64 / PAGE * PAGE, PAGE);
+                }
+            }
+            if let Some(frame) = table.lookup(page).expect("a sound table").frame() {
+                add(frame.0 * PAGE, PAGE);
+                add(geometry.frame_table.start + frame.0 * 8, 4);
+            }
+        }
+    }
+    for at in (geometry.in_flight.start..geometry.in_flight.end()).step_by(32) {
+        // Forgotten entries are zeroed from the front.
+        if image[at as usize / 8] != 0 && image[at as usize / 8 + 3] != 0 {
+            add(at, 32);
+        }
+    }
+    used
+}
+
+/// A bit to flip: every region as often, and what is not zero more often.
+fn choose(image: &Image, random: &mut Random) -> u64 {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let regions = [
+        0..2 * PAGE,
+        geometry.lane_region.start..geometry.lane_region.end(),
+        geometry.bitmap.start..geometry.bitmap.end(),
+        geometry.frame_table.start..geometry.frame_table.end(),
+        geometry.objects.start..geometry.objects.end(),
+        geometry.in_flight.start..geometry.in_flight.end(),
+        geometry.frames.start..geometry.frames.end(),
+        geometry.frames.start..geometry.frames.end(),
+    ];
+    let region = &regions[random.below(regions.len() as u64) as usize];
+    let mut byte = random.within(region.clone());
+    if random.below(4) > 0 {
+        let word = |byte: u64| image[byte as usize / 8] != 0;
+        let behind = (byte..region.end).find(|&at| word(at));
+        let found = behind.or_else(|| (region.start..byte).find(|&at| word(at)));
+        byte = found.map_or(byte, |at| (at / 8 * 8) + random.below(8));
+    }
+    byte * 8 + random.below(8)
+}
+
+/// The bytes at which live lines of lanes start.
+fn live_lines(image: &Image) -> Vec<u64> {
+    let media = Recorder::from_image(image.clone());
+    let block = Pool::peek(&media).expect("a superblock");
+    let geometry = block.geometry;
+    let mut lines = Vec::new();
+    for number in 0..block.lanes_end {
+        let (start, head) = (geometry.lane_at(number), block.heads[number as usize]);
+        let place = Place::new(block.pool, block.incarnation, number, head);
+        let mut lane = Lane::new(start, geometry.lane_lines(), place);
+        let end = lane.recover(&media).expect("sound").end;
+        lines.extend((head..end).map(|line| start as u64 + line % geometry.lane_lines() * 64));
+    }
+    lines
+}
+
+struct Case {
+    lines: Vec<u64>,
+    image: Image,
+    model: Model,
+    opened: Image,
+    used: Vec<bool>,
+}
+
+impl Case {
+    /// A pool with a past.
+    fn new(seed: u64, cleanly: bool) -> Case {
+        let mut random = Random(seed);
+        let fresh = Recorder::new(POOL_BYTES);
+        format(&fresh, Uuid::from_u128(7)).expect("a pool");
+        let (mut image, mut model) = (fresh.crash_point().everything(), Model::new());
+        for _ in 0..random.below(3) {
+            let cleanly = random.below(2) == 0;
+            image = live(&image, &mut model, &mut random, cleanly);
+        }
+        let image = live(&image, &mut model, &mut random, cleanly);
+        Case::of(image, model)
+    }
+
+    fn of(image: Image, model: Model) -> Case {
+        let (report, _) = checked(&image).expect("a pool");
+        assert!(report.is_sound(), "nothing is flipped: {report:?}");
+        let (opened, damaged) = read_all(&image, &model).expect("a sound pool");
+        assert_eq!(damaged, 0);
+        let block = Pool::peek(&*media(&opened)).expect("a superblock");
+        let used = used_bytes(&opened, block.objects_end);
+        Case {
+            lines: live_lines(&image),
+            image,
+            model,
+            opened,
+            used,
+        }
+    }
+
+    fn flip(&self, bit: u64) {
+        let mut image = self.image.clone();
+        image[bit as usize / 64] ^= 1 << (bit % 64);
+        let report = checked(&image);
+        let is_silent = matches!(&report, Ok((report, _)) if report.is_sound());
+        match read_all(&image, &self.model) {
+            Ok((opened, damaged)) => {
+                assert!(!is_silent || damaged == 0, "an error that the check missed");
+                let differs = |byte: usize| {
+                    let shift = byte % 8 * 8;
+                    (opened[byte / 8] ^ self.opened[byte / 8]) >> shift & 0xff != 0
+                };
+                let lost = (0..POOL_BYTES).find(|&byte| self.used[byte] && differs(byte));
+                assert!(!is_silent || lost.is_none(), "silently lost: byte {lost:?}");
+            }
+            Err(error) => assert!(!is_silent, "refused, and the check is content: {error}"),
+        }
+        let Ok((report, plan)) = report else { return };
+        if report.findings.iter().all(|it| it.remedy == Remedy::Pool) {
+            let media = media(&image);
+            plan.apply(&*media).expect("it can be mended");
+            let mended = media.crash_point().image(0);
+            let (again, _) = checked(&mended).expect("a pool");
+            assert!(again.is_sound(), "not mended: {report:?}, then {again:?}");
+            let (_, damaged) = read_all(&mended, &self.model).expect("a mended pool");
+            assert_eq!(damaged, 0, "mended: {report:?}");
+        }
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    let set = std::env::var(name).ok();
+    set.map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn flips(cleanly: bool) {
+    let (first, count) = (number("PAGEMESH_SEED", 1), number("PAGEMESH_POOLS", 12));
+    for seed in first..first + count {
+        let case = Case::new(seed, cleanly);
+        let mut random = Random(seed ^ 0xf11b);
+        for _ in 0..number("PAGEMESH_FLIPS", 100) {
+            let live = case.lines.len() as u64;
+            let bit = match random.below(6) {
+                0 if live > 0 => {
+                    let line = case.lines[random.below(live) as usize];
+                    line * 8 + random.below(512)
+                }
+                _ => choose(&case.image, &mut random),
+            };
+            let run = std::panic::AssertUnwindSafe(|| case.flip(bit));
+            if let Err(panic) = std::panic::catch_unwind(run) {
+                eprintln!(
+                    "bit {} of byte {} flipped; rerun with PAGEMESH_SEED={seed} PAGEMESH_POOLS=1",
+                    bit % 8,
+                    bit / 8
+                );
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// A brick that dies after `before` writes, a checkpoint, and `after` more, by
+/// a session of a lane that was used before, or never was.
+fn superblocks(before: u64, after: u64, new_lane: bool) {
+    let fresh = Arc::new(Recorder::new(POOL_BYTES));
+    format(&*fresh, Uuid::from_u128(7)).expect("a pool");
+    let open = |media: &Arc<Recorder>| Pool::open(media.clone(), media.clone()).expect("sound").0;
+    let mut pool = open(&fresh);
+    pool.create(slice(0), PAGES * PAGE).expect("room");
+    let _first = session(&mut pool);
+    pool.close().expect("sound");
+    let media = media(&fresh.crash_point().everything());
+    let mut pool = open(&media);
+    let handle = pool.handle(slice(0)).expect("the slice");
+    // Opening the session of a new lane writes a superblock.
+    let count = 1 + usize::from(new_lane);
+    let mut sessions: Vec<_> = (0..count).map(|_| session(&mut pool)).collect();
+    let mut bytes = vec![0; (PAGES * PAGE) as usize];
+    for op in 1..=before + after {
+        let session = &mut sessions[usize::from(new_lane)];
+        let (page, byte) = (op % PAGES, op as u8);
+        let stamp = Stamp {
+            epoch: Epoch(5),
+            op,
+            open: 0,
+        };
+        let mut members = [Member { session, handle }];
+        let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+        // Half of them clear a page: a session has more lines than frames.
+        if op % 2 == 0 {
+            clear(&mut members, page * PAGE, PAGE, stamp).expect("room");
+            bytes[range].fill(0);
+        } else {
+            write(&mut members, page * PAGE, &[byte; PAGE_BYTES], stamp).expect("room");
+            bytes[range].fill(byte);
+        }
+        if op == before {
+            pool.tend().expect("sound");
+        }
+    }
+    let case = Case::of(
+        media.crash_point().image(0),
+        Model::from([(slice(0), bytes)]),
+    );
+    for page in 0..2 {
+        case.flip(page * PAGE * 8 + 300);
+    }
+}
+
+#[test]
+fn a_damaged_superblock_never_loses_a_write() {
+    for (before, after) in [(0, 1), (0, 9), (1, 0), (9, 9), (30, 1), (30, 30), (40, 50)] {
+        for new_lane in [false, true] {
+            superblocks(before, after, new_lane);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_a_closed_pool_is_never_silent() {
+    flips(true);
+}
+
+#[test]
+fn a_flipped_bit_in_a_crashed_pool_is_never_silent() {
+    flips(false);
+}
