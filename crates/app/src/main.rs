@@ -17,6 +17,7 @@ mod key;
 mod manager;
 mod output;
 mod pool;
+mod pool_check;
 mod status;
 mod up;
 mod volume;
@@ -63,7 +64,7 @@ fn start_log() {
 fn run(command: Command) -> anyhow::Result<Verdict> {
     match command {
         Command::Up(up) => up::run(&up)?,
-        Command::Pool(command) => pool::run(&command)?,
+        Command::Pool(command) => return pool::run(&command),
         Command::Brick(brick) => brick::run(&brick)?,
         Command::Manager(manager) => manager::run(&manager)?,
         Command::Volume(command) => return volume::run(&command),

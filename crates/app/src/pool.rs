@@ -1,7 +1,7 @@
 //! `pagemesh pool`.
 
 use crate::args::Pool;
-use crate::output;
+use crate::{Verdict, output, pool_check};
 use pagemesh_brick::file;
 use pagemesh_pmem::Stated;
 use serde::Serialize;
@@ -32,8 +32,8 @@ struct Made {
     class: String,
 }
 
-/// Makes or shows a pool.
-pub fn run(command: &Pool) -> anyhow::Result<()> {
+/// Makes, shows or checks a pool.
+pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
     match command {
         Pool::Create {
             path,
@@ -60,10 +60,17 @@ pub fn run(command: &Pool) -> anyhow::Result<()> {
                     "made pool {pool} of {size}, class {class}, in {}",
                     made.path
                 )
-            })
+            })?;
         }
-        Pool::Show { path, output } => show(path, *output),
+        Pool::Show { path, output } => show(path, *output)?,
+        Pool::Check {
+            path,
+            repair,
+            skip_data,
+            output,
+        } => return pool_check::run(path, *repair, !*skip_data, *output),
     }
+    Ok(Verdict::Done)
 }
 
 fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {

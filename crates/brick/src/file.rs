@@ -7,8 +7,10 @@
 
 use crate::process;
 use pagemesh_pmem::{Durability, MapError, Mapped, Stated};
+use pagemesh_store::check::{Options, Plan, Report, check};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
+use pagemesh_store::superblock::Superblock;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -294,6 +296,15 @@ fn end_stragglers(path: &Path) {
 /// that does not keep what its class promises, or the system refuses.
 pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
     let (file, claim) = open_locked(path)?;
+    let (media, block) = map_pool(path, file)?;
+    match block.boot {
+        Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
+        _ => Ok((media, claim)),
+    }
+}
+
+/// Maps what is a pool by its superblock, as the class it has.
+fn map_pool(path: &Path, file: File) -> Result<(Mapped, Superblock), FileError> {
     let bad = |cause| FileError::Pool {
         path: path.into(),
         cause,
@@ -309,9 +320,71 @@ pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
     }
     let media = map(path, file, size_bytes)?;
     let media = take_up(path, media, block.stated)?;
-    match block.boot {
-        Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
-        _ => Ok((media, claim)),
+    Ok((media, block))
+}
+
+/// A pool that is locked and mapped, and not recovered: to be checked.
+pub struct Offline {
+    path: PathBuf,
+    media: Mapped,
+    _claim: Claim,
+}
+
+/// Locks a pool for a check. Nobody is waited for and nobody ended.
+///
+/// # Errors
+/// As [`open`]; a pool of an earlier boot is no error here.
+pub fn open_offline(path: &Path) -> Result<Offline, FileError> {
+    let claim = claim(path)?;
+    let file = open_file(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(FileError::InUse(path.into())),
+        Err(cause) => return Err(system("lock", path)(cause.into())),
+    }
+    let (media, _) = map_pool(path, file)?;
+    Ok(Offline {
+        path: path.into(),
+        media,
+        _claim: claim,
+    })
+}
+
+impl Offline {
+    /// Checks the pool through a private mapping: nothing is written to it.
+    ///
+    /// # Errors
+    /// When it is no pool, or the system refuses.
+    pub fn check(
+        &self,
+        reads_data: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Report, Plan), FileError> {
+        let scratch = self.media.overlay().map_err(|cause| FileError::Map {
+            path: self.path.clone(),
+            cause,
+        })?;
+        let mut options = Options {
+            is_ordered: !needs_sync(self.media.durability()),
+            reads_data,
+            progress,
+        };
+        check(&scratch, &mut options).map_err(|cause| self.bad(cause))
+    }
+
+    /// Recovers the pool and writes what mends it.
+    ///
+    /// # Errors
+    /// When it cannot be recovered, or the medium fails.
+    pub fn mend(&self, plan: &Plan) -> Result<(), FileError> {
+        plan.apply(&self.media).map_err(|cause| self.bad(cause))
+    }
+
+    fn bad(&self, cause: PoolError) -> FileError {
+        FileError::Pool {
+            path: self.path.clone(),
+            cause,
+        }
     }
 }
 
@@ -319,15 +392,12 @@ pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
 ///
 /// # Errors
 /// When it is no pool.
-pub fn show(path: &Path) -> Result<pagemesh_store::superblock::Superblock, FileError> {
+pub fn show(path: &Path) -> Result<Superblock, FileError> {
     let file = File::open(path).map_err(system("open", path))?;
     superblock(path, &file)
 }
 
-fn superblock(
-    path: &Path,
-    file: &File,
-) -> Result<pagemesh_store::superblock::Superblock, FileError> {
+fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
     use std::os::unix::fs::FileExt;
     let mut pages = [[0; 4096]; 2];
     for (page, at) in pages.iter_mut().zip([0, 4096]) {
@@ -338,11 +408,9 @@ fn superblock(
             Err(cause) => return Err(system("read", path)(cause)),
         }
     }
-    pagemesh_store::superblock::Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| {
-        FileError::Pool {
-            path: path.into(),
-            cause: cause.into(),
-        }
+    Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| FileError::Pool {
+        path: path.into(),
+        cause: cause.into(),
     })
 }
 

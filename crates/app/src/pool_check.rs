@@ -1,0 +1,188 @@
+//! `pagemesh pool check`.
+
+use crate::args::Output;
+use crate::volume::progress;
+use crate::{Verdict, output};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_brick::file::{self, Offline};
+use pagemesh_store::check::{Finding, Plan, Remedy, Report};
+use serde::Serialize;
+use std::path::Path;
+
+/// What was looked at and found.
+#[derive(Serialize)]
+struct Checked {
+    path: String,
+    /// Nothing is damaged, or nothing any more.
+    sound: bool,
+    /// Records of the journal that the next opening replays.
+    records: u64,
+    slices: u64,
+    nodes: u64,
+    pages: u64,
+    pages_read: u64,
+    /// Whether every page table could be followed to its end.
+    tables_whole: bool,
+    findings: Vec<Found>,
+    /// Findings that are not listed.
+    more: u64,
+}
+
+/// One finding.
+#[derive(Serialize)]
+struct Found {
+    what: String,
+    slice: Option<String>,
+    object: Option<u32>,
+    /// First page of the slice, and how many.
+    page: Option<u64>,
+    pages: Option<u64>,
+    frame: Option<u64>,
+    /// In the pool.
+    byte: Option<u64>,
+    /// Who can repair it: `pool`, `copy` or `replace`.
+    remedy: &'static str,
+    repaired: bool,
+}
+
+/// Checks a pool, and mends it if asked.
+pub fn run(path: &Path, repair: bool, reads_data: bool, out: Output) -> anyhow::Result<Verdict> {
+    let pool = file::open_offline(path)?;
+    let (report, plan) = look(&pool, path, reads_data)?;
+    let mends = |it: &Finding| it.remedy == Remedy::Pool;
+    // Without a recovery of the pool itself nothing can be written.
+    let mendable = plan.is_possible() && report.findings.iter().any(mends);
+    let left = match repair && mendable {
+        true => {
+            pool.mend(&plan)?;
+            look(&pool, path, reads_data)?.0
+        }
+        false => report.clone(),
+    };
+    let checked = checked(path, &report, &left);
+    output::print(out, &checked, || told(&checked, repair))?;
+    Ok(match checked.sound {
+        true => Verdict::Done,
+        false => Verdict::Differs,
+    })
+}
+
+fn look(pool: &Offline, path: &Path, reads_data: bool) -> anyhow::Result<(Report, Plan)> {
+    let bar = progress(&format!("checking {}", path.display()));
+    let found = pool.check(reads_data, &mut |done, total| {
+        bar.set_length(total * PAGE_BYTES as u64);
+        bar.set_position(done * PAGE_BYTES as u64);
+    });
+    bar.finish_and_clear();
+    Ok(found?)
+}
+
+/// The first report, and what is left of it in the second. What only the
+/// second has was hidden by what is repaired now.
+fn checked(path: &Path, report: &Report, left: &Report) -> Checked {
+    let gone = report
+        .findings
+        .iter()
+        .filter(|it| !left.findings.contains(it));
+    let gone = gone.map(|it| found(it, true));
+    let stays = left.findings.iter().map(|it| found(it, false));
+    Checked {
+        path: path.display().to_string(),
+        sound: left.is_sound(),
+        records: report.records,
+        slices: left.objects,
+        nodes: left.nodes,
+        pages: left.pages,
+        pages_read: left.pages_summed,
+        tables_whole: left.is_whole,
+        findings: gone.chain(stays).collect(),
+        more: left.more,
+    }
+}
+
+fn found(finding: &Finding, repaired: bool) -> Found {
+    let place = &finding.place;
+    Found {
+        what: finding.what.to_string(),
+        slice: place.slice.map(|slice| slice.to_string()),
+        object: place.object.map(|object| object.0),
+        page: place.pages.as_ref().map(|pages| pages.start),
+        pages: place.pages.as_ref().map(|pages| pages.end - pages.start),
+        frame: place.frame,
+        byte: place.byte,
+        remedy: match finding.remedy {
+            Remedy::Pool => "pool",
+            Remedy::Leg => "copy",
+            Remedy::Replace => "replace",
+        },
+        repaired,
+    }
+}
+
+fn told(checked: &Checked, repair: bool) -> String {
+    let read = match checked.pages_read {
+        0 => String::new(),
+        count => format!(", {count} of them read"),
+    };
+    let seen = format!(
+        "{}: {} slices, {} page-table nodes, {} pages{read}, {} records to replay",
+        checked.path, checked.slices, checked.nodes, checked.pages, checked.records
+    );
+    if checked.findings.is_empty() {
+        return format!("{seen}\nnothing is damaged");
+    }
+    let lines = checked.findings.iter().map(line).collect::<String>();
+    let more = match checked.more {
+        0 => String::new(),
+        more => format!("\nand {more} more that are not listed"),
+    };
+    format!("{seen}\n{lines}{more}{}", advice(checked, repair))
+}
+
+fn line(found: &Found) -> String {
+    let mut line = match found.repaired {
+        true => "\nrepaired: ".to_owned(),
+        false => "\ndamaged: ".to_owned(),
+    };
+    let mut say = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            line.push_str(&format!("{name} {value}, "));
+        }
+    };
+    let object = found.object.map(|object| object.to_string());
+    let pages = match (found.page, found.pages) {
+        (Some(page), Some(count)) if count > 1 => Some(format!("{page}..{}", page + count)),
+        (page, _) => page.map(|page| page.to_string()),
+    };
+    say("slice", found.slice.clone());
+    say("object", object);
+    say("page", pages);
+    say("frame", found.frame.map(|frame| frame.to_string()));
+    say("byte", found.byte.map(|byte| byte.to_string()));
+    let end = line.trim_end_matches(", ").len();
+    line.truncate(end);
+    format!("{line}: {}", found.what)
+}
+
+/// What to do about what is left.
+fn advice(checked: &Checked, repair: bool) -> String {
+    let left = |remedy: &str| {
+        let mut findings = checked.findings.iter();
+        findings.any(|it| !it.repaired && it.remedy == remedy)
+    };
+    let mut advice = String::new();
+    if left("pool") && !repair {
+        advice.push_str("\n\nthe pool can mend some of this: run it again with --repair");
+    }
+    if left("copy") {
+        advice.push_str(
+            "\n\nanother copy of the volume has the damaged pages: start the brick; each is repaired when it is read, all of them by pagemesh volume check --repair-from COPY",
+        );
+    }
+    if left("replace") {
+        advice.push_str(
+            "\n\nsome of it cannot be repaired here: copy the volumes out, or replace the pool and let the volumes copy it anew",
+        );
+    }
+    advice
+}
