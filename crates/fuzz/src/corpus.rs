@@ -1,0 +1,81 @@
+//! Where inputs are kept, and what the environment asks of a run.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// The kept inputs of a target: a file each.
+#[derive(Clone, Debug)]
+pub(crate) struct Corpus(PathBuf);
+
+impl Corpus {
+    pub(crate) fn new(manifest_dir: &str, name: &str) -> Corpus {
+        Corpus(Path::new(manifest_dir).join("fuzz").join(name))
+    }
+
+    /// Every kept input, in the order of their names.
+    pub(crate) fn load(&self) -> Vec<Vec<u8>> {
+        let Ok(entries) = fs::read_dir(&self.0) else {
+            return Vec::new();
+        };
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        let read = |path| fs::read(&path).unwrap_or_else(|cause| panic!("{path:?}: {cause}"));
+        paths.into_iter().map(read).collect()
+    }
+
+    pub(crate) fn keep_if_asked(&self, what: &str, input: &[u8]) {
+        if env::var_os("PAGEMESH_FUZZ_KEEP").is_some() {
+            self.keep(what, input);
+        }
+    }
+
+    /// Keeps an input that failed and tells how to try it again.
+    pub(crate) fn keep_failed(&self, input: &[u8]) {
+        let path = self.keep("failed", input);
+        eprintln!(
+            "the input failed; again: PAGEMESH_FUZZ_INPUT={} cargo test --workspace fuzz_",
+            path.display()
+        );
+    }
+
+    fn keep(&self, what: &str, input: &[u8]) -> PathBuf {
+        let mut hasher = DefaultHasher::new();
+        input.hash(&mut hasher);
+        let path = self.0.join(format!("{what}-{:016x}", hasher.finish()));
+        let written = fs::create_dir_all(&self.0).and_then(|()| fs::write(&path, input));
+        if let Err(cause) = written {
+            eprintln!("{}: {cause}; the input: {input:02x?}", path.display());
+        }
+        path
+    }
+}
+
+/// The one input to try.
+pub(crate) fn single() -> Option<Vec<u8>> {
+    let path = PathBuf::from(env::var_os("PAGEMESH_FUZZ_INPUT")?);
+    Some(fs::read(&path).unwrap_or_else(|cause| panic!("{path:?}: {cause}")))
+}
+
+/// How long to go on, in a long run.
+pub(crate) fn seconds() -> Option<u64> {
+    number("PAGEMESH_FUZZ_SECONDS")
+}
+
+/// Which mutations: in a short run always the same, in a long one others each
+/// time.
+pub(crate) fn seed() -> u64 {
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    number("PAGEMESH_FUZZ_SEED").unwrap_or_else(|| match seconds() {
+        Some(_) => now().map_or(0, |since| since.as_nanos() as u64),
+        None => 0,
+    })
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+    )
+}

@@ -1,0 +1,220 @@
+//! Seeded mutation of a kept corpus, for the tests of decoders.
+//!
+//! A [`Target`] is a test. It feeds a decoder with what real encoders wrote
+//! (its seeds), with the inputs kept beside its crate in `fuzz/NAME/`, and with
+//! mutations of both. An input whose outcome was not seen before is mutated
+//! further, so the search goes where the decoder tells things apart.
+//!
+//! ```text
+//! cargo test --workspace fuzz_                       every target, briefly
+//! cargo xtask fuzz --seconds 600 --target TARGET     one, for long
+//! PAGEMESH_FUZZ_INPUT=FILE cargo test --workspace fuzz_TARGET
+//! ```
+//!
+//! `PAGEMESH_FUZZ_SEED` chooses other mutations; `PAGEMESH_FUZZ_KEEP=1` writes
+//! inputs with new outcomes into the corpus. An input that fails is written
+//! there too, as `failed-…`: it stays, and is the regression test of its fix.
+//!
+//! Invariants: with the same seed, corpus and code a run of the short kind does
+//! the same. A case that does not end is a failure. Only tests use this crate.
+
+#![forbid(unsafe_code)]
+
+mod corpus;
+mod mutation;
+mod random;
+mod watch;
+
+pub use random::Random;
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+
+/// Inputs that are mutated further. More would be visited too rarely.
+const POPULATION_MAX: usize = 1024;
+
+/// Makes checksums and lengths of a mutated input right again, so that
+/// decoding goes on behind them.
+pub type Reseal = fn(&mut [u8], &mut Random);
+
+/// A decoder under test.
+pub struct Target {
+    name: &'static str,
+    corpus: corpus::Corpus,
+    cases: u32,
+    bytes_max: usize,
+    seeds: Vec<Vec<u8>>,
+    reseal: Reseal,
+}
+
+impl Target {
+    /// A target whose corpus is in `fuzz/NAME` of the crate at
+    /// `env!("CARGO_MANIFEST_DIR")`.
+    #[must_use]
+    pub fn new(name: &'static str, manifest_dir: &str) -> Target {
+        Target {
+            name,
+            corpus: corpus::Corpus::new(manifest_dir, name),
+            cases: 2000,
+            bytes_max: 4096,
+            seeds: Vec::new(),
+            reseal: |_, _| {},
+        }
+    }
+
+    /// Mutated inputs of a short run.
+    #[must_use]
+    pub fn cases(mut self, cases: u32) -> Target {
+        self.cases = cases;
+        self
+    }
+
+    /// Bytes of the longest mutated input.
+    #[must_use]
+    pub fn bytes_max(mut self, bytes_max: usize) -> Target {
+        self.bytes_max = bytes_max;
+        self
+    }
+
+    /// What real encoders wrote.
+    #[must_use]
+    pub fn seeds(mut self, seeds: impl IntoIterator<Item = Vec<u8>>) -> Target {
+        self.seeds.extend(seeds);
+        self
+    }
+
+    /// See [`Reseal`]; done to seven of eight mutated inputs.
+    #[must_use]
+    pub fn reseal(mut self, reseal: Reseal) -> Target {
+        self.reseal = reseal;
+        self
+    }
+
+    /// Runs the target. A case panics when a promise is broken, and gives its
+    /// outcome: what the decoder made of the input, without its numbers.
+    ///
+    /// # Panics
+    /// As the case does.
+    pub fn run<O: Hash>(self, mut case: impl FnMut(&[u8]) -> O) {
+        let watch = watch::Watch::new(self.corpus.clone());
+        let mut run = |bytes: &[u8]| {
+            watch.begin(bytes);
+            let outcome = catch_unwind(AssertUnwindSafe(|| case(bytes)));
+            watch.end();
+            match outcome {
+                Ok(outcome) => digest(&outcome),
+                Err(panic) => {
+                    self.corpus.keep_failed(bytes);
+                    resume_unwind(panic)
+                }
+            }
+        };
+        if let Some(input) = corpus::single() {
+            run(&input);
+            return;
+        }
+        let mut seen = HashSet::new();
+        let mut population = Vec::new();
+        for seed in &self.seeds {
+            seen.insert(run(seed));
+            population.push(seed.clone());
+            self.corpus.keep_if_asked("seed", seed);
+        }
+        for kept in self.corpus.load() {
+            seen.insert(run(&kept));
+            population.push(kept);
+        }
+        assert!(!population.is_empty(), "{} has no input", self.name);
+        let mut random = Random::new(corpus::seed() ^ digest(&self.name));
+        let until = corpus::seconds().map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        let mut done = 0u64;
+        while until.map_or(done < u64::from(self.cases), |until| Instant::now() < until) {
+            let mut input = random.choose(&population).clone();
+            let other = random.choose(&population);
+            mutation::mutate(&mut input, other, self.bytes_max, &mut random);
+            if random.below(8) > 0 {
+                (self.reseal)(&mut input, &mut random);
+            }
+            if seen.insert(run(&input)) && population.len() < POPULATION_MAX {
+                self.corpus.keep_if_asked("find", &input);
+                population.push(input);
+            }
+            done += 1;
+        }
+        println!(
+            "{}: {done} mutated inputs, {} outcomes",
+            self.name,
+            seen.len()
+        );
+    }
+}
+
+fn digest(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What `work` gives, and the most bytes that it had allocated at once, in this
+/// thread.
+pub fn allocated<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let mut result = None;
+    let info = allocation_counter::measure(|| result = Some(work()));
+    match result {
+        Some(result) => (result, info.bytes_max),
+        None => unreachable!("the work was done"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    fn target() -> Target {
+        Target::new("nothing", env!("CARGO_MANIFEST_DIR")).seeds([b"seed".to_vec()])
+    }
+
+    fn inputs() -> Vec<Vec<u8>> {
+        let inputs = RefCell::new(Vec::new());
+        target().cases(500).bytes_max(64).run(|bytes| {
+            inputs.borrow_mut().push(bytes.to_vec());
+            bytes.first().copied()
+        });
+        inputs.into_inner()
+    }
+
+    #[test]
+    fn a_run_can_be_repeated_and_keeps_its_limits() {
+        let first = inputs();
+        assert_eq!(first.len(), 501);
+        assert!(first.iter().all(|input| input.len() <= 64));
+        assert!(first == inputs(), "another run");
+        let different: HashSet<_> = first.iter().collect();
+        assert!(different.len() > 300, "{} inputs", different.len());
+    }
+
+    /// A condition that only a chain of lucky mutations meets is met because
+    /// each step towards it has an outcome of its own.
+    #[test]
+    fn outcomes_lead_the_search() {
+        let best = RefCell::new(0);
+        target().cases(60_000).run(|bytes| {
+            let same = bytes.iter().zip(b"frames").take_while(|(a, b)| a == b);
+            let same = same.count();
+            let mut best = best.borrow_mut();
+            *best = same.max(*best);
+            same
+        });
+        assert_eq!(best.into_inner(), 6);
+    }
+
+    #[test]
+    fn what_was_allocated_is_counted() {
+        let (len, bytes) = allocated(|| vec![1u8; 5000].len());
+        assert_eq!(len, 5000);
+        assert!((5000..6000).contains(&bytes), "{bytes}");
+    }
+}
