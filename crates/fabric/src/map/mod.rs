@@ -18,6 +18,8 @@
 //! the peer is checked. The lock on the pool's file goes with its descriptor.
 
 mod client;
+#[cfg(test)]
+mod fuzz;
 mod server;
 mod wire;
 

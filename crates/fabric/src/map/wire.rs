@@ -35,6 +35,10 @@ pub(super) enum NotUnderstood {
     Version(u16),
     #[error("a checksum does not match")]
     Checksum,
+    #[error(
+        "it answers neither with a grant nor with a refusal; use the same release on both ends"
+    )]
+    Answer,
 }
 
 /// The first word of a granted session.
@@ -101,15 +105,19 @@ impl GrantHeader {
 
     pub(super) fn decode(bytes: &[u8; GRANT_BYTES]) -> Result<GrantHeader, NotUnderstood> {
         let fields = open(bytes, GRANT_MAGIC)?;
-        GrantHeader::read(fields).ok_or(NotUnderstood::Magic)
+        GrantHeader::read(fields).ok_or(NotUnderstood::Answer)
     }
 
     fn read(mut fields: Fields<'_>) -> Option<GrantHeader> {
-        let is_refused = fields.u16()? != 0;
+        let status = fields.u16()?;
         let (session, incarnation) = (fields.u32()?, fields.u32()?);
-        let reason_bytes = fields.u32()?;
+        let refused = match (status, fields.u32()?) {
+            (0, 0) => None,
+            (1, reason_bytes) => Some(reason_bytes),
+            _ => return None,
+        };
         Some(GrantHeader {
-            refused: is_refused.then_some(reason_bytes),
+            refused,
             session,
             incarnation,
             brick: BrickId(Uuid::from_bytes(fields.array()?)),

@@ -1,0 +1,69 @@
+//! Fuzz targets of what is said before messages, see `crate::fuzz`.
+
+use super::wire::{GRANT_BYTES, GrantHeader, HELLO_BYTES, NotUnderstood, check_hello, hello};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::layout::BrickId;
+use pagemesh_fuzz::{Random, Target};
+use std::mem::discriminant;
+use uuid::Uuid;
+
+fn target(name: &'static str) -> Target {
+    Target::new(name, env!("CARGO_MANIFEST_DIR")).reseal(reseal)
+}
+
+fn reseal(bytes: &mut [u8], _: &mut Random) {
+    if let Some((said, crc)) = bytes.split_last_chunk_mut::<4>() {
+        *crc = crc32c(said).to_le_bytes();
+    }
+}
+
+#[test]
+fn fuzz_map_hello() {
+    target("map_hello")
+        .seeds([hello().to_vec()])
+        .cases(10_000)
+        .bytes_max(HELLO_BYTES)
+        .run(|bytes| {
+            let said = bytes.first_chunk::<HELLO_BYTES>()?;
+            let checked = check_hello(said);
+            // But for the two bytes that are not looked at there is one hello.
+            let same = said[..10] == hello()[..10];
+            assert!(checked.is_err() || same, "{said:02x?}");
+            Some(checked.err().as_ref().map(discriminant::<NotUnderstood>))
+        });
+}
+
+#[test]
+fn fuzz_map_grant() {
+    let grant = GrantHeader {
+        refused: None,
+        session: 7,
+        incarnation: 2,
+        brick: BrickId(Uuid::from_u128(0xb)),
+        pool_bytes: 1 << 40,
+        control_bytes: 16 << 20,
+    };
+    let refusal = GrantHeader {
+        refused: Some(30),
+        ..grant
+    };
+    target("map_grant")
+        .seeds([grant, refusal].map(|header| header.encode().to_vec()))
+        .cases(10_000)
+        .bytes_max(GRANT_BYTES)
+        .run(|bytes| {
+            let said = bytes.first_chunk::<GRANT_BYTES>()?;
+            Some(match GrantHeader::decode(said) {
+                Err(cause) => Err(discriminant(&cause)),
+                Ok(header) => {
+                    let again = header.encode();
+                    assert_eq!(GrantHeader::decode(&again), Ok(header));
+                    // What says something is the same byte for byte; a status
+                    // has two values, and only a refusal has a reason.
+                    assert!([0, 1].contains(&u16::from_le_bytes([said[10], said[11]])));
+                    assert_eq!(again[..56], said[..56], "{header:?}");
+                    Ok(header.refused.is_some())
+                }
+            })
+        });
+}
