@@ -24,6 +24,8 @@ pub mod stop;
 pub mod tcp;
 pub mod wire;
 
+#[cfg(test)]
+mod fuzz;
 mod guests;
 mod inflow;
 mod outflow;

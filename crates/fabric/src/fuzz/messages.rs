@@ -1,0 +1,233 @@
+//! One message. What decodes encodes to the same bytes, so nothing is read that
+//! the format does not say; and decoding takes memory by what is there.
+
+use super::*;
+use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::message::reply::{self, Answer, Attached, Reply};
+use crate::message::request::check_limits;
+use crate::message::{Direction, Malformed};
+use pagemesh_base::layout::BrickId;
+use pagemesh_base::slice::{
+    BrickStatus, InFlight, LISTED_MAX, Run, SliceError, SliceInfo, SliceReply,
+};
+use pagemesh_base::space::{EXTENTS_MAX, Extent};
+use pagemesh_fuzz::allocated;
+use std::mem::{Discriminant, discriminant};
+
+/// Bytes that decoding may have allocated per byte of a body: an extent takes
+/// 16 for 8, a growing list twice what it holds, and once more while it moves.
+const ALLOCATED_MAX: u64 = 8;
+/// And besides: the reason of a refusal.
+const SPARE_BYTES: u64 = 4096;
+
+#[derive(Hash)]
+enum Found<T> {
+    Short,
+    Refused(Discriminant<Malformed>, Option<&'static str>),
+    Message(T),
+}
+
+fn refused<T>(cause: &Malformed) -> Found<T> {
+    let what = match cause {
+        Malformed::Content { what, .. } => Some(*what),
+        _ => None,
+    };
+    Found::Refused(discriminant(cause), what)
+}
+
+/// The header and body of one whole message.
+fn open(bytes: &[u8], way: Direction) -> Result<(Header, &[u8]), Option<Malformed>> {
+    let (head, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(None)?;
+    let header = Header::decode(head, way)?;
+    assert_eq!(header.encode(), *head, "a header reads as it was written");
+    assert!(header.body_len <= BODY_BYTES_MAX, "{header:?}");
+    let body = body.get(..header.body_len as usize).ok_or(None)?;
+    header.check_body(body)?;
+    Ok((header, body))
+}
+
+#[test]
+fn fuzz_request() {
+    let seeds = requests()
+        .into_iter()
+        .map(|request| joined(request.encode(7)));
+    target("request")
+        .seeds(seeds)
+        .cases(30_000)
+        .bytes_max(600)
+        .reseal(reseal_one)
+        .run(request);
+}
+
+fn request(bytes: &[u8]) -> impl std::hash::Hash + use<> {
+    let (header, body) = match open(bytes, Direction::Request) {
+        Ok(opened) => opened,
+        Err(None) => return Found::Short,
+        Err(Some(cause)) => return refused(&cause),
+    };
+    let body = Bytes::copy_from_slice(body);
+    let (decoded, took) = allocated(|| Request::decode(&header, body.clone()));
+    assert!(took <= SPARE_BYTES, "{took} bytes for {header:?}");
+    let request = match decoded {
+        Ok(request) => request,
+        Err(cause) => return refused(&cause),
+    };
+    let (again, payload) = request.encode(header.tag);
+    assert_eq!((again, &payload), (header, &body), "{request:?}");
+    // A byte behind the end of a body is never taken for nothing.
+    let longer = [&body[..], &[0]].concat();
+    let mut stretched = joined((header, longer.into()));
+    let len = header.body_len + 1;
+    stretched[20..24].copy_from_slice(&len.to_le_bytes());
+    reseal_at(&mut stretched, 0);
+    if let Ok((header, body)) = open(&stretched, Direction::Request) {
+        let decoded = Request::decode(&header, Bytes::copy_from_slice(body));
+        assert!(decoded.is_err(), "a byte too many: {decoded:?}");
+    }
+    let limits = match &request {
+        Request::Slice { request, .. } => check_limits(request).is_ok(),
+        _ => true,
+    };
+    Found::Message((header.kind as u8, limits, body.is_empty()))
+}
+
+fn answers() -> Vec<(Kind, Answer)> {
+    let slice = |reply| Ok(Reply::Slice(reply));
+    let extents = [(4096, true), (8192, false)].map(|(len, mapped)| Extent { len, mapped });
+    let run = Run {
+        page: PageNo(5),
+        count: 6,
+    };
+    let runs = vec![run, run];
+    let next = Some(PageNo(99));
+    let operation = InFlight {
+        page: PageNo(1),
+        count: 2,
+        epoch: Epoch(3),
+        op: 4,
+    };
+    let info = SliceInfo {
+        slice: SLICE,
+        size_bytes: 1 << 30,
+        epoch: 3,
+        round: 2,
+    };
+    let status = BrickStatus {
+        brick: BrickId(Uuid::from_u128(0xb)),
+        durability: "file-sync".into(),
+        capacity_bytes: 1 << 40,
+        used_bytes: 77,
+        sessions: 5,
+        incarnation: 6,
+    };
+    let attached = Attached {
+        handle: 3,
+        size_bytes: 1 << 20,
+    };
+    let current = Epoch(9);
+    let text = || "why: é".to_owned();
+    vec![
+        (Kind::Read, slice(SliceReply::Data(vec![7; 20]))),
+        (Kind::Write, slice(SliceReply::Done)),
+        (Kind::Extents, slice(SliceReply::Extents(extents.into()))),
+        (Kind::Checksums, slice(SliceReply::Checksums(vec![1, 2]))),
+        (Kind::Dirty, slice(SliceReply::Dirty { runs, next })),
+        (Kind::InFlight, slice(SliceReply::InFlight(None))),
+        (
+            Kind::InFlight,
+            slice(SliceReply::InFlight(Some(vec![operation]))),
+        ),
+        (Kind::Attach, Ok(Reply::Attached(attached))),
+        (
+            Kind::List,
+            Ok(Reply::Listed {
+                slices: vec![info],
+                more: true,
+            }),
+        ),
+        (Kind::Status, Ok(Reply::Status(status))),
+        (Kind::Write, Err(SliceError::StaleEpoch { current })),
+        (Kind::Write, Err(SliceError::NoSpace)),
+        (Kind::Read, Err(SliceError::Damaged { offset: 4096 })),
+        (Kind::Attach, Err(SliceError::NoSuchSlice(SLICE))),
+        (Kind::Create, Err(SliceError::SliceExists(SLICE))),
+        (Kind::Read, Err(SliceError::OutOfRange(text()))),
+        (Kind::Flush, Err(SliceError::Lost(text()))),
+        (Kind::Settled, Err(SliceError::Refused(text()))),
+    ]
+}
+
+#[test]
+fn fuzz_reply() {
+    let seeds = answers()
+        .into_iter()
+        .map(|(kind, answer)| joined(reply::encode(kind, 7, answer)));
+    target("reply")
+        .seeds(seeds)
+        .cases(30_000)
+        .bytes_max(2000)
+        .reseal(reseal_one)
+        .run(reply);
+}
+
+fn reply(bytes: &[u8]) -> impl std::hash::Hash + use<> {
+    let (header, body) = match open(bytes, Direction::Reply) {
+        Ok(opened) => opened,
+        Err(None) => return Found::Short,
+        Err(Some(cause)) => return refused(&cause),
+    };
+    let owned = body.to_vec();
+    let (decoded, took) = allocated(|| reply::decode(&header, owned));
+    let most = ALLOCATED_MAX * body.len() as u64 + SPARE_BYTES;
+    assert!(took <= most, "{took} bytes for {header:?}");
+    let answer = match decoded {
+        Ok(answer) => answer,
+        Err(cause) => return refused(&cause),
+    };
+    check_lengths(&answer);
+    let form = form(&answer);
+    let (again, payload) = reply::encode(header.kind, header.tag, answer.clone());
+    assert_eq!((again, &payload[..]), (header, body), "{answer:?}");
+    Found::Message((header.kind as u8, form))
+}
+
+/// No list or text is longer than its limit.
+fn check_lengths(answer: &Answer) {
+    let (len, max) = match answer {
+        Ok(Reply::Slice(SliceReply::Data(data))) => (data.len(), BODY_BYTES_MAX as usize),
+        Ok(Reply::Slice(SliceReply::Extents(list))) => (list.len(), EXTENTS_MAX),
+        Ok(Reply::Slice(SliceReply::Checksums(list))) => (list.len(), LISTED_MAX),
+        Ok(Reply::Slice(SliceReply::Dirty { runs, .. })) => (runs.len(), LISTED_MAX),
+        Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LISTED_MAX),
+        Ok(Reply::Listed { slices, .. }) => (slices.len(), LISTED_MAX),
+        Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
+        Err(SliceError::OutOfRange(text) | SliceError::Lost(text) | SliceError::Refused(text)) => {
+            (text.len(), TEXT_BYTES_MAX)
+        }
+        _ => (0, 0),
+    };
+    assert!(len <= max, "{len} of at most {max}: {answer:?}");
+}
+
+fn form(answer: &Answer) -> (Option<Discriminant<SliceReply>>, u8) {
+    match answer {
+        Ok(Reply::Slice(reply)) => (Some(discriminant(reply)), 0),
+        Ok(Reply::Attached(_)) => (None, 1),
+        Ok(Reply::Listed { more, .. }) => (None, 2 + u8::from(*more)),
+        Ok(Reply::Status(_)) => (None, 4),
+        Err(error) => (None, 5 + error_code(error)),
+    }
+}
+
+fn error_code(error: &SliceError) -> u8 {
+    match error {
+        SliceError::StaleEpoch { .. } => 1,
+        SliceError::NoSpace => 2,
+        SliceError::Damaged { .. } => 3,
+        SliceError::NoSuchSlice(_) => 4,
+        SliceError::SliceExists(_) => 5,
+        SliceError::OutOfRange(_) => 6,
+        SliceError::Lost(_) => 7,
+        SliceError::Refused(_) => 8,
+    }
+}

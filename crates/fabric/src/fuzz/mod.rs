@@ -1,0 +1,147 @@
+//! Fuzz targets: everything that a client or a brick reads from the other.
+//!
+//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+
+mod handshake;
+mod messages;
+mod peers;
+mod streams;
+
+use crate::message::request::{Control, Request};
+use crate::message::{HEADER_BYTES, Header, Kind};
+use crate::stream::Stream;
+use bytes::Bytes;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_fuzz::{Random, Target};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+use std::os::fd::OwnedFd;
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(0x51));
+
+fn target(name: &'static str) -> Target {
+    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+}
+
+fn pair() -> (OwnedFd, Stream) {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    let pair = socketpair(family, SocketType::STREAM, flags, None);
+    let (ours, theirs) = pair.expect("a pair of sockets");
+    (ours, Stream::unix(theirs))
+}
+
+/// Sends what fits into a socket's buffer.
+fn say(socket: &OwnedFd, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        let sent = send(socket, bytes, SendFlags::NOSIGNAL);
+        assert_eq!(sent, Ok(bytes.len()), "the socket takes it");
+    }
+}
+
+/// One request of each kind.
+fn requests() -> Vec<Request> {
+    let stamp = Stamp {
+        epoch: Epoch(3),
+        op: 9,
+        open: 2,
+    };
+    let data = Bytes::from_static(b"forty-two bytes of a page, more or less...");
+    let of_slice = [
+        SliceRequest::Read {
+            offset: 8192,
+            len: 300,
+        },
+        SliceRequest::Write {
+            offset: 4096,
+            data,
+            stamp,
+        },
+        SliceRequest::Clear {
+            offset: 0,
+            len: 1 << 20,
+            stamp,
+        },
+        SliceRequest::Flush,
+        SliceRequest::Extents {
+            offset: 0,
+            len: 1 << 30,
+        },
+        SliceRequest::Checksums {
+            page: PageNo(1),
+            count: 2,
+        },
+        SliceRequest::Dirty {
+            round: 3,
+            from: PageNo(0),
+        },
+        SliceRequest::InFlight,
+        SliceRequest::Settled,
+        SliceRequest::RaiseEpoch {
+            epoch: Epoch(4),
+            round: 1,
+        },
+    ];
+    let (slice, size_bytes) = (SLICE, 1 << 30);
+    let control = [
+        Control::Create { slice, size_bytes },
+        Control::Resize { slice, size_bytes },
+        Control::Delete { slice },
+        Control::List { after: None },
+        Control::List { after: Some(slice) },
+        Control::Status,
+    ];
+    let epoch = Epoch(1);
+    let mut requests = vec![Request::Attach { slice, epoch }];
+    requests.extend(
+        of_slice
+            .into_iter()
+            .map(|request| Request::Slice { handle: 0, request }),
+    );
+    requests.extend(control.map(Request::Control));
+    assert!(Kind::ALL.iter().all(|kind| {
+        let mut kinds = requests.iter().map(Request::kind);
+        kinds.any(|found| found == *kind)
+    }));
+    requests
+}
+
+fn joined((header, body): (Header, Bytes)) -> Vec<u8> {
+    [&header.encode(), &body[..]].concat()
+}
+
+/// Makes the checksums of the message at `at` right; tells where it ends.
+fn reseal_at(bytes: &mut [u8], at: usize) -> Option<usize> {
+    let (head, body) = bytes
+        .get_mut(at..)?
+        .split_first_chunk_mut::<HEADER_BYTES>()?;
+    let (fields, _) = head.split_first_chunk::<24>()?;
+    let len = u32::from_le_bytes(*fields.last_chunk()?) as usize;
+    if let Some(body) = body.get(..len) {
+        head[56..60].copy_from_slice(&crc32c(body).to_le_bytes());
+    }
+    let crc = crc32c(&head[..60]);
+    head[60..].copy_from_slice(&crc.to_le_bytes());
+    Some(at + HEADER_BYTES + len)
+}
+
+/// Makes the messages of a stream whole again.
+fn reseal_all(bytes: &mut [u8], from: usize) {
+    let mut at = Some(from);
+    while let Some(next) = at.filter(|&at| at < bytes.len()) {
+        at = reseal_at(bytes, next);
+    }
+}
+
+/// Makes one message whole again, mostly with all the bytes that there are.
+fn reseal_one(bytes: &mut [u8], random: &mut Random) {
+    let len = bytes.len().saturating_sub(HEADER_BYTES) as u32;
+    if random.below(4) > 0
+        && let Some(field) = bytes.get_mut(20..24)
+    {
+        field.copy_from_slice(&len.to_le_bytes());
+    }
+    reseal_at(bytes, 0);
+}
