@@ -6,6 +6,7 @@
 //! mirroring. Growing a volume adds a segment.
 
 use crate::ids::Epoch;
+use crate::units::PAGE_BYTES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use uuid::Uuid;
@@ -152,6 +153,7 @@ pub struct Column {
 
 /// A run of a volume, striped over its columns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SegmentFields")]
 pub struct Segment {
     /// Bytes of the volume that lie here, whole pages; where there are several
     /// columns, whole stripes of [`STRIPE_BYTES`] times the columns.
@@ -160,8 +162,75 @@ pub struct Segment {
     pub columns: Vec<Column>,
 }
 
+/// A segment as it was said, not checked.
+#[derive(Deserialize)]
+struct SegmentFields {
+    bytes: u64,
+    columns: Vec<Column>,
+}
+
+/// Why a layout cannot be one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadLayout {
+    /// Nowhere to lie, or too many places.
+    #[error("a segment has {0} columns; there are 1 to {COLUMNS_MAX}")]
+    Columns(usize),
+    /// No copy, or too many.
+    #[error("a column has {0} legs; there are 1 to {COPIES_MAX}")]
+    Legs(usize),
+    /// A round that no slot can be stamped with.
+    #[error("a column has the degraded round {0}; there are 0 to 15")]
+    Round(u8),
+    /// A size that does not come out even.
+    #[error("a segment of {bytes} bytes does not fill {columns} columns")]
+    Uneven {
+        /// Its size.
+        bytes: u64,
+        /// Its columns.
+        columns: usize,
+    },
+    /// Slices beyond the largest.
+    #[error("a segment of {0} bytes is larger than its slices can be")]
+    TooLarge(u64),
+    /// Nothing, or more than a volume can grow.
+    #[error("a layout has {0} segments; there are 1 to {SEGMENTS_MAX}")]
+    Segments(usize),
+}
+
+impl TryFrom<SegmentFields> for Segment {
+    type Error = BadLayout;
+
+    fn try_from(SegmentFields { bytes, columns }: SegmentFields) -> Result<Segment, BadLayout> {
+        let count = columns.len();
+        if !(1..=COLUMNS_MAX).contains(&count) {
+            return Err(BadLayout::Columns(count));
+        }
+        for column in &columns {
+            if !(1..=COPIES_MAX).contains(&column.legs.len()) {
+                return Err(BadLayout::Legs(column.legs.len()));
+            }
+            if column.round > 15 {
+                return Err(BadLayout::Round(column.round));
+            }
+        }
+        let unit = match count {
+            1 => PAGE_BYTES as u64,
+            _ => STRIPE_BYTES * count as u64,
+        };
+        if bytes == 0 || !bytes.is_multiple_of(unit) {
+            let columns = count;
+            return Err(BadLayout::Uneven { bytes, columns });
+        }
+        match bytes / count as u64 > SLICE_BYTES_MAX {
+            true => Err(BadLayout::TooLarge(bytes)),
+            false => Ok(Segment { bytes, columns }),
+        }
+    }
+}
+
 /// Where a volume lies. Every change raises the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "LayoutFields")]
 pub struct Layout {
     /// The volume's identity.
     pub volume: Uuid,
@@ -171,6 +240,31 @@ pub struct Layout {
     pub epoch: EpochNumber,
     /// In order of the volume's bytes.
     pub segments: Vec<Segment>,
+}
+
+/// A layout as it was said, not checked.
+#[derive(Deserialize)]
+struct LayoutFields {
+    volume: Uuid,
+    name: Name,
+    epoch: EpochNumber,
+    segments: Vec<Segment>,
+}
+
+impl TryFrom<LayoutFields> for Layout {
+    type Error = BadLayout;
+
+    fn try_from(said: LayoutFields) -> Result<Layout, BadLayout> {
+        match said.segments.len() {
+            1..=SEGMENTS_MAX => Ok(Layout {
+                volume: said.volume,
+                name: said.name,
+                epoch: said.epoch,
+                segments: said.segments,
+            }),
+            count => Err(BadLayout::Segments(count)),
+        }
+    }
 }
 
 /// An [`Epoch`] as it is written in JSON.
@@ -266,6 +360,42 @@ mod tests {
             assert!(bad.parse::<Name>().is_err(), "{bad:?}");
         }
         assert!(serde_json::from_str::<Name>("\"a/b\"").is_err());
+    }
+
+    #[test]
+    fn a_layout_that_nothing_can_lie_in_is_refused() {
+        let leg = r#"{"brick":"00000000-0000-0000-0000-000000000001",
+            "slice":"00000000-0000-0000-0000-000000000002","state":"in-sync"}"#;
+        let column =
+            |legs: usize| format!(r#"{{"legs":[{}],"round":0}}"#, vec![leg; legs].join(","));
+        let check = |bytes: u64, columns: usize, legs: usize, segments: usize| {
+            let columns = vec![column(legs); columns].join(",");
+            let segment = format!(r#"{{"bytes":{bytes},"columns":[{columns}]}}"#);
+            let segments = vec![segment; segments].join(",");
+            let layout = format!(
+                r#"{{"volume":"00000000-0000-0000-0000-000000000003","name":"v","epoch":1,
+                "segments":[{segments}]}}"#
+            );
+            serde_json::from_str::<Layout>(&layout).map_err(|error| error.to_string())
+        };
+        let layout = check(4 * STRIPE_BYTES, 2, 3, 2).expect("a layout");
+        assert_eq!(layout.size_bytes(), 8 * STRIPE_BYTES);
+        for (bytes, columns, legs, segments, why) in [
+            (4096, 0, 1, 1, "0 columns"),
+            (17 * STRIPE_BYTES, COLUMNS_MAX + 1, 1, 1, "17 columns"),
+            (4096, 1, 0, 1, "0 legs"),
+            (4096, 1, 4, 1, "4 legs"),
+            (0, 1, 1, 1, "does not fill"),
+            (4097, 1, 1, 1, "does not fill"),
+            (3 * STRIPE_BYTES, 2, 1, 1, "does not fill"),
+            (SLICE_BYTES_MAX + 4096, 1, 1, 1, "larger than"),
+            (u64::MAX - 4095, 1, 1, 2, "larger than"),
+            (4096, 1, 1, 0, "0 segments"),
+            (4096, 1, 1, SEGMENTS_MAX + 1, "65 segments"),
+        ] {
+            let refused = check(bytes, columns, legs, segments).expect_err(why);
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 
     fn layout(segments: &[(usize, u64)]) -> Layout {
