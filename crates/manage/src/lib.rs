@@ -25,6 +25,8 @@ pub mod client;
 pub mod clock;
 pub mod durability;
 pub mod fault;
+#[cfg(test)]
+mod fuzz;
 pub mod ledger;
 mod manager;
 pub mod placement;

@@ -1,0 +1,306 @@
+//! Fuzz targets: bodies of the REST API, in both directions, and records of the
+//! manager's store.
+//!
+//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+
+use crate::durability::Durability;
+use crate::ledger::Ledger;
+use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use crate::shape::{Kind, Shape};
+use crate::wire::*;
+use pagemesh_base::layout::*;
+use pagemesh_fuzz::{Target, allocated};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use uuid::Uuid;
+
+/// Bytes that decoding may have allocated per byte of a body: the smallest
+/// element of a list, `{}`, could become a structure of a few words, in a
+/// vector that doubles.
+const ALLOCATED_MAX: u64 = 128;
+/// And besides: what a refusal says.
+const SPARE_BYTES: u64 = 16 << 10;
+
+fn target(name: &'static str) -> Target {
+    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Whether each type that a target is about decodes from one of its seeds.
+fn decodes<T: DeserializeOwned + Serialize + PartialEq + Debug>(seeds: &[Vec<u8>]) {
+    let any = seeds.iter().any(|seed| check::<T>(seed).is_some());
+    assert!(any, "no seed is a {}", std::any::type_name::<T>());
+}
+
+/// Decodes a body as one type; whatever decodes encodes to the same again, and
+/// with a word behind it, it does not.
+fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
+    let (decoded, took) = allocated(|| serde_json::from_slice::<T>(bytes));
+    let most = ALLOCATED_MAX * bytes.len() as u64 + SPARE_BYTES;
+    assert!(took <= most, "{took} bytes for {}", bytes.len());
+    let value = decoded.ok()?;
+    let again = serde_json::to_vec(&value).expect("it has only what JSON has");
+    let decoded = serde_json::from_slice::<T>(&again);
+    assert_eq!(decoded.expect("its own words"), value);
+    let longer = [bytes, b"0"].concat();
+    assert!(
+        serde_json::from_slice::<T>(&longer).is_err(),
+        "a word too many"
+    );
+    Some(value)
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("JSON")
+}
+
+const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
+
+fn layout() -> Layout {
+    let leg = |slice, state| Leg {
+        brick: BRICK,
+        slice: SliceId(Uuid::from_u128(slice)),
+        state,
+    };
+    let column = |slice| Column {
+        legs: vec![
+            leg(slice, LegState::InSync),
+            leg(slice + 1, LegState::Stale),
+        ],
+        round: 1,
+    };
+    Layout {
+        volume: Uuid::from_u128(1),
+        name: "vol-1".parse().expect("a name"),
+        epoch: EpochNumber(7),
+        segments: vec![Segment {
+            bytes: 4 << 20,
+            columns: vec![column(1), column(3)],
+        }],
+    }
+}
+
+/// Two segments of so many columns and bytes.
+fn stretched(columns: usize, bytes: u64) -> Layout {
+    let mut layout = layout();
+    layout.segments[0].bytes = bytes;
+    layout.segments[0].columns.truncate(columns);
+    layout.segments.push(layout.segments[0].clone());
+    layout
+}
+
+fn address() -> BrickAddress {
+    BrickAddress {
+        tcp: "127.0.0.1:7".into(),
+        map_socket: Some("/run/brick.sock".into()),
+        durability: Durability::Process,
+    }
+}
+
+fn registration() -> BrickRegistration {
+    BrickRegistration {
+        brick: BRICK,
+        address: "127.0.0.1:10000".into(),
+        map_socket: None,
+        domain: "rack".into(),
+        durability: Durability::Process,
+        capacity_bytes: 1 << 40,
+        used_bytes: 5,
+        incarnation: 2,
+        sessions: 1,
+    }
+}
+
+fn bodies() -> Vec<Vec<u8>> {
+    let create = CreateVolume {
+        name: "v".parse().expect("a name"),
+        size_bytes: 1 << 30,
+        layout: Kind::StripeMirror,
+        columns: Some(2),
+        copies: Some(3),
+        durability: Some(Durability::Process),
+    };
+    let change = LegChange {
+        segment: 0,
+        column: 1,
+        leg: 1,
+        to: LegState::Syncing,
+        note: Some("back".into()),
+    };
+    let changes = ChangeLegs {
+        expected: EpochNumber(7),
+        attachment: Some(EpochNumber(6)),
+        changes: vec![change.clone(), change],
+    };
+    let client = "host:1".to_owned();
+    let attachment = Some(EpochNumber(3));
+    vec![
+        json(&registration()),
+        json(&create),
+        json(&GrowVolume {
+            size_bytes: 1 << 31,
+        }),
+        json(&AttachVolume { client }),
+        json(&DetachVolume { attachment }),
+        json(&changes),
+        json(&Force { force: true }),
+        b"{}".to_vec(),
+    ]
+}
+
+#[test]
+fn fuzz_rest_request() {
+    decodes::<DetachVolume>(&bodies());
+    target("rest_request")
+        .seeds(bodies())
+        .cases(30_000)
+        .bytes_max(1200)
+        .run(|bytes| {
+            let name = check::<CreateVolume>(bytes).map(|wish| {
+                let name = wish.name.as_str().to_owned();
+                let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+                assert!((1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(plain));
+                (wish.layout as u8, wish.columns.is_some(), wish.copies)
+            });
+            (
+                check::<BrickRegistration>(bytes).map(|body| body.map_socket.is_some()),
+                name,
+                check::<GrowVolume>(bytes).is_some(),
+                check::<AttachVolume>(bytes).is_some(),
+                check::<DetachVolume>(bytes).map(|body| body.attachment.is_some()),
+                check::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
+                check::<Force>(bytes).map(|body| body.force),
+            )
+        });
+}
+
+#[test]
+fn fuzz_rest_answer() {
+    let attached = Attached {
+        layout: layout(),
+        bricks: BTreeMap::from([(BRICK, address())]),
+    };
+    let error = ErrorBody {
+        error: "what".into(),
+        hint: "do".into(),
+        code: Code::NotFound,
+        epoch: Some(3),
+    };
+    let info = VolumeInfo {
+        name: "v".parse().expect("a name"),
+        id: Uuid::from_u128(1),
+        size_bytes: 4 << 20,
+        layout: Kind::Mirror,
+        columns: 1,
+        copies: 2,
+        durability: Durability::Process,
+        epoch: EpochNumber(7),
+        health: Health::Degraded,
+        unreachable_legs: 1,
+        attached: None,
+        created_unix_s: 5,
+    };
+    let detail = VolumeDetail {
+        info,
+        layout: layout(),
+        bricks: BTreeMap::new(),
+        notes: vec![],
+    };
+    let heartbeat = HeartbeatReply {
+        interval_ms: 1000,
+        dead_after_ms: 5000,
+    };
+    target("rest_answer")
+        .seeds([
+            json(&attached),
+            json(&error),
+            json(&detail),
+            json(&heartbeat),
+            json(&Deleted {
+                pending_deletions: 1,
+            }),
+            json(&Detached { detached: true }),
+            json(&layout()),
+            json(&stretched(0, 4 << 20)),
+            json(&stretched(2, u64::MAX)),
+        ])
+        .cases(10_000)
+        .bytes_max(2000)
+        .run(|bytes| {
+            let layout = check::<Attached>(bytes).map(|attached| attached.layout);
+            let layout = layout.or_else(|| check::<Layout>(bytes));
+            (
+                layout.map(|layout| shape(&layout)),
+                check::<ErrorBody>(bytes).map(|body| body.code as u8),
+                check::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
+                check::<HeartbeatReply>(bytes).is_some(),
+                check::<Deleted>(bytes).is_some(),
+                check::<Detached>(bytes).is_some(),
+                check::<BrickInfo>(bytes).is_some(),
+                check::<Status>(bytes).is_some(),
+            )
+        });
+}
+
+/// A layout that decodes can be measured and mapped.
+fn shape(layout: &Layout) -> (usize, bool) {
+    let size = layout.size_bytes();
+    for offset in [0, 4096, size / 2, size.saturating_sub(1)] {
+        let extents = layout.map(offset, 300_000);
+        let mapped: u64 = extents.iter().map(|extent| extent.len).sum();
+        assert_eq!(mapped, size.saturating_sub(offset).min(300_000));
+    }
+    for segment in &layout.segments {
+        assert!(segment.slice_bytes() <= segment.bytes);
+    }
+    (layout.segments.len().min(3), size == 0)
+}
+
+#[test]
+fn fuzz_store_record() {
+    let brick = BrickRecord {
+        brick: BRICK,
+        address: "127.0.0.1:1".into(),
+        map_socket: None,
+        domain: "d".into(),
+        durability: Durability::Process,
+        capacity_bytes: 1 << 30,
+        used_bytes: 0,
+        incarnation: 1,
+    };
+    let volume = VolumeRecord {
+        ledger: Ledger {
+            layout: layout(),
+            last_rounds: vec![vec![1, 1]],
+        },
+        shape: Shape {
+            kind: Kind::Mirror,
+            columns: 1,
+            copies: 2,
+        },
+        durability: Durability::Process,
+        attachment: None,
+        notes: vec![],
+        created_unix_s: 1,
+    };
+    let doomed = Doomed {
+        brick: BRICK,
+        slice: SliceId(Uuid::from_u128(5)),
+        uncertain: true,
+    };
+    let seeds = [json(&brick), json(&volume), json(&doomed)];
+    decodes::<VolumeRecord>(&seeds);
+    target("store_record")
+        .seeds(seeds)
+        .cases(10_000)
+        .bytes_max(2000)
+        .run(|bytes| {
+            let volume = check::<VolumeRecord>(bytes);
+            (
+                check::<BrickRecord>(bytes).is_some(),
+                volume.map(|volume| shape(&volume.ledger.layout)),
+                check::<Doomed>(bytes).map(|doomed| doomed.uncertain),
+            )
+        });
+}
