@@ -25,6 +25,8 @@
 
 mod connection;
 mod exports;
+#[cfg(test)]
+mod fuzz;
 mod handshake;
 mod in_flight;
 mod limits;

@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Instant;
 
 pub const PAGE: u64 = 4096;
 
@@ -193,6 +194,11 @@ impl Channel for MemoryChannel {
         if self.inner.mode != Mode::AtOnce {
             into.push(self.wake.as_raw_fd());
         }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let waits = self.inner.mode == Mode::AtOnce && !self.ended.is_empty();
+        waits.then(Instant::now)
     }
 }
 
