@@ -105,20 +105,27 @@ impl Frames {
 
     /// Returns frames that were granted and never named by a record.
     pub(crate) fn give_back(&mut self, run: Run) {
-        (run.start..run.start + run.len).for_each(|frame| self.release(frame));
+        for frame in run.start..run.start + run.len {
+            // One that is free already was freed by a table that names it too:
+            // the checkpoint that did has told.
+            let _ = self.release(frame);
+        }
     }
 
-    /// Frees a frame whose record is checkpointed.
-    pub(crate) fn release(&mut self, frame: u64) {
-        self.free += 1;
+    /// Frees a frame whose record is checkpointed. False if it was free: the
+    /// bitmap lost its bit, or two slots name it.
+    #[must_use]
+    pub(crate) fn release(&mut self, frame: u64) -> bool {
         if let Some(group) = &mut self.groups[(frame / GROUP) as usize] {
             let (word, bit) = ((frame % GROUP / 64) as usize, 1 << (frame % 64));
-            // A bit that the medium lost was counted as free when it was read.
-            if group.busy[word] & bit != 0 {
-                group.busy[word] &= !bit;
-                group.free += 1;
+            if group.busy[word] & bit == 0 {
+                return false;
             }
+            group.busy[word] &= !bit;
+            group.free += 1;
         }
+        self.free += 1;
+        true
     }
 
     /// A record put the frame to use: sets its bit on media. What is in use is
@@ -248,17 +255,16 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn a_frame_whose_bit_the_medium_lost_can_still_be_freed() {
+    fn freeing_a_frame_whose_bit_the_medium_lost_is_told() {
         let geometry = Geometry::plan(2 << 20).expect("a plan");
         let media = Recorder::new(2 << 20);
         // One frame is in use by the count, and none by the bits.
         let mut frames = Frames::new(&geometry, 1);
-        let total = frames.free() + 1;
         let run = frames.take(&media, 1).expect("free frames");
         let lost = run.start + 100;
         frames.clear(&media, lost);
-        frames.release(lost);
-        assert_eq!((frames.used(), frames.free()), (0, total - 1));
+        assert!(!frames.release(lost));
+        assert_eq!(frames.used(), 0);
     }
 
     proptest! {
@@ -276,7 +282,8 @@ mod tests {
                 if release {
                     for frame in taken.iter().copied().take(want as usize).collect::<Vec<_>>() {
                         taken.remove(&frame);
-                        frames.release(frame);
+                        prop_assert!(frames.release(frame));
+                        prop_assert!(!frames.release(frame), "{} twice", frame);
                     }
                 } else if let Some(run) = frames.take(&media, want) {
                     prop_assert!((1..=want).contains(&run.len));

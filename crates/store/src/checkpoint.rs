@@ -237,8 +237,11 @@ impl<M: Media> Pool<M> {
         self.block.used_frames = self.frames.used();
         self.block.heads = heads;
         write_superblock(&*self.view.data, &self.block)?;
+        let mut freed_twice = None;
         for &frame in &pass.freed {
-            self.frames.release(frame);
+            if !self.frames.release(frame) {
+                freed_twice = Some(frame);
+            }
         }
         for (number, &head) in (0..self.block.lanes_end).zip(&self.block.heads) {
             self.view
@@ -248,7 +251,7 @@ impl<M: Media> Pool<M> {
                 .store(head, Ordering::Release);
         }
         self.recycle_objects(limit);
-        Ok(())
+        freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 
     /// What each lane must keep: records not applied, and those that may be

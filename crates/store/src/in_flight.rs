@@ -16,6 +16,9 @@
 
 use crate::bytes::{get_u32, get_u64, put};
 use crate::geometry::{IN_FLIGHT_BYTES, Region};
+use crate::object::HEIGHT;
+use crate::record::PAGES_MAX;
+use crate::table::reach;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
 use pagemesh_base::slice::InFlight;
@@ -166,11 +169,15 @@ fn decode(bytes: &[u8; BYTES]) -> Found {
     if first == 0 || last == 0 {
         return Found::Free;
     }
-    if count == 0 || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
+    let page = get_u64(bytes, 8);
+    // No record has another count or place.
+    let possible = (1..=PAGES_MAX as u32).contains(&count)
+        && page.saturating_add(u64::from(count)) <= reach(HEIGHT);
+    if !possible || crc32c(&bytes[4..]) != get_u32(bytes, 0) {
         return Found::Damaged;
     }
     let entry = InFlight {
-        page: PageNo(get_u64(bytes, 8)),
+        page: PageNo(page),
         count,
         epoch: Epoch(get_u32(bytes, 24)),
         op: get_u64(bytes, 16),

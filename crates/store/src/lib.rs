@@ -18,6 +18,8 @@ mod bytes;
 pub mod check;
 mod checkpoint;
 pub mod control;
+#[cfg(test)]
+mod fuzz;
 pub mod geometry;
 mod grants;
 mod in_flight;

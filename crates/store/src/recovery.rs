@@ -14,7 +14,7 @@ use crate::lane::{Damage, Lane};
 use crate::object::{HEIGHT, ROOT_AT};
 use crate::record::{Change, Entry, Place, Record};
 use crate::slot::Slot;
-use crate::superblock::{BadSuperblock, Superblock};
+use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
 use crate::table::{BadTable, Location, Table};
 use crate::view::frame_at;
 use pagemesh_base::checksum::{crc32c, flipped_bit};
@@ -54,6 +54,16 @@ pub enum PoolError {
     /// A page table cannot be followed.
     #[error("{0}; replace the pool and let the volume copy it anew")]
     Table(#[from] BadTable),
+    /// A record that is whole and cannot be.
+    #[error(
+        "the record with seq {0} names what the pool does not have; replace the pool and let the volume copy it anew"
+    )]
+    Record(Seq),
+    /// A frame that was in use twice, or whose bit the bitmap lost.
+    #[error(
+        "frame {0} was freed twice: the bitmap or a page table is damaged; replace the pool and let the volume copy it anew"
+    )]
+    FreedTwice(u64),
     /// An object entry is damaged.
     #[error("entry {0} of the object table is damaged; replace the pool")]
     Object(u32),
@@ -205,6 +215,9 @@ pub(crate) fn recover<M: Media>(
     found.sort_unstable_by_key(Entry::seq);
     summary.records = found.len() as u64;
     for entry in &found {
+        if entry.seq().0 >= COUNT_MAX {
+            return Err(PoolError::Record(entry.seq()));
+        }
         block.checkpoint = Seq(entry.seq().0 + 1);
         replay.apply(entry, ordered)?;
     }
@@ -376,13 +389,10 @@ impl<'m, M: Media> Replay<'m, M> {
             return Err(PoolError::Object(record.object.0));
         }
         let numbers = self.geometry.frame_numbers();
-        let slots = record
-            .changes
-            .iter()
-            .flat_map(|change| [change.old, change.new]);
-        let mut named = slots.filter_map(Slot::frame);
-        if named.any(|frame| !numbers.contains(&frame.0)) {
-            return Err(PoolError::Data(record.seq));
+        let is_ours = |slot: Slot| slot.frame().is_none_or(|frame| numbers.contains(&frame.0));
+        let mut slots = record.changes.iter().flat_map(|c| [c.old, c.new]);
+        if !slots.all(is_ours) {
+            return Err(PoolError::Record(record.seq));
         }
         let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
         let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
@@ -397,6 +407,15 @@ impl<'m, M: Media> Replay<'m, M> {
             return Ok(());
         };
         for (i, change) in record.changes.iter().enumerate() {
+            let found = Slot::decode(self.media.load(at + i * 8));
+            if let Some(frame) = found
+                .ok()
+                .filter(|&slot| !is_ours(slot))
+                .and_then(Slot::frame)
+            {
+                let (level, page) = (record.level, record.page);
+                return Err(BadTable::NoSuchFrame { level, page, frame }.into());
+            }
             self.apply_change(
                 record.level,
                 at + i * 8,

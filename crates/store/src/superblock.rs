@@ -13,6 +13,9 @@ use uuid::Uuid;
 const MAGIC: [u8; 8] = *b"pagemesh";
 /// The format this code reads and writes.
 pub const VERSION: u32 = 0;
+/// No generation, seq or position of a line is higher: a billion of them each
+/// second take a century to get there. Below it nothing that counts overflows.
+pub(crate) const COUNT_MAX: u64 = 1 << 62;
 const HEADS_AT: usize = 1024;
 const HEADS_END: usize = HEADS_AT + LANES_MAX as usize * 8;
 const _: () = assert!(HEADS_END <= PAGE_BYTES, "all lane heads fit");
@@ -154,6 +157,16 @@ impl Superblock {
         }
         let boot = Uuid::from_bytes(field(page, 96));
         let heads = (HEADS_AT..).step_by(8).take(geometry.lanes as usize);
+        let heads: Vec<u64> = heads.map(|at| get_u64(page, at)).collect();
+        let mut counts = [32, 48].map(|at| get_u64(page, at)).into_iter();
+        if counts.any(|count| count > COUNT_MAX)
+            || heads.iter().any(|&head| head > COUNT_MAX)
+            || get_u32(page, 40) == u32::MAX
+        {
+            return Err(BadSuperblock::Contradiction(
+                "it has counted further than a pool can live",
+            ));
+        }
         Ok(Superblock {
             pool: Uuid::from_bytes(field(page, 16)),
             generation: get_u64(page, 32),
@@ -166,7 +179,7 @@ impl Superblock {
             stated: stated(field(page, 68))?,
             boot: (!boot.is_nil()).then_some(boot),
             geometry,
-            heads: heads.map(|at| get_u64(page, at)).collect(),
+            heads,
         })
     }
 

@@ -301,7 +301,7 @@ pub(crate) fn frame_at(frame: FrameNo) -> usize {
 
 pub(crate) fn damaged_page(page: PageNo) -> StoreError {
     StoreError::Damaged {
-        offset: page.0 * PAGE_BYTES as u64,
+        offset: page.0.saturating_mul(PAGE_BYTES as u64),
     }
 }
 

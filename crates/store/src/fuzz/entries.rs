@@ -1,0 +1,236 @@
+//! Single structures of the medium: what decodes says everything that the
+//! encoder would say, and encodes to it.
+
+use super::target;
+use crate::geometry::{Geometry, LANES_MAX, OBJECT_BYTES};
+use crate::object::{Object, State};
+use crate::record::{
+    Change, Entry, ObjectRecord, PAGES_MAX, Place, Record, encode_pad, is_pad, seal,
+};
+use crate::slot::{Slot, TRACK_MAX};
+use crate::superblock::{BadSuperblock, Superblock};
+use pagemesh_base::checksum::{crc32c, crc32c_append};
+use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_fuzz::{Random, allocated};
+use pagemesh_pmem::{Durability, Stated};
+use std::mem::discriminant;
+use uuid::Uuid;
+
+/// Bytes that reading one structure may allocate: the longest record's changes
+/// while their vector grows, or the heads of all lanes.
+const ALLOCATED_MAX: u64 = 3 * (PAGES_MAX * size_of::<Change>()) as u64;
+const _: () = assert!(LANES_MAX as u64 * 8 <= ALLOCATED_MAX);
+
+fn superblock(pool_bytes: u64, stated: Option<Stated>) -> Vec<u8> {
+    let geometry = Geometry::plan(pool_bytes).expect("a plan");
+    let block = Superblock {
+        pool: Uuid::from_u128(5),
+        generation: 7,
+        incarnation: Incarnation(2),
+        epoch: Epoch(1),
+        checkpoint: Seq(70),
+        used_frames: 3,
+        objects_end: 1,
+        lanes_end: 2,
+        stated,
+        boot: stated.map(|_| Uuid::from_u128(8)),
+        geometry,
+        heads: (0..u64::from(geometry.lanes)).collect(),
+    };
+    // Two thirds of a page are zeroes: the target adds them again.
+    block.encode()[..2048].to_vec()
+}
+
+pub(super) fn reseal_superblock(page: &mut [u8; PAGE_BYTES]) {
+    let crc = crc32c_append(crc32c_append(0, &page[..12]), &page[16..]);
+    page[12..16].copy_from_slice(&crc.to_le_bytes());
+}
+
+#[test]
+fn fuzz_superblock() {
+    let stated = Stated {
+        class: Durability::Process,
+        is_trusted: true,
+    };
+    target("superblock")
+        .seeds([
+            superblock(2 << 20, None),
+            superblock(1 << 30, Some(stated)),
+            superblock(64 << 40, None),
+        ])
+        .cases(20_000)
+        .bytes_max(PAGE_BYTES)
+        .reseal(|bytes, _| {
+            let mut page = [0; PAGE_BYTES];
+            page[..bytes.len()].copy_from_slice(bytes);
+            reseal_superblock(&mut page);
+            if let (Some(crc), Some(right)) = (bytes.get_mut(12..16), page.get(12..16)) {
+                crc.copy_from_slice(right);
+            }
+        })
+        .run(|bytes| {
+            let mut page = [0; PAGE_BYTES];
+            page[..bytes.len()].copy_from_slice(bytes);
+            let (decoded, took) = allocated(|| Superblock::decode(&page));
+            assert!(took <= ALLOCATED_MAX, "{took} bytes");
+            let block = match decoded {
+                Ok(block) => block,
+                Err(cause) => return Err(discriminant(&cause)),
+            };
+            let geometry = Geometry::plan(block.geometry.pool_bytes);
+            assert_eq!(geometry, Ok(block.geometry), "a plan that there is");
+            assert!(block.objects_end <= geometry.expect("a plan").object_count());
+            assert_eq!(block.heads.len(), block.geometry.lanes as usize);
+            assert_eq!(Superblock::decode(&block.encode()), Ok(block.clone()));
+            // Beside a copy of another pool it is refused, whichever is newer.
+            let mut other = block.clone();
+            other.pool = Uuid::from_u128(!block.pool.as_u128());
+            let chosen = Superblock::choose([&page, &other.encode()]);
+            assert!(matches!(chosen, Err(BadSuperblock::Contradiction(_))));
+            Ok((block.stated.is_some(), block.boot.is_some()))
+        });
+}
+
+fn place() -> Place {
+    Place::new(Uuid::from_u128(3), Incarnation(4), 5, 1000)
+}
+
+fn flat(lines: &[[u8; LINE_BYTES]]) -> Vec<u8> {
+    lines.as_flattened().to_vec()
+}
+
+fn map(pages: usize, level: u8) -> Vec<u8> {
+    let change = |index: usize| {
+        let old = Slot::EMPTY.map(FrameNo(100 + index as u64), 0);
+        Change {
+            old,
+            new: old.map(FrameNo(900 + index as u64), 3),
+            data_crc: index as u32,
+        }
+    };
+    let record = Record {
+        seq: Seq(77),
+        object: ObjectId(1),
+        epoch: Epoch(2),
+        level,
+        page: PageNo(512),
+        op: 9,
+        open: 1,
+        changes: (0..pages).map(change).collect(),
+    };
+    let mut lines = Vec::new();
+    Entry::Map(record).encode(&place(), &mut lines);
+    flat(&lines)
+}
+
+fn object(state: State) -> [u8; OBJECT_BYTES as usize] {
+    let object = Object {
+        state,
+        round: 3,
+        compare: true,
+        epoch: Epoch(7),
+        slice: SliceId(Uuid::from_u128(9)),
+        size_bytes: 1 << 30,
+    };
+    object.encode()
+}
+
+fn reseal_record(bytes: &mut [u8], _: &mut Random) {
+    let (lines, _) = bytes.as_chunks_mut::<LINE_BYTES>();
+    if let Some(first) = lines.first() {
+        let claimed = crate::record::lines_claimed(first).min(lines.len());
+        seal(&mut lines[..claimed], &place());
+    }
+}
+
+#[test]
+fn fuzz_record() {
+    let mut lines = Vec::new();
+    Entry::Object(ObjectRecord {
+        seq: Seq(78),
+        object: ObjectId(1),
+        entry: object(State::Live),
+    })
+    .encode(&place(), &mut lines);
+    target("record")
+        .seeds([
+            map(1, 0),
+            map(1, 4),
+            map(4, 0),
+            map(20, 1),
+            flat(&lines),
+            encode_pad(&place()).to_vec(),
+        ])
+        .cases(30_000)
+        .bytes_max(1024)
+        .reseal(reseal_record)
+        .run(|bytes| {
+            let (lane, _) = bytes.as_chunks::<LINE_BYTES>();
+            let pad = lane.first().is_some_and(|line| is_pad(line, &place()));
+            let (decoded, took) = allocated(|| Entry::decode(lane, &place()));
+            assert!(took <= ALLOCATED_MAX, "{took} bytes");
+            let entry = match decoded {
+                Ok(entry) => entry,
+                Err(cause) => return Err((pad, discriminant(&cause))),
+            };
+            assert!(!pad, "a pad and a record at once");
+            assert!(entry.lines() <= lane.len());
+            assert!(Entry::decode(lane, &place().at(1001)).is_err(), "elsewhere");
+            let mut again = Vec::new();
+            entry.encode(&place(), &mut again);
+            assert_eq!(again.len(), entry.lines());
+            assert_eq!(Entry::decode(&again, &place()), Ok(entry.clone()));
+            Ok(match entry {
+                Entry::Map(record) => (record.level, record.changes.len().min(5)),
+                Entry::Object(_) => (9, 0),
+            })
+        });
+}
+
+#[test]
+fn fuzz_object() {
+    let (states, root) = ([State::Free, State::Live, State::Deleting], 64);
+    target("object")
+        .seeds(states.map(|state| object(state)[..root].to_vec()))
+        .cases(20_000)
+        .bytes_max(root)
+        .reseal(|bytes, _| {
+            let crc = bytes.get(4..).map(|covered| crc32c(covered).to_le_bytes());
+            if let (Some(crc), Some(stored)) = (crc, bytes.get_mut(..4)) {
+                stored.copy_from_slice(&crc);
+            }
+        })
+        .run(|bytes| {
+            let mut entry = [0; OBJECT_BYTES as usize];
+            entry[..bytes.len()].copy_from_slice(bytes);
+            let object = Object::decode(&entry).ok()?;
+            assert!(object.round <= TRACK_MAX);
+            assert_eq!(object.size_bytes % PAGE_BYTES as u64, 0);
+            if entry != [0; OBJECT_BYTES as usize] {
+                assert_eq!(Object::decode(&object.encode()), Ok(object));
+            }
+            Some((object.state as u8, object.compare, object.size_bytes == 0))
+        });
+}
+
+#[test]
+fn fuzz_slot() {
+    let mapped = Slot::EMPTY.map(FrameNo(77), 3);
+    target("slot")
+        .seeds(
+            [mapped, mapped.unmap(0), Slot::EMPTY].map(|slot| slot.encode().to_le_bytes().to_vec()),
+        )
+        .cases(50_000)
+        .bytes_max(8)
+        .run(|bytes| {
+            let bits = u64::from_le_bytes(*bytes.first_chunk()?);
+            let slot = Slot::decode(bits).ok()?;
+            assert_eq!(slot.encode(), bits);
+            assert!(slot.track() <= TRACK_MAX);
+            let flipped = |bit: u32| Slot::decode(bits ^ 1 << bit).is_ok();
+            assert!(!(0..64).any(flipped), "{bits:#x}: a flipped bit");
+            Some((slot.frame().is_some(), slot == Slot::EMPTY))
+        });
+}

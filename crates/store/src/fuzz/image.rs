@@ -1,0 +1,373 @@
+//! Whole pools. A pool that opens can be listed, read, written, emptied,
+//! checkpointed and closed without a panic or an endless wait; what was
+//! acknowledged there is there when it is opened again.
+//!
+//! An input is the number of a pool that the code itself wrote, and changes of
+//! its image, see `tampering`: an image of 2 MiB is kept as some dozen bytes.
+
+use super::tampering::{CHANGE_BYTES, Image};
+use super::target;
+use crate::pool::{ObjectError, Pool, format};
+use crate::recovery::{PoolError, recover};
+use crate::session::{Member, Session, clear, write};
+use crate::superblock::BadSuperblock;
+use crate::view::{Handle, StoreError};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Recorder;
+use std::hash::Hash;
+use std::mem::{Discriminant, discriminant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uuid::Uuid;
+
+const POOL_BYTES: usize = 2 << 20;
+const OLD: SliceId = SliceId(Uuid::from_u128(0xa));
+const OTHER: SliceId = SliceId(Uuid::from_u128(0xb));
+const NEW: SliceId = SliceId(Uuid::from_u128(0xc));
+const SLICE_BYTES: u64 = 256 << 10;
+/// Pages of a slice that are looked at; of a large one these are a part.
+const PAGES_READ: u64 = 80;
+/// Frames that the writes of a case need, nodes included.
+const FRAMES_NEEDED: u64 = 16;
+/// Rounds of housekeeping in which everything deleted is gone.
+const ROUNDS_MAX: u32 = 100;
+
+type Medium = Arc<Recorder>;
+type Opened = Result<Pool<Recorder>, PoolError>;
+
+fn open(media: &Medium) -> Opened {
+    Pool::open(media.clone(), media.clone()).map(|(pool, _)| pool)
+}
+
+fn session(pool: &mut Pool<Recorder>) -> Result<Session<Recorder>, ObjectError> {
+    let number = pool.open_session(1, 1)?;
+    Ok(Session::new(pool.view().clone(), number))
+}
+
+fn stamp(op: u64) -> Stamp {
+    Stamp {
+        epoch: Epoch(1),
+        op,
+        open: 1,
+    }
+}
+
+fn put(
+    session: &mut Session<Recorder>,
+    handle: Handle,
+    offset: u64,
+    data: &[u8],
+    stamp: Stamp,
+) -> Result<(), StoreError> {
+    write(&mut [Member { session, handle }], offset, data, stamp).map_err(|failed| failed.cause)
+}
+
+fn page(byte: u8) -> Vec<u8> {
+    vec![byte; PAGE_BYTES]
+}
+
+/// Pools as the code leaves them: new, in use, closed, emptied, torn.
+fn bases() -> Vec<Vec<u64>> {
+    let media = Arc::new(Recorder::new(POOL_BYTES));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let mut bases = vec![media.crash_point().everything()];
+    let mut pool = open(&media).expect("a sound pool");
+    for slice in [OLD, OTHER] {
+        pool.create(slice, SLICE_BYTES).expect("an object");
+    }
+    let old = pool.handle(OLD).expect("the object");
+    let other = pool.handle(OTHER).expect("the object");
+    let mut one = session(&mut pool).expect("a session");
+    let mut two = session(&mut pool).expect("a session");
+    for op in 1..12 {
+        put(&mut one, old, op * 4096, &page(op as u8), stamp(op)).expect("a write");
+        pool.tend().expect("a sound pool");
+    }
+    for op in 1..6 {
+        put(&mut two, other, op * 8192, &page(7).repeat(3), stamp(op)).expect("a write");
+        put(&mut one, old, op * 5000, &[9; 700], stamp(op + 20)).expect("a write");
+    }
+    let member = |session| Member {
+        session,
+        handle: old,
+    };
+    clear(&mut [member(&mut one)], 8192, 8192, stamp(40)).expect("a clear");
+    bases.push(media.crash_point().everything());
+    put(&mut two, other, 0, &page(8).repeat(8), stamp(30)).expect("a write");
+    bases.push(media.crash_point().sample(5));
+    pool.raise_epoch(OLD, Epoch(2), 3).expect("a barrier");
+    drop((one, two));
+    pool.close_session(1).expect("a sound pool");
+    pool.delete(OTHER).expect("the object");
+    bases.push(media.crash_point().everything());
+    while pool.tend().expect("a sound pool") {}
+    pool.close().expect("a sound pool");
+    bases.push(media.crash_point().everything());
+    bases
+}
+
+/// How far a case came: each step's end.
+#[derive(Hash)]
+enum Outcome {
+    Refused(Discriminant<PoolError>),
+    Opened(Vec<Ended>, Result<usize, Discriminant<PoolError>>),
+}
+
+#[derive(Hash)]
+enum Ended {
+    Done,
+    Store(Discriminant<StoreError>),
+    Object(Discriminant<ObjectError>, Option<Discriminant<PoolError>>),
+}
+
+impl From<Result<(), StoreError>> for Ended {
+    fn from(result: Result<(), StoreError>) -> Ended {
+        result.map_or_else(|error| Ended::Store(discriminant(&error)), |()| Ended::Done)
+    }
+}
+
+impl From<ObjectError> for Ended {
+    fn from(error: ObjectError) -> Ended {
+        let inner = match &error {
+            ObjectError::Pool(inner) => Some(discriminant(inner)),
+            _ => None,
+        };
+        Ended::Object(discriminant(&error), inner)
+    }
+}
+
+fn case(bases: &[Vec<u64>], input: &[u8]) -> Option<impl Hash + use<>> {
+    let (&base, script) = input.split_first()?;
+    let mut image = Image::new(&bases[usize::from(base) % bases.len()]);
+    image.tamper(script);
+    let is_evident = image.is_evident;
+    let words = image.words();
+    // On a file nothing is known of the order of lines.
+    let unordered = recover(&Recorder::from_image(words.clone()), false);
+    let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
+    let media = Arc::new(Recorder::from_image(words));
+    let pool = match open(&media) {
+        Err(error) => return Some((unordered, Outcome::Refused(discriminant(&error)))),
+        Ok(pool) => pool,
+    };
+    let (steps, closed, kept) = exercise(pool);
+    if let Ok(listed) = &closed {
+        // What closed in good order opens again, with what it listed, and with
+        // what was written.
+        let mut pool = match open(&media) {
+            Ok(pool) => pool,
+            // Its openings may be counted up, where that was a lie.
+            Err(PoolError::Superblock(BadSuperblock::Contradiction(_))) if !is_evident => {
+                return Some((unordered, Outcome::Opened(steps, Ok(0))));
+            }
+            Err(error) => panic!("a pool that was closed opens: {error}"),
+        };
+        let mut found: Vec<_> = pool.list().map(|object| object.slice).collect();
+        found.sort_unstable();
+        assert_eq!(found, *listed, "slices");
+        // Where a lie had a right checksum, two slots may name one frame.
+        if let Some(pages) = kept.filter(|_| is_evident) {
+            read_back(&mut pool, &pages);
+        }
+    }
+    let closed = closed
+        .map(|listed| listed.len())
+        .map_err(|error| discriminant(&error));
+    Some((unordered, Outcome::Opened(steps, closed)))
+}
+
+type Closed = Result<Vec<SliceId>, PoolError>;
+/// Pages that were acknowledged, and what is in them.
+type Kept = Option<Vec<(u64, Vec<u8>)>>;
+
+fn exercise(mut pool: Pool<Recorder>) -> (Vec<Ended>, Closed, Kept) {
+    let mut steps = Vec::new();
+    let mut slices: Vec<SliceId> = pool.list().map(|object| object.slice).collect();
+    slices.sort_unstable();
+    assert!(slices.len() <= pool.view().geometry().object_count() as usize);
+    let mut kept = None;
+    match session(&mut pool) {
+        Err(error) => steps.push(error.into()),
+        Ok(mut session) => {
+            for slice in slices.iter().take(3) {
+                look(&mut pool, &mut session, *slice, &mut steps);
+            }
+            kept = add(&mut pool, &mut session, &mut steps);
+            for slice in slices.iter().take(3) {
+                change(&mut pool, &mut session, *slice, &mut steps);
+            }
+        }
+    }
+    for slice in slices {
+        if slice != NEW {
+            steps.push(
+                pool.delete(slice)
+                    .map_or_else(Ended::from, |()| Ended::Done),
+            );
+        }
+    }
+    for round in 0.. {
+        assert!(round < ROUNDS_MAX, "housekeeping does not end");
+        match pool.tend() {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                steps.push(error.into());
+                break;
+            }
+        }
+    }
+    let mut listed: Vec<_> = pool.list().map(|object| object.slice).collect();
+    listed.sort_unstable();
+    let closed = pool.checkpoint().and_then(|()| pool.close());
+    (steps, closed.map(|()| listed), kept)
+}
+
+fn look(
+    pool: &mut Pool<Recorder>,
+    session: &mut Session<Recorder>,
+    slice: SliceId,
+    steps: &mut Vec<Ended>,
+) {
+    let (handle, object) = match (pool.handle(slice), pool.find(slice)) {
+        (Ok(handle), Ok((_, object))) => (handle, object),
+        (Err(error), _) | (_, Err(error)) => return steps.push(error.into()),
+    };
+    let pages = (object.size_bytes / PAGE_BYTES as u64).min(PAGES_READ);
+    let mut bytes = page(0);
+    for number in 0..pages {
+        let read = session.read(
+            &handle,
+            number * PAGE_BYTES as u64,
+            &mut bytes,
+            object.epoch,
+        );
+        if number < 3 || read.is_err() {
+            steps.push(read.into());
+        }
+    }
+    let visited = session.visit_slots(&handle, 0..pages, object.epoch, |_, _, _| true);
+    steps.push(visited.map(drop).into());
+    let sums = session.checksums(&handle, PageNo(0), pages as u32, object.epoch);
+    steps.push(sums.map(drop).into());
+    if let Err(error) = pool.in_flight(slice) {
+        steps.push(error.into());
+    }
+}
+
+/// Whether the writes to come need not wait for the owner, which is this
+/// thread.
+fn has_frames(
+    pool: &mut Pool<Recorder>,
+    session: &Session<Recorder>,
+    steps: &mut Vec<Ended>,
+) -> bool {
+    if let Err(error) = pool.tend() {
+        steps.push(error.into());
+        return false;
+    }
+    let cells = pool.view().control().cells(session.number());
+    let granted = cells.granted().load(Ordering::Acquire);
+    granted.wrapping_sub(cells.consumed().load(Ordering::Acquire)) >= FRAMES_NEEDED
+}
+
+fn add(pool: &mut Pool<Recorder>, session: &mut Session<Recorder>, steps: &mut Vec<Ended>) -> Kept {
+    if let Err(error) = pool.create(NEW, SLICE_BYTES) {
+        steps.push(error.into());
+        return None;
+    }
+    if !has_frames(pool, session, steps) {
+        return None;
+    }
+    let handle = pool.handle(NEW).expect("it was made");
+    let mut kept = Vec::new();
+    for (op, byte) in (1..).zip([3, 4]) {
+        let data = page(byte);
+        let written = put(session, handle, op * 20480, &data, stamp(op));
+        if written.is_ok() {
+            kept.push((op * 20480, data));
+        }
+        steps.push(written.into());
+    }
+    Some(kept)
+}
+
+fn change(
+    pool: &mut Pool<Recorder>,
+    session: &mut Session<Recorder>,
+    slice: SliceId,
+    steps: &mut Vec<Ended>,
+) {
+    let (Ok(handle), Ok((_, object))) = (pool.handle(slice), pool.find(slice)) else {
+        return;
+    };
+    if slice == NEW || !has_frames(pool, session, steps) {
+        return;
+    }
+    let stamp = Stamp {
+        epoch: object.epoch,
+        op: 100,
+        open: 0,
+    };
+    steps.push(put(session, handle, 4096, &page(5), stamp).into());
+    let mut members = [Member { session, handle }];
+    let cleared = clear(&mut members, 8192, 3 * 4096, stamp);
+    steps.push(cleared.map_err(|failed| failed.cause).into());
+    let raised = pool.raise_epoch(slice, Epoch(object.epoch.0.saturating_add(1)), 2);
+    steps.push(raised.map_or_else(Ended::from, |()| Ended::Done));
+    steps.push(
+        pool.settle(slice)
+            .map_or_else(Ended::from, |()| Ended::Done),
+    );
+}
+
+fn read_back(pool: &mut Pool<Recorder>, pages: &[(u64, Vec<u8>)]) {
+    let handle = pool.handle(NEW).expect("the slice that was made");
+    let mut session = session(pool).expect("a session");
+    let mut found = page(0);
+    for (offset, written) in pages {
+        let read = session.read(&handle, *offset, &mut found, Epoch(1));
+        assert_eq!(read, Ok(()), "what was acknowledged, at {offset}");
+        assert!(found == *written, "other bytes at {offset}");
+    }
+}
+
+fn scripts() -> Vec<Vec<u8>> {
+    let none = (0..5).map(|base| vec![base]);
+    let one = |base: u8, what: u8, unit: u8, at: u16, value: u64| {
+        let [low, high] = at.to_le_bytes();
+        let mut script = vec![base, what, unit, low, high];
+        script.extend(value.to_le_bytes());
+        assert_eq!(script.len(), 1 + CHANGE_BYTES);
+        script
+    };
+    let each = (0..5).flat_map(|base| (0..16).map(move |what| (base, what)));
+    let each = each.map(|(base, what)| one(base, what, 1, 8, 0x0302_0000_0000_0007));
+    // Numbers that are counted on: generation, incarnation, checkpoint, heads,
+    // a record's seq and its first page.
+    let counts = [
+        (0, 32),
+        (0, 40),
+        (0, 48),
+        (0, 1024),
+        (5, 3 << 14 | 8),
+        (5, 3 << 14 | 24),
+    ];
+    let last = counts
+        .iter()
+        .flat_map(|&(what, at)| [1, 4].map(|base| one(base, what, 2, at, u64::MAX)));
+    none.chain(each).chain(last).collect()
+}
+
+#[test]
+fn fuzz_image() {
+    let bases = bases();
+    target("image")
+        .seeds(scripts())
+        .cases(600)
+        .bytes_max(1 + 16 * CHANGE_BYTES)
+        .run(|input| case(&bases, input));
+}

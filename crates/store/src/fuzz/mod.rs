@@ -1,0 +1,13 @@
+//! Fuzz targets: what a pool's medium holds, piece by piece and as a whole.
+//!
+//! See `pagemesh_fuzz` for how they run, `docs/rfd/004-fuzzing.md` for why.
+
+mod entries;
+mod image;
+mod tampering;
+
+use pagemesh_fuzz::Target;
+
+fn target(name: &'static str) -> Target {
+    Target::new(name, env!("CARGO_MANIFEST_DIR"))
+}

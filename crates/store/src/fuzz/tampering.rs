@@ -1,0 +1,236 @@
+//! Changes of a pool's image, written as bytes: 12 each.
+//!
+//! ```text
+//! 0  what   1   see `Image::apply`
+//! 1  unit   1   which entry
+//! 2  at     2   where in it
+//! 4  value  8
+//! ```
+//!
+//! Most make the checksum of what they changed right again: so they are what a
+//! defect or a stranger could have written, not only what a medium loses.
+
+use super::entries::reseal_superblock;
+use crate::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
+use crate::record::{Entry, Place, lines_claimed, seal};
+use crate::slot::Slot;
+use crate::superblock::Superblock;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::FrameNo;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+
+pub(super) const CHANGE_BYTES: usize = 12;
+/// Changes of one case.
+const CHANGES_MAX: usize = 16;
+
+/// A pool's bytes.
+pub(super) struct Image {
+    bytes: Vec<u8>,
+    block: Superblock,
+    /// Whether only bytes were changed that have a checksum, and none was made
+    /// right again. The bitmap has none.
+    pub(super) is_evident: bool,
+}
+
+impl Image {
+    pub(super) fn new(words: &[u64]) -> Image {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let page = |number: usize| bytes[number * PAGE_BYTES..].first_chunk().expect("a page");
+        let block = Superblock::choose([page(0), page(1)]).expect("a sound pool");
+        Image {
+            bytes,
+            block,
+            is_evident: true,
+        }
+    }
+
+    pub(super) fn words(&self) -> Vec<u64> {
+        let (words, _) = self.bytes.as_chunks::<8>();
+        words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.block.geometry
+    }
+
+    pub(super) fn tamper(&mut self, script: &[u8]) {
+        for change in script
+            .as_chunks::<CHANGE_BYTES>()
+            .0
+            .iter()
+            .take(CHANGES_MAX)
+        {
+            let [what, unit, low, high, value @ ..] = *change;
+            let at = usize::from(u16::from_le_bytes([low, high]));
+            self.apply(what, usize::from(unit), at, u64::from_le_bytes(value));
+        }
+    }
+
+    fn apply(&mut self, what: u8, unit: usize, at: usize, value: u64) {
+        let geometry = self.geometry();
+        self.is_evident &= [3, 6, 8].contains(&(what % 16));
+        match what % 16 {
+            0 => self.change_superblock(unit, at, value, true),
+            1 => self.change_superblock(unit, at, value, false),
+            2 => self.change_entry(geometry.objects, OBJECT_BYTES, unit, at % 64, value, true),
+            3 => self.change_entry(geometry.objects, OBJECT_BYTES, unit, at, value, false),
+            4 => self.change_entry(geometry.in_flight, IN_FLIGHT_BYTES, unit, at, value, true),
+            5 => self.change_record(unit, at, value, true),
+            6 => self.change_record(unit, at, value, false),
+            7 => self.put(geometry.bitmap.start as usize + at / 8 * 8 % 256, value),
+            8 => self.put(self.frame_word(unit), value),
+            9 => self.change_slot(self.root(unit), value),
+            10 => self.change_slot(self.frame(unit) + at / 8 * 8 % PAGE_BYTES, value),
+            11 => self.put(self.frame(unit) + at / 8 * 8 % PAGE_BYTES, value),
+            12 => self.move_record(unit, at),
+            13 => self.copy_page(unit, at),
+            14 => self.set_record_slot(unit, at, value),
+            _ => {
+                let place = at * 32 % self.bytes.len();
+                self.bytes[place] ^= 1 << (value % 8);
+            }
+        }
+    }
+
+    fn put(&mut self, at: usize, value: u64) {
+        if let Some(word) = self.bytes.get_mut(at..at + 8) {
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    /// Both copies or one: so that the change counts.
+    fn change_superblock(&mut self, unit: usize, at: usize, value: u64, reseal: bool) {
+        for copy in 0..2 {
+            if unit % 3 == copy {
+                continue;
+            }
+            let start = copy * PAGE_BYTES;
+            self.put(start + at % (PAGE_BYTES - 7), value);
+            if let (true, Some(page)) = (reseal, self.bytes[start..].first_chunk_mut()) {
+                reseal_superblock(page);
+            }
+        }
+    }
+
+    fn change_entry(
+        &mut self,
+        region: Region,
+        size: u64,
+        unit: usize,
+        at: usize,
+        value: u64,
+        reseal: bool,
+    ) {
+        let size = size as usize;
+        let start = region.start as usize + unit % 8 * size;
+        self.put(start + at % (size - 7), value);
+        if reseal {
+            let covered = size.min(LINE_BYTES);
+            let entry = &mut self.bytes[start..start + covered];
+            let crc = crc32c(&entry[4..]).to_le_bytes();
+            entry[..4].copy_from_slice(&crc);
+        }
+    }
+
+    fn root(&self, unit: usize) -> usize {
+        self.geometry().objects.start as usize + unit % 8 * OBJECT_BYTES as usize + 64
+    }
+
+    /// Frames are taken from the first on.
+    fn frame(&self, unit: usize) -> usize {
+        self.geometry().frames.start as usize + unit % 64 * PAGE_BYTES
+    }
+
+    fn frame_word(&self, unit: usize) -> usize {
+        let frame = self.frame(unit) / PAGE_BYTES;
+        self.geometry().frame_table.start as usize + frame * 8
+    }
+
+    fn change_slot(&mut self, at: usize, value: u64) {
+        let frames = self.geometry().frame_numbers();
+        // Mostly frames that there are; or the next one's, or any.
+        let frame = match value >> 56 {
+            0..200 => frames.start + value % (frames.end - frames.start),
+            200..220 => frames.end + value % 3,
+            _ => value % (1 << 36),
+        };
+        let slot = match value >> 48 & 7 {
+            0 => Slot::EMPTY,
+            1 => Slot::EMPTY.map(FrameNo(frame), 0).unmap(3),
+            _ => Slot::EMPTY.map(FrameNo(frame), (value >> 40 & 15) as u8),
+        };
+        self.put(at, slot.encode());
+    }
+
+    /// Where the record number `nth` that recovery will read lies, and its
+    /// place.
+    fn record(&self, nth: usize) -> Option<(usize, usize, Place)> {
+        let mut found = Vec::new();
+        for lane in 0..self.block.lanes_end {
+            let start = self.geometry().lane_at(lane);
+            let (pool, incarnation) = (self.block.pool, self.block.incarnation);
+            let head = self.block.heads[lane as usize];
+            let mut place = Place::new(pool, incarnation, lane, head);
+            loop {
+                let line = place.position % self.geometry().lane_lines();
+                let at = start + line as usize * LINE_BYTES;
+                let lines = self.bytes[at..].as_chunks::<LINE_BYTES>().0;
+                let Ok(entry) = Entry::decode(lines, &place) else {
+                    found.push((at, 1, place));
+                    break;
+                };
+                found.push((at, entry.lines(), place));
+                place = place.at(place.position + entry.lines() as u64);
+            }
+        }
+        found.get(nth % found.len().max(1)).copied()
+    }
+
+    fn seal_record(&mut self, at: usize, place: &Place) {
+        let (lines, _) = self.bytes[at..].as_chunks_mut::<LINE_BYTES>();
+        let count = lines_claimed(&lines[0]);
+        if let Some(record) = lines.get_mut(..count) {
+            seal(record, place);
+        }
+    }
+
+    fn change_record(&mut self, unit: usize, at: usize, value: u64, reseal: bool) {
+        let Some((start, lines, place)) = self.record(unit) else {
+            return;
+        };
+        let field = at % (lines * LINE_BYTES);
+        // Fields have 1, 2, 4 or 8 bytes; a short one leaves its neighbours.
+        let width = 1 << (at >> 14);
+        let field = field / width * width;
+        self.bytes[start + field..start + field + width]
+            .copy_from_slice(&value.to_le_bytes()[..width]);
+        if reseal {
+            self.seal_record(start, &place);
+        }
+    }
+
+    fn set_record_slot(&mut self, unit: usize, at: usize, value: u64) {
+        if let Some((start, _, place)) = self.record(unit) {
+            self.change_slot(start + 32 + at % 2 * 8, value);
+            self.seal_record(start, &place);
+        }
+    }
+
+    /// A record appears again behind the last one, whole, in its new place.
+    fn move_record(&mut self, unit: usize, to: usize) {
+        let (Some((from, lines, _)), Some((at, _, place))) = (self.record(unit), self.record(to))
+        else {
+            return;
+        };
+        let bytes = self.bytes[from..from + lines * LINE_BYTES].to_vec();
+        if let Some(into) = self.bytes.get_mut(at..at + bytes.len()) {
+            into.copy_from_slice(&bytes);
+            self.seal_record(at, &place);
+        }
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        let (from, to) = (self.frame(from), self.frame(to));
+        self.bytes.copy_within(from..from + PAGE_BYTES, to);
+    }
+}
