@@ -1,9 +1,10 @@
-//! Chores of the repository: `cargo xtask sim`.
+//! Chores of the repository: `cargo xtask sim`, `cargo xtask fuzz`.
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use pagemesh_sim::{Outcome, run};
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -29,6 +30,21 @@ enum Chore {
         #[arg(long, conflicts_with_all = ["seeds", "from"])]
         seed: Option<u64>,
     },
+    /// Fuzzes decoders, see docs/rfd/004-fuzzing.md.
+    Fuzz {
+        /// How long each target runs; two or so run at a time.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// One target alone.
+        #[arg(long)]
+        target: Option<String>,
+        /// Mutations of this seed; others each time if missing.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Keeps inputs with new outcomes in the corpus.
+        #[arg(long)]
+        keep: bool,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
@@ -43,6 +59,34 @@ fn main() -> anyhow::Result<()> {
             Err(broken) => bail!("seed {seed}: {broken}"),
         },
         Chore::Sim { seeds, from, .. } => sim(from, seeds),
+        Chore::Fuzz {
+            seconds,
+            target,
+            seed,
+            keep,
+        } => fuzz(seconds, target.as_deref(), seed, keep),
+    }
+}
+
+/// Runs the tests that are fuzz targets, in the profile with checks of
+/// overflow.
+fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    let name = format!("fuzz_{}", target.unwrap_or_default());
+    command
+        .args(["test", "--workspace", "--lib", "--locked", &name])
+        .args(["--", "--nocapture"])
+        .env("PAGEMESH_FUZZ_SECONDS", seconds.to_string());
+    if let Some(seed) = seed {
+        command.env("PAGEMESH_FUZZ_SEED", seed.to_string());
+    }
+    if keep {
+        command.env("PAGEMESH_FUZZ_KEEP", "1");
+    }
+    match command.status()?.success() {
+        true => Ok(()),
+        false => bail!("a target failed; its input is in the corpus as failed-…"),
     }
 }
 
