@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_is_named_and_no_two_are_one() {
-        let sound: Vec<u8> = (0..96).map(|i| i * 7).collect();
+        let sound: Vec<u8> = (0..96u8).map(|i| i.wrapping_mul(7)).collect();
         let sum = crc32c(&sound);
         assert_eq!(flipped_bit(96, sum, sum), None);
         for bit in 0..96 * 8 {
