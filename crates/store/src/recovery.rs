@@ -192,9 +192,8 @@ pub(crate) fn recover<M: Media>(
                 true => replay.data(entry),
                 false => Data::Whole,
             };
-            let whole = data != Data::Torn
-                || replay.is_swapped(entry)
-                || followed.contains(&entry.seq());
+            let whole =
+                data != Data::Torn || replay.is_swapped(entry) || followed.contains(&entry.seq());
             summary.damaged += u64::from(whole && data != Data::Whole);
             if !whole && first_bad.is_none() {
                 first_bad = Some(entry.seq());
