@@ -17,6 +17,9 @@ mod bitmap;
 mod bytes;
 mod checkpoint;
 pub mod control;
+mod defect;
+#[cfg(test)]
+mod enumerate;
 pub mod geometry;
 mod grants;
 mod in_flight;

@@ -7,6 +7,7 @@
 //! before the recovered state is persistent under a new incarnation.
 
 use crate::bitmap::Frames;
+use crate::defect::{self, Defect};
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
@@ -105,6 +106,11 @@ pub(crate) fn recover<M: Media>(
     media: &M,
     ordered: bool,
 ) -> Result<(Superblock, Recovered), PoolError> {
+    if !ordered && !defect::is(Defect::RecoveryNotSynced) {
+        // What the process before left in the page cache may be lost still,
+        // and must not be after a slot that names it was stored.
+        media.sync()?;
+    }
     let mut block = read_superblock(media)?;
     let mut replay = Replay::new(media, &block);
     let mut found = Vec::new();
@@ -133,7 +139,8 @@ pub(crate) fn recover<M: Media>(
             summary.dropped += u64::from(!whole);
             whole
         });
-        for entry in open_at_end(&entries) {
+        let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
+        for entry in open {
             match table.add(media, entry.0, entry.1) {
                 Ok(added) => {
                     summary.in_flight += u64::from(added.is_some());
@@ -171,7 +178,9 @@ pub(crate) fn recover<M: Media>(
     }
     media.sync()?;
     block.generation += 1;
-    block.incarnation = Incarnation(block.incarnation.0 + 1);
+    if !defect::is(Defect::IncarnationKept) {
+        block.incarnation = Incarnation(block.incarnation.0 + 1);
+    }
     write_superblock(media, &block)?;
     Ok((block, summary))
 }
@@ -245,6 +254,9 @@ impl<'m, M: Media> Replay<'m, M> {
         let Entry::Map(record) = entry else {
             return true;
         };
+        if defect::is(Defect::SkippedCrc) {
+            return true;
+        }
         let mut page = [0; PAGE_BYTES];
         record
             .changes
@@ -343,6 +355,16 @@ impl<'m, M: Media> Replay<'m, M> {
             self.note(found, true, false);
         }
         self.note(new, false, true);
+        if let (1.., false, Some(node)) = (level, ordered, new.frame())
+            && new.frame() != old.frame()
+            && !defect::is(Defect::LostNodeKept)
+        {
+            // The zeroes of the new node may be lost while its record is not.
+            // What it mapped since follows.
+            let zeroes = [0; PAGE_BYTES];
+            let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
+            self.stores.push(stores);
+        }
         if let (0, Some(frame)) = (level, new.frame()) {
             let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
             self.media.store(entry as usize, u64::from(data_crc));
