@@ -20,7 +20,6 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
-use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -96,17 +95,6 @@ impl Outbox for Ports {
 
     fn try_acquire(&mut self, range: LockRange, key: u32) -> bool {
         self.hub.locks.try_acquire(range, self.holder(key))
-    }
-
-    fn expect(&mut self, column: usize, offset: u64) {
-        let base = column * COPIES_MAX;
-        let connections = self.connections[base..].iter_mut().take(COPIES_MAX);
-        for connection in connections.flatten() {
-            let any = connection.leg.as_any();
-            if let Some(leg) = any.and_then(<dyn Any>::downcast_mut::<MappedLeg>) {
-                leg.expect(offset);
-            }
-        }
     }
 
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {

@@ -323,8 +323,13 @@ fn transmit(
     request: SliceRequest,
     out: &mut impl Outbox,
 ) {
+    await_answers(piece, column, legs);
+    out.send(piece.column, legs, tag_of(slot, piece), request);
+}
+
+/// Expects an answer of each of these legs.
+pub(super) fn await_answers(piece: &mut Piece, column: &mut super::Column, legs: Mask) {
     piece.version = column.version;
     piece.pending = legs;
     column.pending += legs.len();
-    out.send(piece.column, legs, tag_of(slot, piece), request);
 }

@@ -6,6 +6,7 @@
 //! volume's view changes, goes on as a piece that was just sent, with the same
 //! lock and number, and its answers are judged where all are.
 
+use super::changes::await_answers;
 use super::piece::{Act, Phase, Piece, tag_of};
 use super::request::{Job, Next};
 use super::{Engine, Outbox, answer};
@@ -84,9 +85,8 @@ impl Engine {
         piece.op = op;
         piece.epoch = self.view.epoch;
         piece.phase = Phase::Sent;
-        piece.version = column.version;
-        piece.pending = column.written;
-        column.pending += column.written.len();
+        let legs = column.written;
+        await_answers(&mut piece, column, legs);
         let tag = tag_of(slot, &piece);
         let inserted = self.pieces.insert(piece);
         assert_eq!(inserted, slot as usize, "nothing came in between");

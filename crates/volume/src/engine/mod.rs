@@ -61,9 +61,6 @@ pub(crate) trait Outbox {
     /// Takes a range lock if that needs no waiting.
     fn try_acquire(&mut self, range: LockRange, key: u32) -> bool;
 
-    /// A change of this place of a column is about to be sent to all its legs.
-    fn expect(&mut self, _column: usize, _offset: u64) {}
-
     /// One message to each of these legs.
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest);
     /// True if held at once; else [`Engine::granted`] follows.
@@ -232,9 +229,6 @@ impl Engine {
                 return true;
             };
             job.flying += 1;
-            if let Act::Write(_) = act {
-                out.expect(place.column, place.offset);
-            }
             let mut piece = Piece::new(number, place, act, job.durable);
             self.order += 1;
             piece.order = self.order;
