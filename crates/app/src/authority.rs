@@ -68,8 +68,7 @@ impl Authority for Managed {
 
     fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
         let detail = self.0.volume(name).map_err(told)?;
-        let present = detail.info.attached.map(|present| present.epoch.into());
-        match present == Some(attachment) {
+        match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),
         }

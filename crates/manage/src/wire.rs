@@ -278,6 +278,16 @@ pub struct VolumeDetail {
     pub notes: Vec<Note>,
 }
 
+impl VolumeDetail {
+    /// Whether the volume is attached, and with this epoch: what a layout read
+    /// later must say before a client may take it for its own.
+    #[must_use]
+    pub fn is_attached_as(&self, attachment: EpochNumber) -> bool {
+        let attached = self.info.attached.as_ref();
+        attached.is_some_and(|present| present.epoch == attachment)
+    }
+}
+
 /// Whether to do it although something speaks against it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -354,8 +354,7 @@ impl Authority for Counter {
 
     fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
         let detail = self.desk.ask(self.client, "layout", |m| m.show(name))?;
-        let present = detail.info.attached.map(|present| present.epoch.into());
-        match present == Some(attachment) {
+        match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),
         }
