@@ -1,19 +1,16 @@
-//! Whether what clients saw is what a disk may show, sector by sector: writes
-//! are linearizable, and a read sees the last one, or one that was under way
-//! while it was.
-//!
-//! Reads are not held to more: a mirror is read from any of its copies, so
-//! that of two reads beside a write that is still under way the later one may
-//! see what was before. When no write is under way, all see the same.
+//! Whether what clients saw is what a disk may show, sector by sector: reads and
+//! writes are linearizable.
 //!
 //! Every write fills its sectors with a number of its own; a sector is a
 //! register. The search is that of Wing and Gong (1993) in the just-in-time
 //! order of Lowe (2017): all states that a sector may be in are carried from
 //! event to event, and an operation is put into place when its answer says that
-//! it must be in place.
+//! it must be in place. A read changes nothing, so it is put into place as soon
+//! as it can be.
 //!
 //! Beyond linearizability:
-//! - overlapping writes of one channel are in the order of their submission;
+//! - overlapping writes of one channel are in the order of their submission, and
+//!   a read comes after the acknowledged ones that were submitted before it;
 //! - once a client has attached, operations of clients before it have happened
 //!   or never will, and what those submit later is never acknowledged;
 //!   Except for reads, when the new client could not reach every leg: nothing
@@ -27,7 +24,9 @@ use std::ops::Range;
 pub(crate) const SECTOR: u64 = 512;
 /// Operations open at once on a sector that can be told apart; a sector with
 /// more is given up.
-const OPEN_MAX: usize = 14;
+const OPEN_MAX: usize = 64;
+/// States that a sector may be in; a sector with more is given up.
+const STATES_MAX: usize = 100_000;
 
 /// What an operation does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,7 +216,7 @@ impl Checker {
 }
 
 /// A value, and a bit for each open operation that is in place.
-type State = (u64, u32);
+type State = (u64, u64);
 
 struct Open {
     number: usize,
@@ -225,22 +224,15 @@ struct Open {
     is_closed: bool,
 }
 
+/// There is too much at once to be searched.
+struct TooMuch;
+
 struct Search<'c> {
     checker: &'c Checker,
     sector: u64,
     states: BTreeSet<State>,
     before: BTreeSet<State>,
     open: Vec<Option<Open>>,
-    reads: Vec<Reading>,
-}
-
-/// A read under way.
-struct Reading {
-    number: usize,
-    /// What it may see.
-    allowed: BTreeSet<u64>,
-    /// Whether a write was under way at some time since it began.
-    is_beside_write: bool,
 }
 
 impl<'c> Search<'c> {
@@ -251,7 +243,6 @@ impl<'c> Search<'c> {
             states: BTreeSet::from([(0, 0)]),
             before: BTreeSet::new(),
             open: vec![],
-            reads: vec![],
         }
     }
 
@@ -277,65 +268,26 @@ impl<'c> Search<'c> {
     fn run(&mut self, events: &[Event]) -> Result<bool, usize> {
         for (at, event) in events.iter().enumerate() {
             self.before.clone_from(&self.states);
-            match *event {
-                Event::Begin(number) if self.is_read(number) => self.reads.push(Reading {
-                    number,
-                    allowed: BTreeSet::new(),
-                    is_beside_write: false,
-                }),
-                Event::Begin(number) => {
-                    if !self.begin(number) {
-                        return Ok(false);
-                    }
-                }
-                Event::End(number, _) if self.is_read(number) => {
-                    if !self.end_read(number) {
-                        return Err(at);
-                    }
-                }
+            let taken = match *event {
+                Event::Begin(number) => self.begin(number),
                 Event::End(number, ending) => self.end(number, ending),
                 Event::Attached(attachment) => self.close(attachment),
+            };
+            if taken.is_err() {
+                return Ok(false);
             }
             if self.states.is_empty() {
                 return Err(at);
             }
-            self.look();
         }
         Ok(true)
     }
 
-    /// Notes what reads under way may see now.
-    fn look(&mut self) {
-        if self.reads.is_empty() {
-            return;
-        }
-        let is_beside_write = self.open.iter().any(Option::is_some);
-        let values: Vec<u64> = self.closure().into_iter().map(|state| state.0).collect();
-        for read in &mut self.reads {
-            read.allowed.extend(&values);
-            read.is_beside_write |= is_beside_write;
-        }
-    }
-
-    fn end_read(&mut self, number: usize) -> bool {
-        let is_it = |read: &Reading| read.number == number;
-        let Some(at) = self.reads.iter().position(is_it) else {
-            return true;
-        };
-        let read = self.reads.swap_remove(at);
-        let seen = self.value(number);
-        if !read.is_beside_write {
-            // It says which of the writes before was the last.
-            self.states.retain(|state| state.0 == seen);
-        }
-        read.allowed.contains(&seen)
-    }
-
-    fn begin(&mut self, number: usize) -> bool {
+    fn begin(&mut self, number: usize) -> Result<(), TooMuch> {
         let free = self.open.iter().position(Option::is_none);
         let bit = free.unwrap_or(self.open.len());
         if bit >= OPEN_MAX {
-            return false;
+            return Err(TooMuch);
         }
         if bit == self.open.len() {
             self.open.push(None);
@@ -344,58 +296,71 @@ impl<'c> Search<'c> {
             number,
             is_closed: false,
         });
-        true
+        if self.is_read(number) {
+            let states = std::mem::take(&mut self.states).into_iter();
+            self.states = states.map(|state| self.with_reads(state)).collect();
+        }
+        Ok(())
     }
 
-    /// Writes that can be put into place next.
-    fn writes(&self, bits: u32) -> impl Iterator<Item = (usize, usize)> + '_ {
+    /// What may come next, reads or writes: those that are not in place.
+    fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, usize)> + '_ {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
         open.filter(move |(bit, open)| {
-            let is_first = || {
-                let channel = self.operation(open.number).channel;
-                let mut others = self.open.iter().enumerate();
-                !others.any(|(other, before)| {
-                    before.as_ref().is_some_and(|before| {
-                        bits & 1 << other == 0
-                            && !before.is_closed
-                            && before.number < open.number
-                            && self.operation(before.number).channel == channel
-                    })
-                })
-            };
-            bits & 1 << bit == 0 && !open.is_closed && is_first()
+            bits & 1 << bit == 0 && !open.is_closed && self.is_read(open.number) == reads
         })
         .map(|(bit, open)| (bit, open.number))
     }
 
+    /// Whether no write that its channel submitted before must come first.
+    fn is_first(&self, bits: u64, number: usize) -> bool {
+        let channel = self.operation(number).channel;
+        let is_read = self.is_read(number);
+        let mut earlier = self.pending(bits, false).filter(|(_, it)| *it < number);
+        !earlier.any(|(_, it)| {
+            let write = self.operation(it);
+            write.channel == channel && (!is_read || write.ending == Ending::Done)
+        })
+    }
+
+    /// Puts into place what reads now.
+    fn with_reads(&self, (value, bits): State) -> State {
+        let reads = self.pending(bits, true);
+        let now = reads.filter(|(_, it)| self.value(*it) == value && self.is_first(bits, *it));
+        (value, now.fold(bits, |bits, (bit, _)| bits | 1 << bit))
+    }
+
     /// Everything that may have happened by now.
-    fn closure(&self) -> BTreeSet<State> {
+    fn closure(&self) -> Result<BTreeSet<State>, TooMuch> {
         let mut found = self.states.clone();
         let mut next: Vec<State> = found.iter().copied().collect();
         while let Some((_, bits)) = next.pop() {
-            for (bit, number) in self.writes(bits) {
-                let state = (self.value(number), bits | 1 << bit);
+            let writes = self.pending(bits, false);
+            for (bit, number) in writes.filter(|(_, it)| self.is_first(bits, *it)) {
+                let state = self.with_reads((self.value(number), bits | 1 << bit));
                 if found.insert(state) {
                     next.push(state);
                 }
             }
+            if found.len() > STATES_MAX {
+                return Err(TooMuch);
+            }
         }
-        found
+        Ok(found)
     }
 
-    fn end(&mut self, number: usize, ending: Ending) {
+    fn end(&mut self, number: usize, ending: Ending) -> Result<(), TooMuch> {
         let is_it = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.number == number);
         let Some(bit) = self.open.iter().position(is_it) else {
-            return;
+            return Ok(());
         };
         let mask = 1 << bit;
         let all_in_place = self.states.iter().all(|(_, bits)| bits & mask != 0);
         let states = match ending {
-            Ending::Unknown => return,
+            Ending::Unknown => return Ok(()),
             Ending::Done if all_in_place => std::mem::take(&mut self.states),
-            Ending::Done => self.closure(),
-            Ending::Decided => self.closure(),
+            Ending::Done | Ending::Decided => self.closure()?,
         };
         self.open[bit] = None;
         self.states = states
@@ -403,11 +368,12 @@ impl<'c> Search<'c> {
             .filter(|(_, bits)| ending == Ending::Decided || bits & mask != 0)
             .map(|(value, bits)| (value, bits & !mask))
             .collect();
+        Ok(())
     }
 
     /// Operations of attachments before this one are in place by now or never.
-    fn close(&mut self, attachment: u32) {
-        self.states = self.closure();
+    fn close(&mut self, attachment: u32) -> Result<(), TooMuch> {
+        self.states = self.closure()?;
         let mut over = 0;
         for (bit, place) in self.open.iter_mut().enumerate() {
             let Some(open) = place else {
@@ -428,6 +394,7 @@ impl<'c> Search<'c> {
             .into_iter()
             .map(|(value, bits)| (value, bits & !over))
             .collect();
+        Ok(())
     }
 }
 

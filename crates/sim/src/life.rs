@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) is_contested: bool,
     /// One step in so many is a fault.
     pub(crate) calm: u64,
+    /// Requests begin in so many of the first sectors.
+    pub(crate) hot_sectors: u64,
 }
 
 impl Plan {
@@ -69,6 +71,7 @@ impl Plan {
             damaged: damaged.then(|| dice.roll(houses as u64) as usize),
             is_contested: !is_tight && dice.one_in(2),
             calm: 25 + dice.roll(200),
+            hot_sectors: if dice.one_in(3) { 32 } else { u64::MAX },
         }
     }
 }

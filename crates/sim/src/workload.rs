@@ -33,7 +33,7 @@ impl Life {
             true => SHORT + self.dice.roll(long),
             false => 1 + self.dice.roll(SHORT),
         };
-        let mut start = self.dice.roll(self.sectors);
+        let mut start = self.dice.roll(self.sectors.min(self.plan.hot_sectors));
         let mut end = (start + len).min(self.sectors);
         if self.dice.one_in(3) {
             // Whole pages take other ways than parts of them.

@@ -140,6 +140,10 @@ impl Outbox for Ports {
             .pass_turns(&mut self.turns, self.number, &mut self.granted);
     }
 
+    fn is_still(&mut self, range: LockRange, key: u32) -> bool {
+        self.hub.locks.is_still(range, self.holder(key))
+    }
+
     fn next_op(&mut self) -> u64 {
         self.hub.next_op()
     }

@@ -31,7 +31,7 @@ pub(crate) struct Link {
 
 /// What members are told.
 pub(crate) enum Note {
-    /// A range lock's turn has come.
+    /// A range lock's turn has come, or what a reader awaits has ended.
     Granted(u32),
     /// A connection for the next view.
     Link(Link),
@@ -68,6 +68,8 @@ pub(crate) struct Hub {
     generation: AtomicU64,
     held_epoch: AtomicU32,
     ops: AtomicU64,
+    /// The number of the last member.
+    joined: AtomicU32,
     pub locks: RangeLocks,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
@@ -80,6 +82,7 @@ impl Hub {
             view: Mutex::new(Arc::new(view)),
             generation: AtomicU64::new(0),
             ops: AtomicU64::new(0),
+            joined: AtomicU32::new(KEEPER),
             locks: RangeLocks::new(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
@@ -152,11 +155,14 @@ impl Hub {
         }
     }
 
-    /// A number for a new member, if there is room.
+    /// A number for a new member, if there is room. Nobody had it before: a
+    /// turn that comes late for who is gone is nobody's.
     pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {
         let mut members = guard(&self.members);
-        let mut numbers = KEEPER + 1..=KEEPER + CHANNELS_MAX as u32;
-        let number = numbers.find(|number| !members.contains_key(number))?;
+        if members.len() > CHANNELS_MAX {
+            return None;
+        }
+        let number = self.joined.fetch_add(1, Ordering::Relaxed).checked_add(1)?;
         members.insert(number, Arc::clone(member));
         Some(number)
     }

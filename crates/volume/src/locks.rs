@@ -3,10 +3,14 @@
 //!
 //! Invariants: first come, first served among those that overlap; a range lies
 //! within one region, so each holder has one lock and nothing can deadlock;
-//! the mutexes are held for a look at a short list, never over I/O.
+//! the mutexes are held for a look at a short list, never over I/O. Readers
+//! take no lock and hold nobody up: they await the changes that are held when
+//! they look, and none that come later.
 
+use crate::hub::KEEPER;
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
 use pagemesh_base::units::PAGE_BYTES;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Whose turn it is: a member of the hub, and its own name for the lock.
@@ -47,76 +51,128 @@ struct Entry {
     waits: bool,
 }
 
+/// A reader that saw changes in flight, and those that have not ended since.
+struct Watch {
+    reader: Holder,
+    awaited: Vec<Holder>,
+}
+
 #[derive(Default)]
-struct Shard {
+struct Line {
     /// In order of arrival.
     entries: Vec<Entry>,
     waiting: usize,
+    watches: Vec<Watch>,
+}
+
+#[derive(Default)]
+struct Shard {
+    line: Mutex<Line>,
+    /// Entries in the line; changed under its mutex, before anything is sent
+    /// by who takes a lock. Who has seen what a change did sees its entry, too.
+    entries: AtomicUsize,
 }
 
 pub(crate) struct RangeLocks {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Shard>,
 }
 
 impl RangeLocks {
     pub(crate) fn new() -> RangeLocks {
         RangeLocks {
-            shards: (0..LOCK_SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..LOCK_SHARDS).map(|_| Shard::default()).collect(),
         }
     }
 
     /// Takes a place in the line; true if it is held at once. If not, the
     /// holder is among those that some [`RangeLocks::release`] tells of.
     pub(crate) fn acquire(&self, range: LockRange, holder: Holder) -> bool {
-        let mut shard = self.shard(&range);
-        let waits = shard.entries.iter().any(|e| e.range.overlaps(&range));
-        shard.waiting += usize::from(waits);
-        shard.entries.push(Entry {
+        let shard = self.shard(&range);
+        let mut line = shard.line();
+        let waits = line.entries.iter().any(|e| e.range.overlaps(&range));
+        line.waiting += usize::from(waits);
+        line.entries.push(Entry {
             range,
             holder,
             waits,
         });
+        shard.count(&line);
         !waits
     }
 
     /// Takes a lock that nobody holds or waits for; else leaves no trace.
     pub(crate) fn try_acquire(&self, range: LockRange, holder: Holder) -> bool {
-        let mut shard = self.shard(&range);
-        if shard.entries.iter().any(|e| e.range.overlaps(&range)) {
+        let shard = self.shard(&range);
+        let mut line = shard.line();
+        if line.entries.iter().any(|e| e.range.overlaps(&range)) {
             return false;
         }
-        shard.entries.push(Entry {
+        line.entries.push(Entry {
             range,
             holder,
             waits: false,
         });
+        shard.count(&line);
         true
     }
 
+    /// Whether no change of a range is in flight. If one is, the reader is
+    /// told, as of a turn, once all that are now have ended. The keeper's do
+    /// not count: it copies what is there already.
+    pub(crate) fn is_still(&self, range: LockRange, reader: Holder) -> bool {
+        let shard = self.shard(&range);
+        if shard.entries.load(Ordering::Acquire) == 0 {
+            return true;
+        }
+        let mut line = shard.line();
+        let held = line.entries.iter();
+        let held = held.filter(|e| !e.waits && e.holder.member != KEEPER);
+        let over = held.filter(|e| e.range.overlaps(&range));
+        let awaited: Vec<Holder> = over.map(|e| e.holder).collect();
+        let is_still = awaited.is_empty();
+        if !is_still {
+            line.watches.push(Watch { reader, awaited });
+        }
+        is_still
+    }
+
     /// Gives a lock, or the place in the line, back; `turns` gets those whose
-    /// turn it is now.
+    /// turn it is now, readers among them.
     pub(crate) fn release(&self, range: LockRange, holder: Holder, turns: &mut Vec<Holder>) {
-        let mut shard = self.shard(&range);
-        let Some(at) = shard.entries.iter().position(|e| e.holder == holder) else {
+        let shard = self.shard(&range);
+        let mut line = shard.line();
+        let Some(at) = line.entries.iter().position(|e| e.holder == holder) else {
             debug_assert!(false, "released what is not held");
             return;
         };
-        let gone = shard.entries.remove(at);
-        shard.waiting -= usize::from(gone.waits);
-        if shard.waiting > 0 {
-            shard.grant_from(at, &gone.range, turns);
+        let gone = line.entries.remove(at);
+        shard.count(&line);
+        line.waiting -= usize::from(gone.waits);
+        if line.waiting > 0 {
+            line.grant_from(at, &gone.range, turns);
+        }
+        if !line.watches.is_empty() {
+            line.tell_readers(holder, turns);
         }
     }
 
-    fn shard(&self, range: &LockRange) -> MutexGuard<'_, Shard> {
+    fn shard(&self, range: &LockRange) -> &Shard {
         let region = range.start / REGION_BYTES + u64::from(range.column) * 31;
-        self.shards[(region % LOCK_SHARDS as u64) as usize]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        &self.shards[(region % LOCK_SHARDS as u64) as usize]
     }
 }
 
 impl Shard {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, line: &Line) {
+        self.entries.store(line.entries.len(), Ordering::Release);
+    }
+}
+
+impl Line {
     fn grant_from(&mut self, from: usize, gone: &LockRange, turns: &mut Vec<Holder>) {
         for at in from..self.entries.len() {
             let (before, rest) = self.entries.split_at_mut(at);
@@ -129,6 +185,17 @@ impl Shard {
             }
         }
     }
+
+    fn tell_readers(&mut self, gone: Holder, turns: &mut Vec<Holder>) {
+        self.watches.retain_mut(|watch| {
+            watch.awaited.retain(|holder| *holder != gone);
+            let is_over = watch.awaited.is_empty();
+            if is_over {
+                turns.push(watch.reader);
+            }
+            !is_over
+        });
+    }
 }
 
 #[cfg(test)]
@@ -137,7 +204,10 @@ mod tests {
     use proptest::prelude::*;
 
     const fn holder(key: u32) -> Holder {
-        Holder { member: 0, key }
+        Holder {
+            member: KEEPER + 1,
+            key,
+        }
     }
 
     #[test]
@@ -158,6 +228,36 @@ mod tests {
         turns.clear();
         locks.release(range(2, 4), holder(2), &mut turns);
         assert_eq!(turns, [holder(3)]);
+    }
+
+    #[test]
+    fn readers_await_the_changes_that_are_held_and_no_others() {
+        let locks = RangeLocks::new();
+        let range = |page: u64, pages: u64| LockRange::new(0, page * 4096, pages * 4096);
+        assert!(locks.is_still(range(0, 4), holder(9)));
+        assert!(locks.acquire(range(0, 1), holder(1)));
+        assert!(locks.acquire(range(3, 1), holder(2)));
+        assert!(locks.is_still(range(1, 2), holder(9)));
+        assert!(!locks.is_still(range(0, 4), holder(9)));
+        assert!(!locks.acquire(range(0, 2), holder(3)), "1 holds it");
+        assert!(locks.is_still(range(1, 1), holder(8)), "3 only waits");
+        let mut turns = vec![];
+        locks.release(range(0, 1), holder(1), &mut turns);
+        assert_eq!(turns, [holder(3)], "a reader holds nobody up");
+        turns.clear();
+        locks.release(range(0, 2), holder(3), &mut turns);
+        assert_eq!(turns, [], "2 is still in flight");
+        locks.release(range(3, 1), holder(2), &mut turns);
+        assert_eq!(turns, [holder(9)]);
+    }
+
+    #[test]
+    fn readers_do_not_await_the_keeper() {
+        let locks = RangeLocks::new();
+        let range = LockRange::new(0, 0, 4096);
+        let member = KEEPER;
+        assert!(locks.acquire(range, Holder { member, key: 1 }));
+        assert!(locks.is_still(range, holder(2)));
     }
 
     #[test]

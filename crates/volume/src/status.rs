@@ -96,6 +96,8 @@ counters! {
     EpochsRaised epochs_raised,
     /// Reads that went to another leg after an error.
     ReadsRedirected reads_redirected,
+    /// Reads whose answer waited for a change in flight.
+    ReadsDelayed reads_delayed,
     /// Damaged pages rewritten from another leg.
     PagesRepaired pages_repaired,
     /// Repairs that did not work out.

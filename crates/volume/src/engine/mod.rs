@@ -66,6 +66,9 @@ pub(crate) trait Outbox {
     /// True if held at once; else [`Engine::granted`] follows.
     fn acquire(&mut self, range: LockRange, key: u32) -> bool;
     fn release(&mut self, range: LockRange, key: u32);
+    /// Whether no change of this range is in flight on any channel; else
+    /// [`Engine::granted`] follows once those that are have ended.
+    fn is_still(&mut self, range: LockRange, key: u32) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
     fn complete(&mut self, completion: Completion);
@@ -166,14 +169,13 @@ impl Engine {
         }
     }
 
-    /// A range lock that had to wait is held now.
+    /// A range lock that had to wait is held now, or the changes that a read
+    /// found in flight have ended.
     pub(crate) fn granted(&mut self, key: u32, out: &mut impl Outbox) {
-        if self
-            .pieces
-            .get(key as usize)
-            .is_some_and(|p| p.phase == Phase::Locking)
-        {
-            self.start_change(key, out);
+        match self.pieces.get(key as usize).map(|piece| piece.phase) {
+            Some(Phase::Locking) => self.start_change(key, out),
+            Some(Phase::Watching) => self.pass_read(key, out),
+            _ => {}
         }
     }
 

@@ -4,7 +4,7 @@ use crate::locks::LockRange;
 use crate::view::{Mask, Place};
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::slice::SliceError;
+use pagemesh_base::slice::{SliceError, SliceReply};
 
 pub(super) enum Act {
     Read,
@@ -26,6 +26,9 @@ pub(super) enum Phase {
     /// Waits for its column, or behind an earlier change.
     Held,
     Sent,
+    /// A read that has its answer, which may show a change in flight: it waits
+    /// for that to be everywhere.
+    Watching,
     /// Written everywhere; a flush makes it durable.
     Flushing,
 }
@@ -54,6 +57,8 @@ pub(super) struct Piece {
     pub held: Mask,
     pub failed: Mask,
     pub error: Option<SliceError>,
+    /// What a read was answered.
+    pub answer: Option<SliceReply>,
     /// The window's number of the flush it waits for.
     pub flush: u64,
     /// Its place in the column's list of changes.
@@ -80,6 +85,7 @@ impl Piece {
             held: Mask::NONE,
             failed: Mask::NONE,
             error: None,
+            answer: None,
             flush: 0,
             listed: usize::MAX,
         }
@@ -93,11 +99,14 @@ impl Piece {
     /// The range lock it needs.
     pub(super) fn range(&self) -> Option<LockRange> {
         match self.act {
-            Act::Write(_) | Act::Clear | Act::Repair { .. } => {
-                Some(LockRange::new(self.column, self.offset, self.len))
-            }
+            Act::Write(_) | Act::Clear | Act::Repair { .. } => Some(self.extent()),
             Act::Read | Act::Extents | Act::Flush => None,
         }
+    }
+
+    /// What it reads, as changes lock it.
+    pub(super) fn extent(&self) -> LockRange {
+        LockRange::new(self.column, self.offset, self.len)
     }
 
     pub(super) fn overlaps(&self, offset: u64, len: u64) -> bool {

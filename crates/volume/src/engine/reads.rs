@@ -1,4 +1,9 @@
 //! Reads and extents: one in-sync leg answers, another if it cannot.
+//!
+//! An answer that may show a change in flight is kept until that change has
+//! ended: shown before, the next read, from a leg that does not have it yet or
+//! after the loss of the one that does, could show what was before. What a
+//! read has shown is on every leg. (Extents are hints, and do not wait.)
 
 use super::piece::{Act, Phase, tag_of};
 use super::{Engine, Outbox, Piece};
@@ -87,13 +92,17 @@ impl Engine {
         };
         // The picture may have changed while it was under way.
         if whole && self.columns[number].in_sync.has(leg) {
-            let (damaged, error) = (piece.failed, piece.error.take());
-            if let Some(SliceError::Damaged { offset }) = error {
-                damaged
-                    .legs()
-                    .for_each(|bad| self.repair(number, offset, bad, out));
+            // Looked at after the answer came: a change that it shows was
+            // there before it.
+            let is_read = matches!(piece.act, Act::Read);
+            piece.answer = result.ok();
+            if is_read && !out.is_still(piece.extent(), slot) {
+                piece.phase = Phase::Watching;
+                piece.version = self.columns[number].version;
+                out.count(Count::ReadsDelayed, 1);
+                return;
             }
-            return self.finish(slot, result.map_err(|_| SpaceError::Fenced), out);
+            return self.show(slot, out);
         }
         match result {
             Ok(_) if whole => {}
@@ -127,6 +136,34 @@ impl Engine {
             }
         }
         self.send_read(slot, out);
+    }
+
+    /// The changes that were in flight when it was answered have ended. If
+    /// they failed with the column, what it saw of them may not stay.
+    pub(super) fn pass_read(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let column = &self.columns[piece.column];
+        if piece.version == column.version && !column.is_failed() {
+            return self.show(slot, out);
+        }
+        piece.answer = None;
+        self.send_read(slot, out);
+    }
+
+    /// Hands its answer out.
+    fn show(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        let (column, damaged) = (piece.column, piece.failed);
+        let (answer, error) = (piece.answer.take(), piece.error.take());
+        if let Some(SliceError::Damaged { offset }) = error {
+            damaged
+                .legs()
+                .for_each(|bad| self.repair(column, offset, bad, out));
+        }
+        let Some(answer) = answer else {
+            unreachable!("it was answered");
+        };
+        self.finish(slot, Ok(answer), out);
     }
 
     fn repair(&mut self, column: usize, offset: u64, bad: usize, out: &mut impl Outbox) {
