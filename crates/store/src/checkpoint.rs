@@ -480,7 +480,7 @@ impl<M: Media> Pool<M> {
         let crate::record::Entry::Map(record) = entry else {
             return Ok(());
         };
-        if !self.has_data(record) {
+        if !self.has_data(record) && !self.is_swapped(record)? {
             return Ok(());
         }
         // Its stores reached memory, but maybe not persistence.
@@ -527,6 +527,16 @@ impl<M: Media> Pool<M> {
             self.view.geometry.lane_lines(),
             place,
         )
+    }
+
+    /// Whether a slot holds what the record says: it was committed, and its
+    /// page was damaged since.
+    fn is_swapped(&self, record: &Record) -> Result<bool, ObjectError> {
+        let Location::At(at) = self.view.locate(record.object, record.level, record.page)? else {
+            return Ok(false);
+        };
+        let mut changes = (at..).step_by(8).zip(&record.changes);
+        Ok(changes.any(|(at, change)| self.view.meta.load(at) == change.new.encode()))
     }
 
     fn has_data(&self, record: &Record) -> bool {

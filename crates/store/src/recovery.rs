@@ -22,7 +22,7 @@ use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media, Unfenced};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a pool cannot be opened or go on.
 #[derive(Debug, thiserror::Error)]
@@ -163,6 +163,7 @@ pub(crate) fn recover<M: Media>(
         true => block.geometry.lanes,
         false => block.lanes_end,
     };
+    let mut scans = Vec::new();
     for number in 0..lanes_read {
         let mut lane = lane_of(&block, number);
         if is_alone && lane.is_lapped(media) {
@@ -173,7 +174,14 @@ pub(crate) fn recover<M: Media>(
             false => lane.recover_unordered(media),
         };
         summary.mended += scan.mended.len() as u64;
-        let mut entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
+        let entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
+        scans.push((entries, scan.end));
+    }
+    let followed = match ordered {
+        true => replay.followed(&scans),
+        false => BTreeSet::new(),
+    };
+    for (number, (mut entries, end)) in (0..).zip(scans) {
         // A record whose data is not there was never fenced, so it can only be
         // the last; on a file anything since the checkpoint may be missing.
         let last = entries.len().saturating_sub(1);
@@ -184,7 +192,9 @@ pub(crate) fn recover<M: Media>(
                 true => replay.data(entry),
                 false => Data::Whole,
             };
-            let whole = data != Data::Torn || replay.is_swapped(entry);
+            let whole = data != Data::Torn
+                || replay.is_swapped(entry)
+                || followed.contains(&entry.seq());
             summary.damaged += u64::from(whole && data != Data::Whole);
             if !whole && first_bad.is_none() {
                 first_bad = Some(entry.seq());
@@ -202,10 +212,10 @@ pub(crate) fn recover<M: Media>(
                 Err(in_flight::Overflow) => overflowed.push(entry.0),
             }
         }
-        if scan.end != block.heads[number as usize] {
+        if end != block.heads[number as usize] {
             lanes_used = lanes_used.max(number + 1);
         }
-        block.heads[number as usize] = scan.end;
+        block.heads[number as usize] = end;
         found.extend(
             entries
                 .into_iter()
@@ -349,6 +359,18 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
+    /// Last records of lanes whose data is not there, but whose slots other
+    /// records found swapped: locks are released after the fence only, so the
+    /// record was committed, and its page was damaged since. Dropped, its
+    /// frame would be freed without ever having been in use.
+    fn followed(&self, scans: &[(Vec<Entry>, u64)]) -> BTreeSet<Seq> {
+        let last = scans.iter().filter_map(|(entries, _)| entries.last());
+        let torn = last.filter(|entry| self.data(entry) == Data::Torn);
+        let all = || scans.iter().flat_map(|(entries, _)| entries);
+        let followed = torn.filter(|entry| all().any(|other| follows(other, entry)));
+        followed.map(Entry::seq).collect()
+    }
+
     /// Whether a slot holds what the record says: slots are swapped after the
     /// fence only, so the record was committed and a page that does not match
     /// its checksum was damaged since. Dropped, its frame would be free and in
@@ -483,6 +505,28 @@ impl<'m, M: Media> Replay<'m, M> {
             }
         }
     }
+}
+
+/// Whether a record replaced what another had put into a slot.
+fn follows(later: &Entry, earlier: &Entry) -> bool {
+    let (Entry::Map(later), Entry::Map(earlier)) = (later, earlier) else {
+        return false;
+    };
+    let slots = |record: &Record| {
+        let page = record.page.0;
+        page..page.saturating_add(record.changes.len() as u64)
+    };
+    let (new, old) = (slots(earlier), slots(later));
+    let is_data = later.level == 0 && earlier.level == 0;
+    if !is_data || later.object != earlier.object || later.seq <= earlier.seq {
+        return false;
+    }
+    let mut shared = new.start.max(old.start)..new.end.min(old.end);
+    shared.any(|slot| {
+        let before = &earlier.changes[(slot - new.start) as usize];
+        let after = &later.changes[(slot - old.start) as usize];
+        before.new == after.old
+    })
 }
 
 fn entry_at(geometry: &Geometry, object: ObjectId) -> usize {
