@@ -77,7 +77,8 @@ impl Life {
     /// end is open work, see RFD 003.
     fn mild_fault(&mut self) {
         match self.dice.roll(10) {
-            0 | 4 => {}
+            0 => self.crash(),
+            4 => self.contest(),
             1 => self.replace_channel(),
             2 => self.weather(),
             3 => self.hang_up(),

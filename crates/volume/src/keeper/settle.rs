@@ -12,7 +12,7 @@ use crate::status::Count;
 use crate::view::{Gate, Mask};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::LegState;
-use pagemesh_base::slice::{InFlight, SliceReply, SliceRequest};
+use pagemesh_base::slice::{InFlight, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BinaryHeap;
 
@@ -91,13 +91,8 @@ async fn finish(state: &State, column: usize, legs: Mask, forget: bool) -> Resul
     Ok(())
 }
 
-fn interrupted(
-    state: &State,
-    column: usize,
-    leg: usize,
-    error: Option<pagemesh_base::slice::SliceError>,
-) -> Interrupted {
-    let strange = pagemesh_base::slice::SliceError::Refused("a strange answer".into());
+fn interrupted(state: &State, column: usize, leg: usize, error: Option<SliceError>) -> Interrupted {
+    let strange = SliceError::Refused("a strange answer".into());
     failed(state, column, leg, &error.unwrap_or(strange));
     Interrupted
 }
@@ -111,12 +106,60 @@ async fn make_equal(
     let page = PAGE_BYTES as u64;
     let end = state.model().columns[column].bytes;
     let (start, stop) = (unequal.page * page, (unequal.page + unequal.count) * page);
-    let others = in_sync.without(Mask::of(unequal.winner));
-    let mut sources = parties(state, column, Mask::of(unequal.winner));
-    sources.extend(parties(state, column, others));
+    let winner = parties(state, column, Mask::of(unequal.winner));
     let targets = parties(state, column, unequal.behind);
     for (offset, len) in chunks(start, stop.min(end)) {
-        copy_or_fail(state, column, &sources, &targets, offset, len).await?;
+        let range = (offset, len);
+        let copied = copy::copy_chunk(state, &winner, &targets, range, Holes::Cleared).await;
+        match copied {
+            Err(failure) if is_damage(&failure, &unequal) => {
+                make_pages_equal(state, column, in_sync, unequal, range).await?;
+            }
+            other => other.map_err(|failure| told(state, column, failure))?,
+        }
+        state.hub.tally.add(Count::BytesSettled, len);
+    }
+    Ok(())
+}
+
+fn is_damage(failure: &CopyError, unequal: &Unequal) -> bool {
+    failure.leg == unequal.winner && matches!(failure.error, SliceError::Damaged { .. })
+}
+
+fn told(state: &State, column: usize, CopyError { leg, error }: CopyError) -> Interrupted {
+    interrupted(state, column, leg, Some(error))
+}
+
+/// The winner cannot give every page. Those that it can it gives; each of the
+/// others comes from the first leg that has it, and goes to all: a leg must
+/// not stay ahead because it was the one to be copied from.
+async fn make_pages_equal(
+    state: &State,
+    column: usize,
+    in_sync: Mask,
+    unequal: Unequal,
+    (offset, len): (u64, u64),
+) -> Result<(), Interrupted> {
+    let all = in_sync.or(unequal.behind);
+    let sources = in_sync.without(unequal.behind).legs();
+    let sources = sources.chain(in_sync.and(unequal.behind).legs());
+    let sources = sources.filter(|leg| *leg != unequal.winner);
+    let sources: Vec<usize> = std::iter::once(unequal.winner).chain(sources).collect();
+    for at in (offset..offset + len).step_by(PAGE_BYTES) {
+        let one = (at, (PAGE_BYTES as u64).min(offset + len - at));
+        let mut copied = Ok(());
+        for &source in &sources {
+            let from = parties(state, column, Mask::of(source));
+            let to = parties(state, column, all.without(Mask::of(source)));
+            copied = copy::copy_chunk(state, &from, &to, one, Holes::Cleared).await;
+            let damaged = |failure: &CopyError| {
+                failure.leg == source && matches!(failure.error, SliceError::Damaged { .. })
+            };
+            if !copied.as_ref().is_err_and(damaged) {
+                break;
+            }
+        }
+        copied.map_err(|failure| told(state, column, failure))?;
     }
     Ok(())
 }
@@ -131,7 +174,7 @@ async fn copy_or_fail(
 ) -> Result<(), Interrupted> {
     let copied = copy::copy_chunk(state, sources, targets, (offset, len), Holes::Cleared).await;
     state.hub.tally.add(Count::BytesSettled, len);
-    copied.map_err(|CopyError { leg, error }| interrupted(state, column, leg, Some(error)))
+    copied.map_err(|failure| told(state, column, failure))
 }
 
 /// No leg knows what was in flight, so each page is compared.
