@@ -334,8 +334,26 @@ impl Core {
             match note {
                 Note::Granted(key) => self.ports.granted.push(key),
                 Note::Link(link) => self.arrived.push(link),
+                Note::End {
+                    column,
+                    leg,
+                    serial,
+                } => self.end(column, leg, serial),
             }
         }
+    }
+
+    /// Ends a connection that the next view replaces. What was sent over it is
+    /// sent again with that view.
+    fn end(&mut self, column: usize, leg: usize, serial: u64) {
+        let place = self.ports.connections.get(column * COPIES_MAX + leg);
+        let present = place.and_then(Option::as_ref);
+        if present.is_some_and(|connection| connection.serial == serial) {
+            let why = "its connections are replaced".to_owned();
+            let ports = &mut self.ports;
+            self.engine.lose_leg(column, leg, why, ports);
+        }
+        self.arrived.retain(|link| link.serial != serial);
     }
 
     fn collect_answers(&mut self) {

@@ -35,6 +35,13 @@ pub(crate) enum Note {
     Granted(u32),
     /// A connection for the next view.
     Link(Link),
+    /// A connection that is to be replaced ends now: its session may be the
+    /// one that the next needs.
+    End {
+        column: usize,
+        leg: usize,
+        serial: u64,
+    },
 }
 
 pub(crate) struct Member {

@@ -153,7 +153,7 @@ impl Column {
 
 impl Engine {
     /// The connection to a leg is gone, or of no use.
-    pub(super) fn lose_leg(
+    pub(crate) fn lose_leg(
         &mut self,
         number: usize,
         leg: usize,

@@ -294,6 +294,7 @@ async fn equip(state: &State) -> bool {
     let mut wanted = vec![];
     for member in members {
         for place in missing(&view, &member) {
+            end_replaced(&member, place);
             wanted.push((Arc::clone(&member), place));
         }
     }
@@ -311,6 +312,19 @@ async fn equip(state: &State) -> bool {
         }
     }
     true
+}
+
+/// Two sessions for one seat may be more than its brick has, and without a new
+/// one there is no new view that would end the old one.
+fn end_replaced(member: &Member, (column, leg, _): Seat) {
+    let replaced = crate::hub::guard(&member.links).remove(&(column, leg));
+    if let Some(serial) = replaced {
+        member.tell(Note::End {
+            column,
+            leg,
+            serial,
+        });
+    }
 }
 
 async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
