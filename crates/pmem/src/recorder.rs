@@ -1,88 +1,161 @@
 //! Memory that remembers every store, to enumerate what a crash may leave.
 //!
-//! Model: stores reach persistence in 8-byte words; those of one line in the
-//! order they were made, those of different lines in any order. A flush makes
-//! the line's earlier stores persistent at the next fence; a line that was
-//! never flushed may still persist any prefix at any time, also after later
-//! fences. Streaming is storing and flushing.
+//! Model of class `pmem`: stores reach persistence in 8-byte words; those of
+//! one line in the order they were made, those of different lines in any
+//! order. A flush makes the line's earlier stores persistent at the next
+//! fence; a line that was never flushed may still persist any prefix at any
+//! time, also after later fences. Streaming is storing and flushing. Of `eadr`
+//! every image is among those: a line's stores may persist at once here too,
+//! and a fence makes more certain there, not less.
 //!
-//! This is class `pmem`. Of `eadr` every image is among those: a line's stores
-//! may persist at once here too, and a fence makes more certain there, not less.
+//! Model of class `file-sync`: the kernel writes back when it likes, in
+//! sectors of 512 bytes, each as it was at some moment since the last
+//! [`Media::sync`], in any order. Flushes and fences make nothing certain.
+//!
+//! Images share the pages in which they do not differ, so that one costs what
+//! was stored since, not the size of the medium.
 
+use crate::mapped::MapError;
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const WORDS: usize = LINE_BYTES / 8;
+const SECTOR_BYTES: usize = 512;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
+/// Units up to which an image is drawn unit by unit: each of the few images
+/// is then likely enough.
+const FEW_UNITS: usize = 8;
 
-/// Words by page: a copy shares the pages that neither side has changed since,
-/// and pages of zeroes take no room.
-#[derive(Clone)]
-struct Words(Vec<Option<Arc<[u64; PAGE_WORDS]>>>);
+type Page = [u64; PAGE_WORDS];
 
-impl Words {
-    fn zeroed(len_words: usize) -> Words {
-        Words(vec![None; len_words / PAGE_WORDS])
+/// What a medium holds. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Image(Vec<Arc<Page>>);
+
+impl Image {
+    /// `len` bytes, every word the same.
+    ///
+    /// # Panics
+    /// When `len` is not whole pages.
+    #[must_use]
+    pub fn filled(len: usize, word: u64) -> Image {
+        assert!(len.is_multiple_of(PAGE_BYTES), "whole pages");
+        let page = Arc::new([word; PAGE_WORDS]);
+        let pages = std::iter::repeat_n(page, len / PAGE_BYTES);
+        Image(pages.collect())
     }
 
-    fn from_image(image: &[u64]) -> Words {
-        let page = |words: &[u64; PAGE_WORDS]| {
-            let used = words.iter().any(|word| *word != 0);
-            used.then(|| Arc::new(*words))
-        };
-        Words(image.as_chunks().0.iter().map(page).collect())
+    /// The same bytes, to the page.
+    ///
+    /// # Panics
+    /// When they are not whole pages.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Image {
+        let (pages, rest) = bytes.as_chunks::<PAGE_BYTES>();
+        assert!(rest.is_empty(), "whole pages");
+        let word = |page: &[u8; PAGE_BYTES], at| u64::from_le_bytes(page.as_chunks::<8>().0[at]);
+        let page = |page| Arc::new(std::array::from_fn(|at| word(page, at)));
+        Image(pages.iter().map(page).collect())
     }
 
-    fn image(&self) -> Vec<u64> {
-        let pages = self.0.iter();
-        let words = |page: &Option<Arc<_>>| page.as_deref().copied().unwrap_or([0; PAGE_WORDS]);
-        pages.flat_map(words).collect()
+    /// What it holds.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words = self.0.iter().flat_map(|page| page.iter());
+        words.flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    fn len(&self) -> usize {
-        self.0.len() * PAGE_WORDS
+    /// The aligned word at this byte.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> u64 {
+        check_range(self.0.len() * PAGE_BYTES, offset, 8, 8);
+        self.get(offset / 8)
+    }
+
+    /// Changes the aligned word at this byte: damage.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn set_word(&mut self, offset: usize, word: u64) {
+        check_range(self.0.len() * PAGE_BYTES, offset, 8, 8);
+        self.set(offset / 8, word);
     }
 
     fn get(&self, index: usize) -> u64 {
-        let page = self.0[index / PAGE_WORDS].as_ref();
-        page.map_or(0, |page| page[index % PAGE_WORDS])
+        self.0[index / PAGE_WORDS][index % PAGE_WORDS]
     }
 
     fn set(&mut self, index: usize, word: u64) {
-        let page = self.0[index / PAGE_WORDS].get_or_insert_with(|| Arc::new([0; PAGE_WORDS]));
-        Arc::make_mut(page)[index % PAGE_WORDS] = word;
+        // A store of what is there needs no page of its own.
+        if self.get(index) != word {
+            Arc::make_mut(&mut self.0[index / PAGE_WORDS])[index % PAGE_WORDS] = word;
+        }
+    }
+}
+
+/// How stores become persistent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Persistence {
+    /// By flushed lines, at a fence.
+    Lines,
+    /// By sectors, at a sync.
+    Sectors,
+    /// At once: nothing is remembered.
+    Instant,
+}
+
+impl Persistence {
+    /// Words that persist in the order they were stored.
+    fn unit_words(self) -> usize {
+        match self {
+            Persistence::Sectors => SECTOR_BYTES / 8,
+            _ => LINE_BYTES / 8,
+        }
     }
 }
 
 #[derive(Clone, Default)]
-struct Line {
-    /// Stores not known to be persistent: word in the line, value.
+struct Unit {
+    /// Stores not known to be persistent: word in the unit, value.
     pending: Vec<(usize, u64)>,
     /// How many of them the next fence makes persistent.
     flushed: usize,
 }
 
 struct State {
+    persistence: Persistence,
     /// What a load sees.
-    visible: Words,
+    visible: Image,
     /// What is persistent for certain.
-    durable: Words,
-    lines: BTreeMap<usize, Line>,
+    durable: Image,
+    units: BTreeMap<usize, Unit>,
     /// None: nobody will ask for the past.
     points: Option<Vec<CrashPoint>>,
+    /// Of an overlay: which pages are its own.
+    own: Vec<bool>,
 }
 
 /// Memory whose crash states can be enumerated.
-pub struct Recorder(Mutex<State>);
+pub struct Recorder {
+    len: usize,
+    /// Boxed: errors carry recorders.
+    state: Box<Mutex<State>>,
+    /// Of an overlay: what shows where it stored nothing.
+    below: Option<Arc<Recorder>>,
+}
 
-/// The moment just before a fence: what is certain, and what may be there.
+/// The moment just before stores become persistent: what is certain, and what
+/// may be there.
 #[derive(Clone)]
 pub struct CrashPoint {
-    durable: Words,
-    lines: Vec<(usize, Vec<(usize, u64)>)>,
+    durable: Image,
+    unit_words: usize,
+    units: Vec<(usize, Vec<(usize, u64)>)>,
 }
 
 impl Recorder {
@@ -90,31 +163,46 @@ impl Recorder {
     ///
     /// # Panics
     /// When `len` is not whole pages.
+    #[must_use]
     pub fn new(len: usize) -> Recorder {
-        assert!(len.is_multiple_of(PAGE_BYTES), "whole pages");
-        Recorder::over(Words::zeroed(len / 8))
+        Recorder::from_image(Image::filled(len, 0))
     }
 
-    /// Memory that starts as one of the images of a [`CrashPoint`].
-    ///
-    /// # Panics
-    /// When the image is not whole pages.
-    pub fn from_image(image: Vec<u64>) -> Recorder {
-        assert!((image.len() * 8).is_multiple_of(PAGE_BYTES), "whole pages");
-        Recorder::over(Words::from_image(&image))
+    /// Memory of class `pmem` that starts as an image.
+    #[must_use]
+    pub fn from_image(image: Image) -> Recorder {
+        Recorder::with(image, Persistence::Lines)
     }
 
-    fn over(words: Words) -> Recorder {
-        Recorder(Mutex::new(State {
-            durable: words.clone(),
-            visible: words,
-            lines: BTreeMap::new(),
-            points: Some(Vec::new()),
-        }))
+    /// A file of class `file-sync` that starts as an image.
+    #[must_use]
+    pub fn of_file(image: Image) -> Recorder {
+        Recorder::with(image, Persistence::Sectors)
     }
 
-    /// The same without the points of the past, each of which is a copy of
-    /// the medium.
+    /// Memory that starts as an image and records nothing.
+    #[must_use]
+    pub fn unrecorded(image: Image) -> Recorder {
+        Recorder::with(image, Persistence::Instant)
+    }
+
+    fn with(image: Image, persistence: Persistence) -> Recorder {
+        Recorder {
+            len: image.0.len() * PAGE_BYTES,
+            state: Box::new(Mutex::new(State {
+                persistence,
+                durable: image.clone(),
+                visible: image,
+                units: BTreeMap::new(),
+                points: Some(Vec::new()),
+                own: Vec::new(),
+            })),
+            below: None,
+        }
+    }
+
+    /// The same without the points of the past.
+    #[must_use]
     pub fn without_past(self) -> Recorder {
         self.state().points = None;
         self
@@ -122,20 +210,51 @@ impl Recorder {
 
     /// Another medium in the state of this one: what is uncertain here is
     /// uncertain there.
+    #[must_use]
     pub fn fork(&self) -> Recorder {
         let state = self.state();
-        Recorder(Mutex::new(State {
-            visible: state.visible.clone(),
-            durable: state.durable.clone(),
-            lines: state.lines.clone(),
-            points: state.points.as_ref().map(|_| Vec::new()),
-        }))
+        Recorder {
+            len: self.len,
+            state: Box::new(Mutex::new(State {
+                persistence: state.persistence,
+                visible: state.visible.clone(),
+                durable: state.durable.clone(),
+                units: state.units.clone(),
+                points: state.points.as_ref().map(|_| Vec::new()),
+                own: state.own.clone(),
+            })),
+            below: self.below.clone(),
+        }
     }
 
-    /// One point before every fence so far, and one for now.
+    /// A private mapping of the same file, as `Mapped::overlay` makes one:
+    /// pages that were never stored to show what the file holds.
+    #[must_use]
+    pub fn overlay(self: &Arc<Recorder>) -> Recorder {
+        let mut overlay = Recorder::unrecorded(self.now());
+        overlay
+            .state
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .own = vec![false; self.len / PAGE_BYTES];
+        overlay.below = Some(self.clone());
+        overlay
+    }
+
+    /// One point before every fence (of a file: every sync) so far, and one
+    /// for now.
     pub fn crash_points(&self) -> Vec<CrashPoint> {
         let state = self.state();
         let mut points = state.points.clone().unwrap_or_default();
+        points.push(state.crash_point());
+        points
+    }
+
+    /// As [`Recorder::crash_points`], and forgets those before now.
+    pub fn take_crash_points(&self) -> Vec<CrashPoint> {
+        let mut state = self.state();
+        let past = state.points.as_mut().map(std::mem::take);
+        let mut points = past.unwrap_or_default();
         points.push(state.crash_point());
         points
     }
@@ -145,16 +264,54 @@ impl Recorder {
         self.state().crash_point()
     }
 
+    /// What loads see now: what the death of processes leaves.
+    pub fn now(&self) -> Image {
+        self.state().visible.clone()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn page(&self, number: usize) -> Arc<Page> {
+        self.state().visible.0[number].clone()
+    }
+
+    /// The state, after seeing to what the words show.
+    fn showing(&self, offset: usize, len: usize) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        if let Some(below) = &self.below
+            && len > 0
+        {
+            for page in offset / PAGE_BYTES..=(offset + len - 1) / PAGE_BYTES {
+                if !state.own[page] {
+                    state.visible.0[page] = below.page(page);
+                }
+            }
+        }
+        state
+    }
+
+    /// The state, the pages of the words being this medium's own.
+    fn owning(&self, offset: usize, len: usize) -> MutexGuard<'_, State> {
+        let mut state = self.showing(offset, len);
+        if self.below.is_some() {
+            for page in offset / PAGE_BYTES..=(offset + len - 1) / PAGE_BYTES {
+                state.own[page] = true;
+            }
+        }
+        state
     }
 }
 
 impl State {
     fn store(&mut self, index: usize, word: u64) {
         self.visible.set(index, word);
-        let line = self.lines.entry(index / WORDS).or_default();
-        line.pending.push((index % WORDS, word));
+        if self.persistence != Persistence::Instant {
+            let words = self.persistence.unit_words();
+            let unit = self.units.entry(index / words).or_default();
+            unit.pending.push((index % words, word));
+        }
     }
 
     fn store_bytes(&mut self, offset: usize, bytes: &[u8]) {
@@ -164,31 +321,50 @@ impl State {
     }
 
     fn flush(&mut self, offset: usize, len: usize) {
-        let last = (offset + len).div_ceil(LINE_BYTES);
-        for (_, line) in self.lines.range_mut(offset / LINE_BYTES..last) {
-            line.flushed = line.pending.len();
+        if self.persistence == Persistence::Lines {
+            let last = (offset + len).div_ceil(LINE_BYTES);
+            for (_, unit) in self.units.range_mut(offset / LINE_BYTES..last) {
+                unit.flushed = unit.pending.len();
+            }
         }
     }
 
     fn fence(&mut self) {
+        if self.persistence == Persistence::Lines {
+            self.persist();
+        }
+    }
+
+    fn sync(&mut self) {
+        if self.persistence == Persistence::Sectors {
+            for unit in self.units.values_mut() {
+                unit.flushed = unit.pending.len();
+            }
+            self.persist();
+        }
+    }
+
+    fn persist(&mut self) {
         if self.points.is_some() {
             let point = self.crash_point();
             self.points.get_or_insert_default().push(point);
         }
-        for (&number, line) in &mut self.lines {
-            for (word, value) in line.pending.drain(..line.flushed) {
-                self.durable.set(number * WORDS + word, value);
+        let words = self.persistence.unit_words();
+        for (&number, unit) in &mut self.units {
+            for (word, value) in unit.pending.drain(..unit.flushed) {
+                self.durable.set(number * words + word, value);
             }
-            line.flushed = 0;
+            unit.flushed = 0;
         }
-        self.lines.retain(|_, line| !line.pending.is_empty());
+        self.units.retain(|_, unit| !unit.pending.is_empty());
     }
 
     fn crash_point(&self) -> CrashPoint {
-        let pending = |(&number, line): (&usize, &Line)| (number, line.pending.clone());
+        let pending = |(&number, unit): (&usize, &Unit)| (number, unit.pending.clone());
         CrashPoint {
             durable: self.durable.clone(),
-            lines: self.lines.iter().map(pending).collect(),
+            unit_words: self.persistence.unit_words(),
+            units: self.units.iter().map(pending).collect(),
         }
     }
 }
@@ -197,102 +373,151 @@ impl CrashPoint {
     /// How many images are legal here; saturates.
     pub fn count(&self) -> u64 {
         let choices = |(_, stores): &(usize, Vec<_>)| stores.len() as u64 + 1;
-        self.lines.iter().map(choices).fold(1, u64::saturating_mul)
+        self.units.iter().map(choices).fold(1, u64::saturating_mul)
     }
 
     /// Image number `index` of [`CrashPoint::count`]: the index in mixed
-    /// radix chooses how many stores of each line persisted. Zero is nothing
-    /// uncertain, the last is everything.
+    /// radix chooses how many stores of each line or sector persisted. Zero is
+    /// nothing uncertain, the last is everything.
     ///
     /// # Panics
     /// When the index is not below the count.
-    pub fn image(&self, index: u64) -> Vec<u64> {
+    pub fn image(&self, index: u64) -> Image {
         assert!(index < self.count(), "image {index} of {}", self.count());
         let mut rest = index;
-        let words = self.build(|choices| {
+        self.build(|_, choices| {
             let chosen = rest % choices;
             rest /= choices;
             chosen
-        });
-        words.image()
+        })
     }
 
     /// The image in which every store persisted.
-    pub fn everything(&self) -> Vec<u64> {
-        self.build(|choices| choices - 1).image()
+    pub fn everything(&self) -> Image {
+        self.build(|_, choices| choices - 1)
     }
 
-    /// An image chosen by the seed, where there are too many to count: each
-    /// line's part is drawn on its own, none and all more often (SplitMix64, Steele et al. 2014).
-    pub fn sample(&self, seed: u64) -> Vec<u64> {
-        self.sampled(seed).image()
-    }
-
-    /// The medium that [`CrashPoint::sample`] describes.
-    pub fn survivor(&self, seed: u64) -> Recorder {
-        Recorder::over(self.sampled(seed))
-    }
-
-    fn sampled(&self, seed: u64) -> Words {
-        let mut state = seed;
-        self.build(|choices| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let mixed = mixed ^ (mixed >> 31);
-            // Whole lines missing or present are where protocols break.
-            match mixed >> 62 {
-                0 => 0,
-                1 => choices - 1,
-                _ => mixed % choices,
+    /// An image chosen by the seed, where there are too many to count. Three
+    /// of four are near what breaks protocols: everything but little, little
+    /// but nothing else, and pages that are there as a whole or not.
+    pub fn sample(&self, seed: u64) -> Image {
+        let mut state = seed.wrapping_mul(0xd129_0d3f_2d4b_05cd);
+        let mut draw = || random(&mut state);
+        let style = match self.units.len() <= FEW_UNITS {
+            true => 0,
+            false => draw() % 4,
+        };
+        if style == 3 {
+            let salt = draw();
+            return self.build(|unit, choices| {
+                let mut page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
+                if random(&mut page).is_multiple_of(2) {
+                    return choices - 1;
+                }
+                // Of a page that is missing, a line is there now and then.
+                match draw() % 16 {
+                    0 => choices - 1,
+                    _ => 0,
+                }
+            });
+        }
+        let count = self.units.len() as u64;
+        let odd: Vec<u64> = (0..=draw() % 3).map(|_| draw() % count.max(1)).collect();
+        let mut at = 0;
+        self.build(|_, choices| {
+            let is_odd = odd.contains(&at);
+            at += 1;
+            let any = any(draw(), choices);
+            match (style, is_odd) {
+                (1, false) => choices - 1,
+                (2, false) => 0,
+                (1, true) => any.min(choices.saturating_sub(2)),
+                _ => any,
             }
         })
     }
 
-    fn build(&self, mut choose: impl FnMut(u64) -> u64) -> Words {
+    /// Memory that starts as one of the images: the seed draws how much of
+    /// each unit persisted, whatever became of the others.
+    #[must_use]
+    pub fn survivor(&self, seed: u64) -> Recorder {
+        let mut state = seed;
+        let image = self.build(|_, choices| any(random(&mut state), choices));
+        Recorder::from_image(image)
+    }
+
+    fn build(&self, mut choose: impl FnMut(usize, u64) -> u64) -> Image {
         let mut image = self.durable.clone();
-        for (line, stores) in &self.lines {
-            let persisted = choose(stores.len() as u64 + 1) as usize;
+        for (unit, stores) in &self.units {
+            let persisted = choose(*unit, stores.len() as u64 + 1) as usize;
             for (word, value) in &stores[..persisted] {
-                image.set(line * WORDS + word, *value);
+                image.set(unit * self.unit_words + word, *value);
             }
         }
         image
     }
 }
 
+/// How many of a unit's stores persisted. None and all are where protocols
+/// break.
+fn any(drawn: u64, choices: u64) -> u64 {
+    match drawn >> 62 {
+        0 => 0,
+        1 => choices - 1,
+        _ => drawn % choices,
+    }
+}
+
+/// SplitMix64 (Steele et al. 2014).
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
 impl Media for Recorder {
     fn len_bytes(&self) -> usize {
-        self.state().visible.len() * 8
+        self.len
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        check_range(self.len_bytes(), offset, into.len(), 1);
-        let state = self.state();
-        if offset.is_multiple_of(8) && into.len().is_multiple_of(8) {
-            for (at, bytes) in (offset / 8..).zip(into.as_chunks_mut::<8>().0) {
-                *bytes = state.visible.get(at).to_le_bytes();
+        check_range(self.len, offset, into.len(), 1);
+        let state = self.showing(offset, into.len());
+        let mut at = offset;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let (index, within) = (at / 8, at % 8);
+            if within == 0 && rest.len() >= 8 {
+                let words = &state.visible.0[index / PAGE_WORDS][index % PAGE_WORDS..];
+                let count = words.len().min(rest.len() / 8);
+                let (now, after) = rest.split_at_mut(count * 8);
+                for (bytes, word) in now.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+                    *bytes = word.to_le_bytes();
+                }
+                at += count * 8;
+                rest = after;
+            } else {
+                rest[0] = state.visible.get(index).to_le_bytes()[within];
+                at += 1;
+                rest = &mut rest[1..];
             }
-            return;
-        }
-        for (at, byte) in (offset..).zip(into) {
-            *byte = state.visible.get(at / 8).to_le_bytes()[at % 8];
         }
     }
 
     fn load(&self, offset: usize) -> u64 {
-        check_range(self.len_bytes(), offset, 8, 8);
-        self.state().visible.get(offset / 8)
+        check_range(self.len, offset, 8, 8);
+        self.showing(offset, 8).visible.get(offset / 8)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        check_range(self.len_bytes(), offset, 8, 8);
-        self.state().store(offset / 8, word);
+        check_range(self.len, offset, 8, 8);
+        self.owning(offset, 8).store(offset / 8, word);
     }
 
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        check_range(self.len_bytes(), offset, 8, 8);
-        let mut state = self.state();
+        check_range(self.len, offset, 8, 8);
+        let mut state = self.owning(offset, 8);
         let found = state.visible.get(offset / 8);
         if found != old {
             return Err(found);
@@ -302,8 +527,8 @@ impl Media for Recorder {
     }
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
-        check_range(self.len_bytes(), offset, LINE_BYTES, LINE_BYTES);
-        let mut state = self.state();
+        check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
+        let mut state = self.owning(offset, LINE_BYTES);
         state.store_bytes(offset, line);
         state.flush(offset, LINE_BYTES);
         Unfenced(())
@@ -311,8 +536,8 @@ impl Media for Recorder {
 
     fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
         for (media, offset) in targets {
-            check_range(media.len_bytes(), *offset, PAGE_BYTES, PAGE_BYTES);
-            let mut state = media.state();
+            check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
+            let mut state = media.owning(*offset, PAGE_BYTES);
             state.store_bytes(*offset, page);
             state.flush(*offset, PAGE_BYTES);
         }
@@ -320,7 +545,7 @@ impl Media for Recorder {
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {
-        check_range(self.len_bytes(), offset, len, 1);
+        check_range(self.len, offset, len, 1);
         self.state().flush(offset, len);
         Unfenced(())
     }
@@ -330,5 +555,10 @@ impl Media for Recorder {
         let Unfenced(()) = stores;
         self.state().fence();
         Fenced(())
+    }
+
+    fn sync(&self) -> Result<(), MapError> {
+        self.state().sync();
+        Ok(())
     }
 }

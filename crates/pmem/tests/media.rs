@@ -2,9 +2,10 @@
 
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Durability, MapError, Mapped, Media, Recorder, Stated};
+use pagemesh_pmem::{Durability, Image, MapError, Mapped, Media, Recorder, Stated};
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::sync::Arc;
 
 fn mapped(pages: usize) -> Mapped {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
@@ -158,7 +159,7 @@ fn what_cannot_be_mapped_says_why() {
 fn words(recorder: &Recorder, at: [usize; 2]) -> BTreeSet<[u64; 2]> {
     let point = recorder.crash_points().pop().expect("a point");
     (0..point.count())
-        .map(|index| at.map(|offset| point.image(index)[offset / 8]))
+        .map(|index| at.map(|offset| point.image(index).word(offset)))
         .collect()
 }
 
@@ -203,4 +204,69 @@ fn a_fence_without_a_flush_makes_nothing_certain() {
     let other = recorder.stream_line(PAGE_BYTES, &[1; 64]);
     let _fenced = recorder.fence(other);
     assert_eq!(words(&recorder, [0, 8]), [[0, 0], [1, 0]].into());
+}
+
+/// A file of whose sectors the first and the second page's were stored to.
+fn file() -> Recorder {
+    let file = Recorder::of_file(Image::filled(2 * PAGE_BYTES, 0));
+    file.store(0, 1);
+    file.store(504, 2);
+    file.store(512, 3);
+    file
+}
+
+#[test]
+fn sectors_of_a_file_persist_as_they_were_at_some_moment() {
+    let file = file();
+    let stores = file.flush(0, PAGE_BYTES);
+    let _fenced = file.fence(stores);
+    let of_a_sector = [[0, 0], [1, 0], [1, 2]];
+    assert_eq!(words(&file, [0, 504]), of_a_sector.into());
+    assert_eq!(words(&file, [504, 512]).len(), 4);
+}
+
+#[test]
+fn a_sync_makes_all_of_a_file_certain_and_a_fence_nothing() {
+    let file = file();
+    file.sync().expect("a recorder never fails");
+    assert_eq!(words(&file, [0, 504]), [[1, 2]].into());
+    assert_eq!(file.crash_points().len(), 2);
+    file.store(0, 9);
+    assert_eq!(words(&file, [0, 512]), [[1, 3], [9, 3]].into());
+}
+
+#[test]
+fn an_overlay_keeps_its_pages_and_shows_the_file_elsewhere() {
+    let file = Arc::new(file());
+    let overlay = file.overlay();
+    overlay.store(8, 7);
+    file.store(0, 5);
+    file.store(PAGE_BYTES, 6);
+    let seen = [0, 8, 504, PAGE_BYTES].map(|at| overlay.load(at));
+    assert_eq!(
+        seen,
+        [1, 7, 2, 6],
+        "a page is its own from the first store on"
+    );
+    assert_eq!(file.load(8), 0);
+}
+
+#[test]
+fn samples_include_what_is_one_line_away_from_everything() {
+    let recorder = Recorder::new(4 * PAGE_BYTES);
+    for line in 0..40 {
+        recorder.store(line * 64, 1);
+    }
+    let point = recorder.crash_point();
+    let lost = |seed| {
+        let image = point.sample(seed);
+        (0..40).filter(|line| image.word(line * 64) == 0).count()
+    };
+    let lost: BTreeSet<usize> = (0..400).map(lost).collect();
+    assert!(
+        [1, 2, 3, 37, 38, 39]
+            .iter()
+            .all(|count| lost.contains(count)),
+        "{lost:?}"
+    );
 }

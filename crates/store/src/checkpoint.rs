@@ -7,6 +7,7 @@
 //! frames used again. C never passes an open window: sessions publish a floor
 //! before they take a seq.
 
+use crate::defect::{self, Defect};
 use crate::geometry::FRAME_ENTRY_BYTES;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
@@ -189,7 +190,7 @@ impl<M: Media> Pool<M> {
         result
     }
 
-    fn limit(&self) -> Seq {
+    pub(crate) fn limit(&self) -> Seq {
         let next = self.view.control.seq().load(Ordering::Acquire);
         let floor = |number| {
             self.view
@@ -198,13 +199,19 @@ impl<M: Media> Pool<M> {
                 .floor()
                 .load(Ordering::SeqCst)
         };
+        if defect::is(Defect::PassOpenWindow) {
+            return Seq(next);
+        }
         let floors = (0..self.block.lanes_end).map(floor);
         Seq(floors.min().map_or(next, |floor| floor.min(next)))
     }
 
     fn try_checkpoint(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
         let limit = self.limit();
-        if self.view.has_overlay() {
+        if self.view.has_overlay()
+            && !defect::is(Defect::CheckpointNotSynced)
+            && !defect::is(Defect::FrameReuse)
+        {
             // Records and data first: nothing may be applied that could vanish.
             self.view.data.sync()?;
         }
@@ -212,6 +219,12 @@ impl<M: Media> Pool<M> {
         // from being applied.
         for number in 0..self.block.lanes_end {
             self.apply_lane(number, limit, pass)?;
+        }
+        if defect::is(Defect::FrameReuse) && self.deleting.is_empty() {
+            for &frame in &pass.freed {
+                let _was_in_use = self.frames.release(frame);
+            }
+            return Ok(());
         }
         self.apply_to_file(pass)?;
         for &frame in &pass.used {
@@ -224,7 +237,9 @@ impl<M: Media> Pool<M> {
             pass.add(stores);
         }
         let idle = pass.stores.is_none();
-        if let Some(stores) = pass.stores.take() {
+        if let Some(stores) = pass.stores.take()
+            && !defect::is(Defect::TablesWithSuperblock)
+        {
             let _fenced = self.view.data.fence(stores);
         }
         let heads = self.heads();
@@ -232,6 +247,13 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.view.data.sync()?;
+        if defect::is(Defect::LaneReuse) && pass.freed.len() == 1 {
+            for (number, &head) in (0..self.block.lanes_end).zip(&heads) {
+                let cells = self.view.control.cells(number);
+                cells.head().store(head, Ordering::Release);
+            }
+            return Ok(());
+        }
         self.block.generation += 1;
         self.block.checkpoint = limit;
         self.block.used_frames = self.frames.used();
@@ -267,7 +289,11 @@ impl<M: Media> Pool<M> {
                 .complete()
                 .load(Ordering::Acquire);
             let applied = self.lanes.book(number).applied.end();
-            *head = complete.min(applied).max(*head);
+            let needed = match defect::is(Defect::HeadPastOpen) {
+                true => applied,
+                false => complete.min(applied),
+            };
+            *head = needed.max(*head);
         }
         heads
     }
@@ -375,7 +401,9 @@ impl<M: Media> Pool<M> {
                 if record.level == 0 && !self.view.has_overlay() {
                     let at = (self.view.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES)
                         as usize;
-                    if at / LINE_BYTES != pass.frame_line {
+                    if at / LINE_BYTES != pass.frame_line
+                        && !defect::is(Defect::FrameTableNotFlushed)
+                    {
                         pass.frame_line = at / LINE_BYTES;
                         pass.add(self.view.data.flush(at, 8));
                     }
@@ -415,7 +443,9 @@ impl<M: Media> Pool<M> {
     fn apply_to_file(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
         let data = &*self.view.data;
         let mut records = std::mem::take(&mut pass.records);
-        records.sort_unstable_by_key(|record| record.seq);
+        if !defect::is(Defect::AppliedOutOfOrder) {
+            records.sort_unstable_by_key(|record| record.seq);
+        }
         for record in &records {
             let root_at = self.view.entry_at(record.object) + ROOT_AT;
             let table = Table::new(data, root_at, HEIGHT, self.view.geometry.frame_numbers());
@@ -441,15 +471,21 @@ impl<M: Media> Pool<M> {
     pub(crate) fn bury(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.view.control.cells(number);
         cells.revoked().store(1, Ordering::SeqCst);
-        self.finish(number)?;
+        if !defect::is(Defect::DeadNotFinished) {
+            self.finish(number)?;
+        }
         let cells = self.view.control.cells(number);
-        cells.floor().store(u64::MAX, Ordering::Release);
+        if !defect::is(Defect::HoleKept) {
+            cells.floor().store(u64::MAX, Ordering::Release);
+        }
         let active = cells.active().load(Ordering::Acquire);
         cells
             .active()
             .store(active.next_multiple_of(2), Ordering::Release);
         self.view.control.release_all(number);
-        self.collect_in_flight_of(number, None)?;
+        if !defect::is(Defect::InFlightOfDeadLost) {
+            self.collect_in_flight_of(number, None)?;
+        }
         let cells = self.view.control.cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
         cells.complete().store(committed, Ordering::Release);

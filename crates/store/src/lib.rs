@@ -18,6 +18,9 @@ mod bytes;
 pub mod check;
 mod checkpoint;
 pub mod control;
+mod defect;
+#[cfg(test)]
+mod enumerate;
 #[cfg(test)]
 mod fuzz;
 pub mod geometry;

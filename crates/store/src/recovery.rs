@@ -8,6 +8,7 @@
 //! superblocks: if one is damaged later, the other leads to the same lanes.
 
 use crate::bitmap::Frames;
+use crate::defect::{self, Defect};
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
@@ -145,6 +146,11 @@ pub(crate) fn recover<M: Media>(
     media: &M,
     ordered: bool,
 ) -> Result<(Superblock, Recovered), PoolError> {
+    if !ordered && !defect::is(Defect::RecoveryNotSynced) {
+        // What the process before left in the page cache may be lost still,
+        // and must not be after a slot that names it was stored.
+        media.sync()?;
+    }
     let mut block = read_superblock(media)?;
     // With one superblock, it may be the older one: the other was being
     // written, which is fine, or was damaged since.
@@ -192,9 +198,8 @@ pub(crate) fn recover<M: Media>(
                 true => replay.data(entry),
                 false => Data::Whole,
             };
-            let whole = data != Data::Torn
-                || replay.is_swapped(entry)
-                || followed.contains(&entry.seq());
+            let whole =
+                data != Data::Torn || replay.is_swapped(entry) || followed.contains(&entry.seq());
             summary.damaged += u64::from(whole && data != Data::Whole);
             if !whole && first_bad.is_none() {
                 first_bad = Some(entry.seq());
@@ -203,7 +208,8 @@ pub(crate) fn recover<M: Media>(
             summary.dropped += u64::from(!whole);
             whole
         });
-        for entry in open_at_end(&entries) {
+        let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
+        for entry in open {
             match table.add(media, entry.0, entry.1) {
                 Ok(added) => {
                     summary.in_flight += u64::from(added.is_some());
@@ -250,7 +256,9 @@ pub(crate) fn recover<M: Media>(
         let _fenced = media.fence(stores);
     }
     media.sync()?;
-    block.incarnation = Incarnation(block.incarnation.0 + 1);
+    if !defect::is(Defect::IncarnationKept) {
+        block.incarnation = Incarnation(block.incarnation.0 + 1);
+    }
     write_superblocks(media, &mut block)?;
     Ok((block, summary))
 }
@@ -334,6 +342,9 @@ impl<'m, M: Media> Replay<'m, M> {
         let Entry::Map(record) = entry else {
             return Data::Whole;
         };
+        if defect::is(Defect::SkippedCrc) {
+            return Data::Whole;
+        }
         let changes = record.changes.iter();
         changes.fold(Data::Whole, |so_far, change| {
             so_far.max(self.data_of(record.level, change))
@@ -470,6 +481,16 @@ impl<'m, M: Media> Replay<'m, M> {
             self.note(found, true, false);
         }
         self.note(new, false, true);
+        if let (1.., false, Some(node)) = (level, ordered, new.frame())
+            && new.frame() != old.frame()
+            && !defect::is(Defect::LostNodeKept)
+        {
+            // The zeroes of the new node may be lost while its record is not.
+            // What it mapped since follows.
+            let zeroes = [0; PAGE_BYTES];
+            let (_, stores) = M::stream_page(&[(self.media, frame_at(node))], &zeroes);
+            self.stores.push(stores);
+        }
         if let (0, Some(frame)) = (level, new.frame()) {
             let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
             self.media.store(entry as usize, u64::from(data_crc));

@@ -19,6 +19,7 @@
 //! - a session waits for the owner only outside the window.
 
 use crate::control::{Cells, Range, Run};
+use crate::defect::{self, Defect};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
@@ -488,6 +489,9 @@ impl<M: Media> Session<M> {
     /// Zeroes a frame before it becomes a node, persistently.
     fn zero(&self, node: FrameNo) {
         let view = &self.view;
+        if defect::is(Defect::NodeNotZeroed) {
+            return;
+        }
         let (_, stores) = M::stream_page(&[(&*view.data, frame_at(node))], &[0; PAGE_BYTES]);
         let _fenced = view.data.fence(stores);
         if view.has_overlay() {
@@ -537,6 +541,10 @@ impl<M: Media> Session<M> {
         if let Some((first, end)) = self.unsettled
             && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
         {
+            let end = match defect::is(Defect::SlotsNotSettled) {
+                true => first,
+                false => end,
+            };
             self.settling = Some(self.view.data.flush(first, end - first));
             self.unsettled = None;
         }
@@ -610,7 +618,11 @@ impl<M: Media> Session<M> {
             .consumed()
             .store(self.grants.consumed, Ordering::Relaxed);
         if self.settles {
-            cells.settled().store(start, Ordering::Release);
+            let settled = match defect::is(Defect::SettledTooFar) {
+                true => self.lane.end(),
+                false => start,
+            };
+            cells.settled().store(settled, Ordering::Release);
         }
         cells.committed().store(self.lane.end(), Ordering::Release);
         cells.floor().store(u64::MAX, Ordering::Release);
@@ -630,7 +642,9 @@ impl<M: Media> Session<M> {
         self.encoded.clear();
         crate::record::Entry::Object(record).encode(self.lane.place(), &mut self.encoded);
         let stores = self.append();
-        let _committed = self.view.data.fence(stores);
+        if !defect::is(Defect::ObjectNotFenced) {
+            let _committed = self.view.data.fence(stores);
+        }
         self.publish(None);
         Ok(seq)
     }
@@ -936,7 +950,14 @@ fn commit<M: Media>(
             None => streamed,
         });
     }
-    fence_all(members, stores.expect("a record"));
+    if defect::is(Defect::UnlockBeforeFence) {
+        for Member { session, .. } in members.iter() {
+            session.view.control.unlock(&session.range);
+        }
+    }
+    if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
+        fence_all(members, stores.take().expect("a record"));
+    }
     let mut result = Ok(());
     for (index, member) in members.iter_mut().enumerate() {
         let session = &mut *member.session;
@@ -952,6 +973,9 @@ fn commit<M: Media>(
                 cause,
             });
         }
+    }
+    if defect::is(Defect::SwapBeforeFence) {
+        fence_all(members, stores.expect("a record"));
     }
     // Locked instructions wait for the stores above: those of all come first.
     for member in members.iter_mut() {

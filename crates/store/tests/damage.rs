@@ -10,7 +10,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::Recorder;
+use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{Options, Plan, Remedy, Report, check};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::lane::Lane;
@@ -30,7 +30,6 @@ const PAGES: u64 = 25;
 /// Operations of one life of a pool.
 const OPS: u64 = 14;
 
-type Image = Vec<u64>;
 type Model = BTreeMap<SliceId, Vec<u8>>;
 
 /// SplitMix64 (Steele et al. 2014).
@@ -202,7 +201,7 @@ fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     }
     for at in (geometry.in_flight.start..geometry.in_flight.end()).step_by(32) {
         // Forgotten entries are zeroed from the front.
-        if image[at as usize / 8] != 0 && image[at as usize / 8 + 3] != 0 {
+        if image.word(at as usize) != 0 && image.word(at as usize + 24) != 0 {
             add(at, 32);
         }
     }
@@ -225,7 +224,7 @@ fn choose(image: &Image, random: &mut Random) -> u64 {
     let region = &regions[random.below(regions.len() as u64) as usize];
     let mut byte = random.within(region.clone());
     if random.below(4) > 0 {
-        let word = |byte: u64| image[byte as usize / 8] != 0;
+        let word = |byte: u64| image.word(byte as usize / 8 * 8) != 0;
         let behind = (byte..region.end).find(|&at| word(at));
         let found = behind.or_else(|| (region.start..byte).find(|&at| word(at)));
         byte = found.map_or(byte, |at| (at / 8 * 8) + random.below(8));
@@ -290,7 +289,8 @@ impl Case {
 
     fn flip(&self, bit: u64) {
         let mut image = self.image.clone();
-        image[bit as usize / 64] ^= 1 << (bit % 64);
+        let at = bit as usize / 64 * 8;
+        image.set_word(at, image.word(at) ^ 1 << (bit % 64));
         let report = checked(&image);
         let is_silent = matches!(&report, Ok((report, _)) if report.is_sound());
         match read_all(&image, &self.model) {
@@ -298,7 +298,8 @@ impl Case {
                 assert!(!is_silent || damaged == 0, "an error that the check missed");
                 let differs = |byte: usize| {
                     let shift = byte % 8 * 8;
-                    (opened[byte / 8] ^ self.opened[byte / 8]) >> shift & 0xff != 0
+                    (opened.word(byte / 8 * 8) ^ self.opened.word(byte / 8 * 8)) >> shift & 0xff
+                        != 0
                 };
                 let lost = (0..POOL_BYTES).find(|&byte| self.used[byte] && differs(byte));
                 assert!(!is_silent || lost.is_none(), "silently lost: byte {lost:?}");

@@ -3,7 +3,7 @@
 
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{Media, Recorder, Unfenced};
+use pagemesh_pmem::{Image, Media, Recorder, Unfenced};
 use pagemesh_store::lane::{Lane, LaneFull, Scan};
 use pagemesh_store::record::{Change, Place, Record, lines, seal};
 use pagemesh_store::slot::Slot;
@@ -35,7 +35,7 @@ fn record(seq: u64, pages: usize) -> Record {
     }
 }
 
-fn recover(image: Vec<u64>, head: Place) -> Scan {
+fn recover(image: Image, head: Place) -> Scan {
     let media = Recorder::from_image(image);
     let mut lane = Lane::new(START, LENGTH, head);
     lane.recover(&media).expect("a torn tail is no damage")
@@ -145,14 +145,14 @@ fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
     let whole = media.crash_points().pop().expect("a point").image(0);
     for line in 0..4usize {
         let mut image = whole.clone();
-        let word = (START + line * LINE_BYTES) / 8 + 2;
-        image[word] ^= 1 << 9;
+        let at = START + line * LINE_BYTES + 16;
+        image.set_word(at, image.word(at) ^ 1 << 9);
         let flipped = Recorder::from_image(image.clone());
         let found = Lane::new(START, LENGTH, place(1, 0)).recover(&flipped);
         let found = found.expect("one bit is mended");
         assert_eq!(seqs(&found), [0, 1, 2]);
         assert_eq!(found.mended, [[0, 1, 1, 3][line]]);
-        image[word] ^= 1 << 30;
+        image.set_word(at, image.word(at) ^ 1 << 30);
         let damaged = Recorder::from_image(image);
         let found = Lane::new(START, LENGTH, place(1, 0)).recover(&damaged);
         match line {

@@ -14,7 +14,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{InFlight, Stamp};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
-use pagemesh_pmem::{CrashPoint, Fenced, Media, Recorder, Unfenced};
+use pagemesh_pmem::{CrashPoint, Fenced, Image, Media, Recorder, Unfenced};
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::session::{Member, Session, write};
 use std::sync::{Arc, Mutex};
@@ -138,7 +138,7 @@ impl World {
     /// Two new pools with a slice of which the first `pages` were written.
     fn format(pages: usize) -> World {
         let media = [9, 10].map(|id| {
-            let media = Recorder::from_image(vec![0x5555_aaaa_1234_8765; POOL_BYTES / 8]);
+            let media = Recorder::from_image(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
             format(&media, Uuid::from_u128(id)).expect("a pool");
             media
         });
@@ -218,8 +218,8 @@ struct Found {
     listed: Vec<InFlight>,
 }
 
-fn recover(image: Vec<u64>) -> Found {
-    let media = Arc::new(Recorder::from_image(image));
+fn recover(image: Image) -> Found {
+    let media = Arc::new(Recorder::unrecorded(image));
     let (mut pool, _) = Pool::open(media.clone(), media).expect("a crash leaves a sound pool");
     let number = pool.open_session(1, 1).expect("a session");
     let mut session = Session::new(pool.view().clone(), number);
@@ -252,7 +252,7 @@ impl Found {
 }
 
 /// Images of one medium: nothing uncertain, everything, and between.
-fn images(point: &CrashPoint) -> Vec<Vec<u64>> {
+fn images(point: &CrashPoint) -> Vec<Image> {
     if point.count() <= IMAGES_MAX {
         return (0..point.count()).map(|index| point.image(index)).collect();
     }
@@ -324,8 +324,8 @@ fn version(held: &[Vec<u8>], certain: usize, found: &Found, page: usize) -> Opti
 }
 
 /// Both pools are recovered and written together.
-fn go_on(images: [Vec<u64>; 2]) {
-    let media = images.map(Recorder::from_image);
+fn go_on(images: [Image; 2]) {
+    let media = images.map(Recorder::unrecorded);
     let mut world = World::open(media, [vec![0; SIZE], vec![0; SIZE]], 1000);
     let fresh: Vec<u8> = (0..SIZE).map(|i| (i / 64) as u8 | 1).collect();
     world.write(0, &fresh, 0);

@@ -70,7 +70,7 @@ fn page(byte: u8) -> Vec<u8> {
 }
 
 /// Pools as the code leaves them: new, in use, closed, emptied, torn.
-fn bases() -> Vec<Vec<u64>> {
+fn bases() -> Vec<pagemesh_pmem::Image> {
     let media = Arc::new(Recorder::new(POOL_BYTES));
     format(&*media, Uuid::from_u128(1)).expect("a pool");
     let mut bases = vec![media.crash_point().everything()];
@@ -97,7 +97,7 @@ fn bases() -> Vec<Vec<u64>> {
     clear(&mut [member(&mut one)], 8192, 8192, stamp(40)).expect("a clear");
     bases.push(media.crash_point().everything());
     put(&mut two, other, 0, &page(8).repeat(8), stamp(30)).expect("a write");
-    bases.push(media.crash_point().sample(5));
+    bases.push(media.crash_point().survivor(5).now());
     pool.raise_epoch(OLD, Epoch(2), 3).expect("a barrier");
     drop((one, two));
     pool.close_session(1).expect("a sound pool");
@@ -139,16 +139,16 @@ impl From<ObjectError> for Ended {
     }
 }
 
-fn case(bases: &[Vec<u64>], input: &[u8]) -> Option<impl Hash + use<>> {
+fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<>> {
     let (&base, script) = input.split_first()?;
     let mut image = Image::new(&bases[usize::from(base) % bases.len()]);
     image.tamper(script);
     let is_evident = image.is_evident;
-    let words = image.words();
+    let image = image.tampered();
     // On a file nothing is known of the order of lines.
-    let unordered = recover(&Recorder::from_image(words.clone()), false);
+    let unordered = recover(&Recorder::from_image(image.clone()), false);
     let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
-    let media = Arc::new(Recorder::from_image(words));
+    let media = Arc::new(Recorder::from_image(image));
     let pool = match open(&media) {
         Err(error) => return Some((unordered, Outcome::Refused(discriminant(&error)))),
         Ok(pool) => pool,

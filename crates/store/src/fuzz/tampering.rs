@@ -33,8 +33,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    pub(super) fn new(words: &[u64]) -> Image {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    pub(super) fn new(image: &pagemesh_pmem::Image) -> Image {
+        let bytes = image.to_bytes();
         let page = |number: usize| bytes[number * PAGE_BYTES..].first_chunk().expect("a page");
         let block = Superblock::choose([page(0), page(1)]).expect("a sound pool");
         Image {
@@ -44,9 +44,8 @@ impl Image {
         }
     }
 
-    pub(super) fn words(&self) -> Vec<u64> {
-        let (words, _) = self.bytes.as_chunks::<8>();
-        words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+    pub(super) fn tampered(&self) -> pagemesh_pmem::Image {
+        pagemesh_pmem::Image::from_bytes(&self.bytes)
     }
 
     fn geometry(&self) -> Geometry {

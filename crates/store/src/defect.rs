@@ -1,0 +1,98 @@
+//! Deliberate defects: proof that the crash enumeration can fail.
+//!
+//! Each is a way to break the commit protocol that a crash shows. Tests switch
+//! one on for their thread and must see it caught (`enumerate::defects`). Built
+//! for anything else, [`is`] is false at compile time and nothing is left.
+
+/// A way to break the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Defect {
+    /// A write is acknowledged without the fence that commits it.
+    NoCommitFence,
+    /// Slots are swapped before the fence.
+    SwapBeforeFence,
+    /// Locks are released before the fence.
+    UnlockBeforeFence,
+    /// Data is stored after the fence of the record that names it. Made by the
+    /// medium of the tests.
+    #[cfg(test)]
+    DataAfterRecord,
+    /// Recovery does not look at the data of the last record.
+    SkippedCrc,
+    /// A session does not flush the slots that it says are settled.
+    SlotsNotSettled,
+    /// A session says that the slots of its last record are settled, too.
+    SettledTooFar,
+    /// A checkpoint passes a record that is not published yet.
+    PassOpenWindow,
+    /// The seq that a dead session took stays a hole that nobody closes.
+    HoleKept,
+    /// The operation that a dead session had committed is left undone.
+    DeadNotFinished,
+    /// Recovery does not list operations in flight.
+    InFlightLost,
+    /// What a dead session had in flight is not listed.
+    InFlightOfDeadLost,
+    /// A lane gives up records that may be missing on another leg.
+    HeadPastOpen,
+    /// A new node holds what its frame held.
+    NodeNotZeroed,
+    /// A pad is not fenced before the record behind it.
+    PadNotFenced,
+    /// The tables are fenced together with the superblock that counts on them.
+    TablesWithSuperblock,
+    /// The checkpoint does not flush the checksums of frames.
+    FrameTableNotFlushed,
+    /// `file-sync`: freed frames are granted before the records that freed them
+    /// are durable.
+    FrameReuse,
+    /// Lane lines are written over before the checkpoint is on media.
+    LaneReuse,
+    /// A session's lane is used before the superblock names it.
+    LaneNotNamed,
+    /// An opening goes on under the number of the one before.
+    IncarnationKept,
+    /// An object changes without a fence for its record.
+    ObjectNotFenced,
+    /// `file-sync`: a checkpoint applies what is not durable yet.
+    CheckpointNotSynced,
+    /// `file-sync`: a flush returns before anything is durable.
+    FlushNotSynced,
+    /// `file-sync`: records are applied lane by lane, not by their seqs.
+    AppliedOutOfOrder,
+    /// `file-sync`: recovery applies what a dead process left in the page cache
+    /// and the disk may not have.
+    RecoveryNotSynced,
+    /// `file-sync`: a node whose zeroes were lost is used as it is.
+    LostNodeKept,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PRESENT: std::cell::Cell<Option<Defect>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether this thread's store has the defect.
+#[cfg(test)]
+pub(crate) fn is(defect: Defect) -> bool {
+    PRESENT.get() == Some(defect)
+}
+
+/// Whether the store has the defect: never.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) const fn is(_: Defect) -> bool {
+    false
+}
+
+/// Gives the store of this thread a defect, or takes it away.
+#[cfg(test)]
+pub(crate) fn set(defect: Option<Defect>) {
+    PRESENT.set(defect);
+}
+
+/// The defect of this thread's store.
+#[cfg(test)]
+pub(crate) fn present() -> Option<Defect> {
+    PRESENT.get()
+}

@@ -1,0 +1,342 @@
+//! Every operation, every pair, and every access at which a session can die.
+
+use super::model::{Held, Oracle, Wrong};
+use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op};
+use super::recover::{self, Kind};
+use super::world::World;
+use super::{Budget, POOL_BYTES, Tally, guard};
+use crate::pool::format;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Image, Recorder};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use uuid::Uuid;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Records that fill the lanes of two sessions but for a few lines.
+const LANE_RECORDS: u64 = 2 * 117;
+/// Pages of the object that fills a pool: some twenty frames are left.
+const FILL_PAGES: u64 = 460;
+
+/// A pool with data: part of it checkpointed, part not.
+#[derive(Clone)]
+pub(super) struct Base {
+    pub(super) kind: Kind,
+    pub(super) image: Image,
+    pub(super) held: Held,
+}
+
+/// The base of each kind, roomy or nearly full.
+pub(super) fn base(kind: Kind, is_full: bool) -> &'static Base {
+    static BASES: [OnceLock<Base>; 4] = [const { OnceLock::new() }; 4];
+    let place = usize::from(kind == Kind::File) * 2 + usize::from(is_full);
+    BASES[place].get_or_init(|| {
+        let present = crate::defect::present();
+        crate::defect::set(None);
+        let base = make(kind, is_full).unwrap_or_else(|wrong| panic!("the base: {wrong:?}"));
+        crate::defect::set(present);
+        base
+    })
+}
+
+fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
+    // Frames hold what was there before: nothing may rely on zeroes.
+    let recorder = Recorder::unrecorded(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
+    format(&recorder, Uuid::from_u128(9)).expect("a pool");
+    let mut tally = Tally::default();
+    let nothing = Budget {
+        during: 0,
+        after: 0,
+    };
+    let image = recorder.now();
+    let mut world = World::open(kind, image, Oracle::default(), 2, nothing, &mut tally)?;
+    let create = |world: &mut World<'_>, slice, pages| {
+        let entry = super::model::Entry {
+            pages,
+            epoch: 0,
+            round: 0,
+        };
+        world.own(
+            true,
+            Some(super::model::Effect::Put(slice, Some(entry))),
+            |pool| {
+                let created = pool.borrow_mut().create(slice, pages * PAGE);
+                created.map_err(|cause| cause.to_string())
+            },
+        )
+    };
+    create(&mut world, MAIN, MAIN_PAGES)?;
+    if is_full {
+        create(&mut world, FILL, FILL_PAGES)?;
+        for chunk in 0..FILL_PAGES / 10 {
+            let data = ops::bytes(1 << 32 | chunk, 10 * PAGE_BYTES);
+            world.write(0, FILL, chunk * 10 * PAGE, &data, 0, None)?;
+            ops::run(&mut world, &Op::Tend, 0)?;
+        }
+    }
+    // Lanes are about to wrap.
+    for record in 0..LANE_RECORDS {
+        write(&mut world, record as usize % 2, 20, 1, 1000 + record)?;
+        if record % 40 == 0 {
+            ops::run(&mut world, &Op::Tend, 0)?;
+        }
+    }
+    for page in [0, 1, 2, 20] {
+        write(&mut world, 0, page, 1, page)?;
+    }
+    ops::run(&mut world, &Op::Tend, 0)?;
+    ops::run(&mut world, &Op::Settle(MAIN), 0)?;
+    ops::run(&mut world, &Op::Settle(FILL), 0)?;
+    write(&mut world, 1, 3, 1, 99)?;
+    ops::run(&mut world, &Op::Flush, 0)?;
+    let held = world.oracle.certain.clone();
+    Ok(Base {
+        kind,
+        image: world.medium.recorder.crash_point().image(0),
+        held,
+    })
+}
+
+fn write(
+    world: &mut World<'_>,
+    client: usize,
+    page: u64,
+    pages: u64,
+    tag: u64,
+) -> Result<(), Wrong> {
+    let op = Op::Write {
+        client,
+        slice: MAIN,
+        at: page * PAGE,
+        len: pages * PAGE,
+        open: 0,
+        death: None,
+    };
+    ops::run(world, &op, 1 << 33 | tag)
+}
+
+impl Base {
+    /// The pool at work.
+    pub(super) fn open<'t>(
+        &self,
+        clients: usize,
+        budget: Budget,
+        tally: &'t mut Tally,
+    ) -> Result<World<'t>, Wrong> {
+        let oracle = Oracle {
+            certain: self.held.clone(),
+            ..Oracle::default()
+        };
+        let image = self.image.clone();
+        let mut world = World::open(self.kind, image, oracle, clients, budget, tally)?;
+        if let Some(fill) = self.held.get(&FILL) {
+            let sums = fill.pages.iter().map(|(&page, content)| (page, content.0));
+            world.unread = BTreeMap::from([(FILL, sums.collect())]);
+        }
+        Ok(world)
+    }
+}
+
+/// Every operation in a form or two.
+pub(super) fn all() -> Vec<Op> {
+    let write = |client, slice, at, len, open| Op::Write {
+        client,
+        slice,
+        at,
+        len,
+        open,
+        death: None,
+    };
+    let clear = |at, len| Op::Clear {
+        client: 0,
+        slice: MAIN,
+        at,
+        len,
+        open: 0,
+        death: None,
+    };
+    vec![
+        write(0, MAIN, PAGE, PAGE, 0),
+        write(0, MAIN, 30 * PAGE, PAGE, 1),
+        write(1, MAIN, 2 * PAGE, 3 * PAGE, 1),
+        // The first record in a lane that was never used.
+        write(2, MAIN, 5 * PAGE, PAGE, 0),
+        write(0, MAIN, PAGE + 100, 300, 0),
+        // Three records: part, whole, part.
+        write(0, MAIN, PAGE + 8, 2 * PAGE, 2),
+        // A node is linked in a frame that held other bytes.
+        write(1, MAIN, 511 * PAGE, 2 * PAGE, 0),
+        write(0, OTHER, PAGE, 2 * PAGE, 0),
+        clear(PAGE, 2 * PAGE),
+        clear(3 * PAGE + 8, 64),
+        clear(8, 3 * PAGE),
+        Op::Create,
+        Op::Grow(MAIN),
+        Op::Delete(MAIN),
+        Op::Raise(MAIN, 2),
+        Op::Settle(MAIN),
+        Op::Tend,
+        Op::Flush,
+        Op::Reopen,
+        Op::Replace(0),
+    ]
+}
+
+/// Runs operations from a pool with data and checks a crash at each fence.
+pub(super) fn enumerate(
+    kind: Kind,
+    list: &[Op],
+    budget: Budget,
+    tally: &mut Tally,
+) -> Result<(), Wrong> {
+    tally.sequences += 1;
+    let mut world = base(kind, false).open(
+        3,
+        Budget {
+            during: 2,
+            after: 2,
+        },
+        tally,
+    )?;
+    world.budget = budget;
+    for (tag, op) in (1..).zip(list) {
+        ops::run(&mut world, op, tag)?;
+    }
+    world.empty()
+}
+
+fn check(kind: Kind, lists: impl IntoIterator<Item = Vec<Op>>, budget: Budget) -> Tally {
+    let mut tally = Tally::default();
+    for list in lists {
+        let outcome = guard(|| enumerate(kind, &list, budget, &mut tally));
+        if let Err(wrong) = outcome {
+            panic!("{kind:?}, {list:?}, image {}: {wrong:?}", tally.images);
+        }
+    }
+    println!("{kind:?}: {tally:?}");
+    tally
+}
+
+const SINGLE: Budget = Budget {
+    during: 60,
+    after: 60,
+};
+const PAIR: Budget = Budget {
+    during: 8,
+    after: 8,
+};
+
+pub(super) fn pairs() -> impl Iterator<Item = Vec<Op>> {
+    let all = all();
+    let second = all.clone();
+    let pair = move |a: Op| second.clone().into_iter().map(move |b| vec![a.clone(), b]);
+    all.into_iter().flat_map(pair)
+}
+
+#[test]
+fn every_operation_in_memory() {
+    let tally = check(Kind::Memory, all().into_iter().map(|op| vec![op]), SINGLE);
+    assert!(tally.images > 1500, "{tally:?}");
+}
+
+#[test]
+fn every_operation_in_a_file() {
+    let flushed = |op: Op| vec![op, Op::Flush];
+    let tally = check(Kind::File, all().into_iter().map(flushed), SINGLE);
+    assert!(tally.images > 1500, "{tally:?}");
+}
+
+#[test]
+fn every_pair_in_memory() {
+    let tally = check(Kind::Memory, pairs(), PAIR);
+    assert!(tally.images > 15_000, "{tally:?}");
+}
+
+#[test]
+fn every_pair_in_a_file() {
+    let flushed = pairs().map(|mut pair| {
+        pair.push(Op::Flush);
+        pair
+    });
+    let tally = check(Kind::File, flushed, PAIR);
+    assert!(tally.images > 10_000, "{tally:?}");
+}
+
+/// A session dies at each of its accesses; meanwhile another writes, the owner
+/// makes a checkpoint, ends the dead one, and the other goes on.
+pub(super) fn deaths(budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
+    let changes = all()
+        .into_iter()
+        .filter(|op| matches!(op, Op::Write { slice: MAIN, .. } | Op::Clear { .. }));
+    for change in changes {
+        for accesses in 0.. {
+            let mut victim = change.clone();
+            let (Op::Write { client, death, .. } | Op::Clear { client, death, .. }) = &mut victim
+            else {
+                unreachable!("only changes were chosen");
+            };
+            *death = Some(accesses);
+            let (dead, before) = (*client, tally.deaths);
+            tally.sequences += 1;
+            let mut world = base(Kind::Memory, false).open(
+                2,
+                Budget {
+                    during: 0,
+                    after: 0,
+                },
+                tally,
+            )?;
+            world.budget = budget;
+            ops::run(&mut world, &victim, 1)?;
+            if world.tally.deaths == before {
+                break;
+            }
+            // Where its locks are free, the other goes to the same pages.
+            for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
+                write(&mut world, 1 - dead, page, pages, tag)?;
+            }
+            ops::run(&mut world, &Op::Tend, 0)?;
+            ops::bury(&mut world)?;
+            for (client, page) in [(0, 1), (1, 2), (0, 36)] {
+                write(&mut world, client, page, 1, 10 + page)?;
+            }
+            world.empty()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_session_dies_at_every_access() {
+    let mut tally = Tally::default();
+    let outcome = guard(|| {
+        deaths(
+            Budget {
+                during: 4,
+                after: 3,
+            },
+            &mut tally,
+        )
+    });
+    outcome.unwrap_or_else(|wrong| panic!("after {tally:?}: {wrong:?}"));
+    println!("{tally:?}");
+    assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+}
+
+#[test]
+fn the_base_holds_what_it_says() {
+    for (kind, is_full) in [
+        (Kind::Memory, false),
+        (Kind::Memory, true),
+        (Kind::File, false),
+        (Kind::File, true),
+    ] {
+        let base = base(kind, is_full);
+        let found = recover::recover(kind, base.image.clone(), &BTreeMap::new()).expect("sound");
+        let oracle = Oracle {
+            certain: base.held.clone(),
+            ..Oracle::default()
+        };
+        oracle.judge(&found).expect("the same");
+    }
+}

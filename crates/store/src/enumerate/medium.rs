@@ -1,0 +1,116 @@
+//! A recorded medium whose user dies at some access.
+
+use crate::defect::{self, Defect};
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Fenced, MapError, Media, Recorder, Unfenced};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What the thread that dies unwinds with.
+pub(super) struct Death;
+
+/// Pages whose stores are late, and where they belong.
+type Late = Mutex<Vec<(usize, Box<[u8; PAGE_BYTES]>)>>;
+
+/// One of the mappings of a pool.
+pub(super) struct Medium {
+    pub(super) recorder: Arc<Recorder>,
+    /// Accesses left, of all mappings; negative: immortal.
+    left: Arc<AtomicI64>,
+    late: Late,
+}
+
+impl Medium {
+    pub(super) fn new(recorder: Recorder) -> Medium {
+        Medium {
+            recorder: Arc::new(recorder),
+            left: Arc::new(AtomicI64::new(-1)),
+            late: Mutex::default(),
+        }
+    }
+
+    /// A private mapping of the same file.
+    pub(super) fn overlay(&self) -> Medium {
+        Medium {
+            recorder: Arc::new(self.recorder.overlay()),
+            left: self.left.clone(),
+            late: Mutex::default(),
+        }
+    }
+
+    /// Whoever uses it dies after so many accesses.
+    pub(super) fn die_after(&self, accesses: i64) {
+        self.left.store(accesses, Ordering::Relaxed);
+    }
+
+    /// Nobody dies any more; the accesses that were left.
+    pub(super) fn live(&self) -> i64 {
+        self.left.swap(-1, Ordering::Relaxed)
+    }
+
+    fn step(&self) {
+        let left = self.left.load(Ordering::Relaxed);
+        if left >= 0 {
+            self.left.store(left - 1, Ordering::Relaxed);
+            if left == 0 {
+                std::panic::resume_unwind(Box::new(Death));
+            }
+        }
+    }
+}
+
+impl Media for Medium {
+    fn len_bytes(&self) -> usize {
+        self.recorder.len_bytes()
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.recorder.read(offset, into);
+    }
+    fn load(&self, offset: usize) -> u64 {
+        self.recorder.load(offset)
+    }
+    fn store(&self, offset: usize, word: u64) {
+        self.step();
+        self.recorder.store(offset, word);
+    }
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.step();
+        self.recorder.swap(offset, old, new)
+    }
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        self.step();
+        self.recorder.stream_line(offset, line)
+    }
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        targets[0].0.step();
+        if defect::is(Defect::DataAfterRecord) {
+            for (medium, at) in targets {
+                let mut late = medium.late.lock().expect("no panic inside");
+                late.push((*at, Box::new(*page)));
+            }
+            return (crc32c(page), targets[0].0.recorder.flush(0, 0));
+        }
+        let inner: Vec<_> = targets
+            .iter()
+            .map(|(medium, at)| (&*medium.recorder, *at))
+            .collect();
+        Recorder::stream_page(&inner, page)
+    }
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        self.step();
+        self.recorder.flush(offset, len)
+    }
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        self.step();
+        let fenced = self.recorder.fence(stores);
+        for (at, page) in self.late.lock().expect("no panic inside").drain(..) {
+            let (_, _unfenced) = Recorder::stream_page(&[(&*self.recorder, at)], &page);
+        }
+        fenced
+    }
+    fn sync(&self) -> Result<(), MapError> {
+        self.step();
+        self.recorder.sync()
+    }
+}

@@ -1,0 +1,73 @@
+//! Crash enumeration: for every fence of a workload, legal crash images are
+//! built, recovered and compared with an oracle (`model`):
+//!
+//! - what was acknowledged is there, on `file-sync` pools what was flushed;
+//! - each record that was not is there as a whole or not at all;
+//! - nothing else changed, no checksum is wrong;
+//! - operations that another leg may lack are listed as in flight;
+//! - the pool can be written again, and when everything is deleted every frame
+//!   is free;
+//! - the same when the recovery crashes in turn.
+//!
+//! Workloads: every operation, every pair of them, every access at which a
+//! session can die, and random sequences of several sessions. A failure names
+//! its seed; `PAGEMESH_SEED=n` runs that one alone. `PAGEMESH_IMAGES=n` sets
+//! how many images the random sequences check.
+//!
+//! What the checks are worth: `defects`.
+
+mod defects;
+mod fixed;
+mod medium;
+mod model;
+mod ops;
+pub(crate) mod owner;
+mod random;
+mod recover;
+mod world;
+
+use model::Wrong;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The smallest pool: images are cheap, and it is full soon.
+const POOL_BYTES: usize = crate::geometry::POOL_BYTES_MIN as usize;
+
+/// Images at each point; above it they are sampled.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    /// Before a fence of an operation.
+    during: u64,
+    /// When it has ended.
+    after: u64,
+}
+
+/// What was checked.
+#[derive(Clone, Debug, Default)]
+struct Tally {
+    images: u64,
+    /// Of them, of a recovery that crashed.
+    of_recovery: u64,
+    points: u64,
+    /// Points of which every image was checked.
+    exhausted: u64,
+    operations: u64,
+    /// Operations that would have met a dead session's lock.
+    left_out: u64,
+    /// Operations refused because the pool was full.
+    full: u64,
+    deaths: u64,
+    finished: u64,
+    voided: u64,
+    /// Crashes from which a sequence went on.
+    lives: u64,
+    sequences: u64,
+}
+
+/// Runs a check; a panic of the store is a failure like any other.
+fn guard(run: impl FnOnce() -> Result<(), Wrong>) -> Result<(), Wrong> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|cause| {
+        let text = cause.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| cause.downcast_ref::<&str>().map(ToString::to_string));
+        model::wrong("the store's own assertions", text.unwrap_or_default())
+    })
+}

@@ -1,0 +1,216 @@
+//! The operations of workloads.
+
+use super::model::{Effect, Entry, Wrong};
+use super::world::{End, World};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use uuid::Uuid;
+
+pub(super) const MAIN: SliceId = SliceId(Uuid::from_u128(1));
+pub(super) const OTHER: SliceId = SliceId(Uuid::from_u128(2));
+pub(super) const FILL: SliceId = SliceId(Uuid::from_u128(3));
+/// Two leaves, so that nodes are linked.
+pub(super) const MAIN_PAGES: u64 = 560;
+pub(super) const OTHER_PAGES: u64 = 24;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// One operation. Bytes and lengths are bytes.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Write {
+        client: usize,
+        slice: SliceId,
+        at: u64,
+        len: u64,
+        open: u32,
+        death: Option<i64>,
+    },
+    Clear {
+        client: usize,
+        slice: SliceId,
+        at: u64,
+        len: u64,
+        open: u32,
+        death: Option<i64>,
+    },
+    Create,
+    Grow(SliceId),
+    Delete(SliceId),
+    Raise(SliceId, u8),
+    Settle(SliceId),
+    Tend,
+    Checkpoint,
+    Flush,
+    Reopen,
+    /// A client ends; another takes its place.
+    Replace(usize),
+}
+
+/// Bytes that no other operation writes.
+pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
+    let mut state = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Does an operation; one that the state of the world rules out is left.
+pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong> {
+    match *op {
+        Op::Write {
+            client,
+            slice,
+            at,
+            len,
+            open,
+            death,
+        } => {
+            let Some((client, len)) = fit(world, client, slice, at, len) else {
+                return Ok(());
+            };
+            let data = bytes(tag, len as usize);
+            let end = world.write(client, slice, at, &data, open, death)?;
+            note(world, end);
+        }
+        Op::Clear {
+            client,
+            slice,
+            at,
+            len,
+            open,
+            death,
+        } => {
+            let Some((client, len)) = fit(world, client, slice, at, len) else {
+                return Ok(());
+            };
+            let end = world.clear(client, slice, at, len, open, death)?;
+            note(world, end);
+        }
+        Op::Create => {
+            if world.entry(OTHER).is_none() {
+                let entry = Entry {
+                    pages: OTHER_PAGES,
+                    epoch: 0,
+                    round: 0,
+                };
+                put(world, OTHER, Some(entry), |pool| {
+                    pool.create(OTHER, OTHER_PAGES * PAGE)
+                })?;
+            }
+        }
+        Op::Grow(slice) => {
+            if let Some(entry) = world.entry(slice) {
+                let pages = entry.pages + 1;
+                let grown = Entry { pages, ..entry };
+                put(world, slice, Some(grown), |pool| {
+                    pool.resize(slice, pages * PAGE)
+                })?;
+            }
+        }
+        Op::Delete(slice) => {
+            if world.entry(slice).is_some() {
+                bury(world)?;
+                put(world, slice, None, |pool| pool.delete(slice))?;
+                world.forget_open(slice);
+                world.forget_leaves();
+            }
+        }
+        Op::Raise(slice, round) => {
+            if let Some(entry) = world.entry(slice) {
+                bury(world)?;
+                let epoch = entry.epoch + 1;
+                let raised = Entry {
+                    epoch,
+                    round,
+                    ..entry
+                };
+                put(world, slice, Some(raised), |pool| {
+                    pool.raise_epoch(slice, Epoch(epoch), round)
+                })?;
+            }
+        }
+        Op::Settle(slice) => {
+            if world.entry(slice).is_some() {
+                bury(world)?;
+                world.forget_open(slice);
+                own(world, false, |pool| pool.settle(slice))?;
+            }
+        }
+        Op::Tend => own(world, true, |pool| pool.tend().map(drop))?,
+        Op::Checkpoint => own(world, true, |pool| Ok(pool.checkpoint()?))?,
+        Op::Flush => own(world, true, |pool| Ok(pool.flush()?))?,
+        Op::Reopen => world.reopen()?,
+        Op::Replace(client) => {
+            if client < world.clients.len() {
+                let count = world.clients.len();
+                world.end(client)?;
+                world.open_clients(count)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+type Pool = crate::pool::Pool<super::medium::Medium>;
+type Outcome = Result<(), crate::pool::ObjectError>;
+
+fn own(
+    world: &mut World<'_>,
+    syncs: bool,
+    run: impl FnOnce(&mut Pool) -> Outcome,
+) -> Result<(), Wrong> {
+    world.own(syncs, None, |pool| {
+        run(&mut pool.borrow_mut()).map_err(|cause| cause.to_string())
+    })
+}
+
+fn put(
+    world: &mut World<'_>,
+    slice: SliceId,
+    entry: Option<Entry>,
+    run: impl FnOnce(&mut Pool) -> Outcome,
+) -> Result<(), Wrong> {
+    world.own(true, Some(Effect::Put(slice, entry)), |pool| {
+        run(&mut pool.borrow_mut()).map_err(|cause| cause.to_string())
+    })
+}
+
+/// Ends every dead client: barriers would wait for it.
+pub(super) fn bury(world: &mut World<'_>) -> Result<(), Wrong> {
+    let count = world.clients.len();
+    while let Some(dead) = world
+        .clients
+        .iter()
+        .position(|client| client.died_in.is_some())
+    {
+        world.end(dead)?;
+    }
+    world.open_clients(count)
+}
+
+/// The client, and as much of the range as the object has.
+fn fit(
+    world: &World<'_>,
+    client: usize,
+    slice: SliceId,
+    at: u64,
+    len: u64,
+) -> Option<(usize, u64)> {
+    let size = world.entry(slice)?.pages * PAGE;
+    let len = len.min(size.checked_sub(at)?);
+    (len > 0 && client < world.clients.len()).then_some((client, len))
+}
+
+fn note(world: &mut World<'_>, end: Option<End>) {
+    match end {
+        Some(_) => world.tally.operations += 1,
+        None => world.tally.left_out += 1,
+    }
+}

@@ -1,0 +1,38 @@
+//! The owner of a pool, when the one thread of a test waits for it.
+
+use super::medium::Medium;
+use crate::pool::Pool;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A pool that a session's wait can reach.
+pub(super) type Owned = Rc<RefCell<Pool<Medium>>>;
+
+thread_local! {
+    static OWNER: RefCell<Option<Owned>> = const { RefCell::new(None) };
+}
+
+/// Runs an operation of a session; whenever it waits for the owner, the owner
+/// tends the pool.
+pub(super) fn with<T>(pool: &Owned, run: impl FnOnce() -> T) -> T {
+    struct Restore(Option<Owned>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OWNER.set(self.0.take());
+        }
+    }
+    let _restore = Restore(OWNER.replace(Some(pool.clone())));
+    run()
+}
+
+/// Tends the pool of the thread, if there is one.
+pub(crate) fn tend() -> bool {
+    let pool = OWNER.with_borrow(Clone::clone);
+    let Some(pool) = pool else { return false };
+    let medium = pool.borrow().view().data.clone();
+    // The session may be about to die; its owner is not.
+    let left = medium.live();
+    pool.borrow_mut().tend().expect("a sound pool");
+    medium.die_after(left);
+    true
+}

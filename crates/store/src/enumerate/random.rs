@@ -1,0 +1,206 @@
+//! Random sequences: several sessions, some of which die, checkpoints, a pool
+//! that is nearly full, and crashes from which the sequence goes on.
+
+use super::fixed::base;
+use super::model::Wrong;
+use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op};
+use super::recover::Kind;
+use super::{Budget, Tally, guard};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::units::PAGE_BYTES;
+use std::env;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Operations between two crashes.
+const LIFE: u64 = 12;
+const LIVES: u64 = 4;
+
+/// What sequences of a kind look like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) kind: Kind,
+    pub(super) is_full: bool,
+    pub(super) budget: Budget,
+}
+
+/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
+    }
+
+    fn any<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.roll(of.len() as u64) as usize]
+    }
+}
+
+/// Few pages, so that operations meet: near each other, in a second leaf, and
+/// far enough for another lock.
+fn place(dice: &mut Dice, slice: SliceId) -> u64 {
+    match (slice == MAIN, dice.roll(10)) {
+        (true, 0) => 508 + dice.roll(8),
+        (true, 1..=4) => 30 + dice.roll(6),
+        _ => dice.roll(8),
+    }
+}
+
+fn range(dice: &mut Dice, slice: SliceId) -> (u64, u64) {
+    let page = place(dice, slice) * PAGE;
+    match dice.roll(8) {
+        0..=2 => (page, PAGE),
+        3 => (page, (2 + dice.roll(4)) * PAGE),
+        4 => (page + dice.roll(PAGE - 512), 1 + dice.roll(512)),
+        5 => (page + dice.roll(PAGE), PAGE + dice.roll(3 * PAGE)),
+        6 => (page, PAGE * (1 + dice.roll(3)) + 100),
+        _ => (page, PAGE),
+    }
+}
+
+fn choose(dice: &mut Dice, plan: Plan) -> Op {
+    let slice = dice.any(&[MAIN, MAIN, MAIN, OTHER]);
+    let client = dice.roll(2) as usize;
+    let open = dice.any(&[0, 0, 1, 2, 5]);
+    // On a file a session is a thread of the owner: they die together.
+    let mortal = plan.kind == Kind::Memory && dice.roll(6) == 0;
+    let death = mortal.then(|| dice.roll(90) as i64);
+    match dice.roll(40) {
+        0..=19 => {
+            let (at, len) = range(dice, slice);
+            Op::Write {
+                client,
+                slice,
+                at,
+                len,
+                open,
+                death,
+            }
+        }
+        20..=24 => {
+            let (at, len) = range(dice, slice);
+            Op::Clear {
+                client,
+                slice,
+                at,
+                len,
+                open,
+                death,
+            }
+        }
+        25 => Op::Create,
+        26 => Op::Grow(slice),
+        27 => Op::Delete(OTHER),
+        28 => Op::Raise(slice, dice.roll(3) as u8),
+        29..=30 => Op::Settle(slice),
+        31..=33 => Op::Tend,
+        34 => Op::Checkpoint,
+        35..=36 => Op::Flush,
+        37 => Op::Reopen,
+        _ => Op::Replace(client),
+    }
+}
+
+/// One sequence.
+pub(super) fn run(plan: Plan, seed: u64, tally: &mut Tally) -> Result<(), Wrong> {
+    let mut dice = Dice(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    tally.sequences += 1;
+    let mut tag = 0;
+    let opening = Budget {
+        during: 2,
+        after: 2,
+    };
+    let mut world = base(plan.kind, plan.is_full).open(2, opening, tally)?;
+    world.budget = plan.budget;
+    for life in 0..LIVES {
+        for _ in 0..1 + dice.roll(LIFE) {
+            if world.clients.iter().any(|client| client.died_in.is_some()) && dice.roll(3) == 0 {
+                ops::bury(&mut world)?;
+            }
+            tag += 1;
+            let op = choose(&mut dice, plan);
+            ops::run(&mut world, &op, seed << 16 | tag)?;
+        }
+        if life + 1 < LIVES {
+            let chosen = dice.roll(world.last.len() as u64) as usize;
+            let (point, oracle) = world.last[chosen].clone();
+            let image = match dice.roll(4) {
+                0 => point.image(0),
+                1 => point.everything(),
+                _ => point.sample(dice.roll(1 << 40)),
+            };
+            world.crash_to(image, oracle, 2)?;
+        }
+    }
+    ops::bury(&mut world)?;
+    world.empty()
+}
+
+/// Runs seeds until so many images were checked.
+fn check(plan: Plan, first: u64, images: u64) {
+    let number = |name: &str| {
+        env::var(name)
+            .ok()
+            .map(|text| text.parse::<u64>().expect(name))
+    };
+    let images = number("PAGEMESH_IMAGES").map_or(images, |all| all / 4);
+    let only = number("PAGEMESH_SEED");
+    let mut tally = Tally::default();
+    let mut seed = only.unwrap_or(first);
+    while tally.images < images {
+        let outcome = guard(|| run(plan, seed, &mut tally));
+        if let Err(wrong) = outcome {
+            panic!(
+                "PAGEMESH_SEED={seed}, {plan:?}, after {tally:?}: {}: {}",
+                wrong.check, wrong.detail
+            );
+        }
+        if only.is_some() {
+            break;
+        }
+        seed += 1;
+    }
+    println!("{plan:?}, seeds {first}..{seed}: {tally:?}");
+    assert!(only.is_some() || tally.lives > 0, "{tally:?}");
+}
+
+pub(super) const BUDGET: Budget = Budget {
+    during: 12,
+    after: 8,
+};
+
+pub(super) fn plan(kind: Kind, is_full: bool) -> Plan {
+    Plan {
+        kind,
+        is_full,
+        budget: BUDGET,
+    }
+}
+
+/// Images of each of the four, without `PAGEMESH_IMAGES`.
+const IMAGES: u64 = 40_000;
+
+#[test]
+fn random_sequences_in_memory() {
+    check(plan(Kind::Memory, false), 1, IMAGES);
+}
+
+#[test]
+fn random_sequences_in_memory_that_is_nearly_full() {
+    check(plan(Kind::Memory, true), 1, IMAGES);
+}
+
+#[test]
+fn random_sequences_in_a_file() {
+    check(plan(Kind::File, false), 1, IMAGES);
+}
+
+#[test]
+fn random_sequences_in_a_file_that_is_nearly_full() {
+    check(plan(Kind::File, true), 1, IMAGES);
+}
+
+const _: () = assert!(MAIN_PAGES > 508 + 8 + 5);
