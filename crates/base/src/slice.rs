@@ -221,6 +221,12 @@ pub trait Leg: Send {
         None
     }
 
+    /// The time, by the clock that answers are waited for with; none: requests
+    /// are done inside `submit`, and no answer is late.
+    fn now(&self) -> Option<Instant> {
+        None
+    }
+
     /// The leg itself, for a volume that can write several legs of one kind at
     /// once.
     fn as_any(&mut self) -> Option<&mut dyn std::any::Any> {

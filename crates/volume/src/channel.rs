@@ -7,6 +7,7 @@
 //! left out meanwhile cannot serve an old page.
 
 use crate::engine::{Answers, Engine, Outbox};
+use crate::hedge::Hedge;
 use crate::hub::{Hub, Link, Member, Note};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
@@ -42,6 +43,8 @@ struct Ports {
     number: u32,
     /// By column and leg.
     connections: Vec<Option<Connection>>,
+    /// By column.
+    hedges: Vec<Hedge>,
     completions: Vec<Completion>,
     turns: Vec<Holder>,
     granted: Vec<u32>,
@@ -125,6 +128,11 @@ impl Outbox for Ports {
             };
             connection.outstanding += 1;
             self.outstanding += 1;
+            if let SliceRequest::Read { .. } = own
+                && let Some(now) = connection.leg.now()
+            {
+                self.hedges[column].sent(tag, leg, now);
+            }
             connection.leg.submit(tag, own);
         }
     }
@@ -158,6 +166,7 @@ impl Outbox for Ports {
             return;
         };
         self.outstanding -= connection.outstanding as usize;
+        self.hedges[column].forget(leg);
         self.mailbox.post(Event::Lost {
             column,
             leg,
@@ -172,6 +181,7 @@ impl Outbox for Ports {
 
     fn fence(&mut self) {
         self.connections.iter_mut().for_each(|c| *c = None);
+        self.hedges.clear();
         self.outstanding = 0;
         self.mailbox.post(Event::Fenced);
     }
@@ -211,6 +221,13 @@ impl Ports {
             };
             connection.leg.submit(IDLE_TAG, nothing);
         }
+    }
+
+    /// The time, by the clock of a column's legs that do not answer at once.
+    fn now(&self, column: usize) -> Option<Instant> {
+        let legs = self.connections[column * COPIES_MAX..].iter();
+        let mut legs = legs.take(COPIES_MAX).flatten();
+        legs.find_map(|connection| connection.leg.now())
     }
 
     fn holder(&self, key: u32) -> Holder {
@@ -255,6 +272,7 @@ impl Core {
             mailbox,
             number,
             connections: vec![],
+            hedges: vec![],
             completions: vec![],
             turns: vec![],
             granted: vec![],
@@ -294,6 +312,7 @@ impl Core {
             }
             self.deliver();
         }
+        self.hedge();
         into.append(&mut self.ports.completions);
     }
 
@@ -316,7 +335,9 @@ impl Core {
         if !self.ports.granted.is_empty() || !self.ports.completions.is_empty() {
             return Some(Instant::now());
         }
-        self.busy().filter_map(|c| c.leg.deadline()).min()
+        let silent = self.busy().filter_map(|c| c.leg.deadline());
+        let late = self.ports.hedges.iter().filter_map(Hedge::due);
+        silent.chain(late).min()
     }
 
     /// Only those with something to come: an idle connection that ended would
@@ -384,6 +405,10 @@ impl Core {
                 continue;
             }
             let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
+            let now = current.and_then(|connection| connection.leg.now());
+            if let Some(now) = now {
+                self.ports.hedges[column].answered(answer.tag, leg, now);
+            }
             let ports = &mut self.ports;
             self.engine
                 .answered(column, leg, answer.tag, answer.result, ports);
@@ -394,10 +419,27 @@ impl Core {
         }
     }
 
+    /// Asks a second leg for what is late.
+    fn hedge(&mut self) {
+        for column in 0..self.ports.hedges.len() {
+            if self.ports.hedges[column].due().is_none() {
+                continue;
+            }
+            let Some(now) = self.ports.now(column) else {
+                continue;
+            };
+            while let Some(tag) = self.ports.hedges[column].take_late(now) {
+                self.engine.hedge(tag, &mut self.ports);
+            }
+        }
+    }
+
     fn adopt(&mut self, view: &Arc<View>) {
         let places = view.columns.len() * COPIES_MAX;
         if self.ports.connections.len() < places {
             self.ports.connections.resize_with(places, || None);
+            let columns = view.columns.len();
+            self.ports.hedges.resize_with(columns, Hedge::new);
         }
         for (column, picture) in view.columns.iter().enumerate() {
             for (leg, wanted) in picture.legs.iter().enumerate() {
@@ -430,6 +472,7 @@ impl Core {
         }
         if let Some(old) = place.take() {
             self.ports.outstanding -= old.outstanding as usize;
+            self.ports.hedges[column].forget(leg);
         }
         let fits = |link: &Link| (link.column, link.leg, link.serial) == (column, leg, serial);
         if let Some(at) = self.arrived.iter().position(fits) {

@@ -21,6 +21,7 @@ mod channel;
 mod connector;
 mod driven;
 mod engine;
+mod hedge;
 mod hub;
 mod keeper;
 pub mod limits;

@@ -57,6 +57,17 @@ pub const RESYNC_BUSY_BYTES_PER_S: u64 = 128 << 20;
 pub const CHECK_CHUNK_PAGES: u64 = 256;
 /// Differing runs that a check reports one by one; all are counted.
 pub const DIFFERENCES_MAX: usize = 1024;
+/// Reads of one channel and column that are hedged and not answered by all legs
+/// asked.
+pub const HEDGES_MAX: usize = 64;
+/// Answered reads that pay for one hedge: legs get at most a sixteenth more
+/// reads.
+pub const HEDGE_READS: usize = 16;
+/// The soonest that a read is asked of a second leg: beyond what a processor
+/// given to others for a moment costs.
+pub const HEDGE_DELAY_MIN: Duration = Duration::from_millis(1);
+/// The latest; also for the first reads, while nothing was measured.
+pub const HEDGE_DELAY_MAX: Duration = Duration::from_millis(50);
 /// How long a volume that is dropped waits for its keeper to end.
 pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
 

@@ -98,6 +98,8 @@ counters! {
     ReadsRedirected reads_redirected,
     /// Reads whose answer waited for a change in flight.
     ReadsDelayed reads_delayed,
+    /// Late reads that were asked of a second leg.
+    ReadsHedged reads_hedged,
     /// Damaged pages rewritten from another leg.
     PagesRepaired pages_repaired,
     /// Repairs that did not work out.

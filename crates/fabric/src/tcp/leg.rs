@@ -299,4 +299,8 @@ impl<W: Wire + Send> Leg for TcpLeg<W> {
             None => silent,
         })
     }
+
+    fn now(&self) -> Option<Instant> {
+        Some(self.stream.now())
+    }
 }

@@ -38,6 +38,9 @@ pub(super) struct Column {
     pub window: Window,
     /// Reads on their way, by leg.
     pub load: [u32; COPIES_MAX],
+    /// Answers that nobody waits for any more: the legs, with the tags of reads
+    /// that another leg answered first. They are among the load.
+    pub overdue: Vec<(usize, u64)>,
     turn: usize,
     /// Reads behind a change of this channel.
     pub trailing: Vec<u32>,
@@ -62,6 +65,7 @@ impl Column {
             pending: 0,
             window: Window::default(),
             load: [0; COPIES_MAX],
+            overdue: vec![],
             turn: 0,
             trailing: vec![],
             waiting: vec![],
@@ -148,6 +152,17 @@ impl Column {
         self.waiting.clear();
         self.pending = 0;
         self.load = [0; COPIES_MAX];
+        self.overdue.clear();
+    }
+
+    /// An answer came that no piece waits for. True if it was overdue.
+    pub(super) fn note_overdue(&mut self, leg: usize, tag: u64) -> bool {
+        let at = self.overdue.iter().position(|&it| it == (leg, tag));
+        if let Some(at) = at {
+            self.overdue.swap_remove(at);
+            self.load[leg] -= 1;
+        }
+        at.is_some()
     }
 }
 
@@ -187,9 +202,17 @@ impl Engine {
                 changes.push(slot as u32);
             } else {
                 gone.legs().for_each(|leg| column.load[leg] -= 1);
-                reads.push(slot as u32);
+                if piece.pending.is_empty() {
+                    reads.push(slot as u32);
+                }
             }
         }
+        let load = &mut column.load;
+        column.overdue.retain(|&(leg, _)| {
+            let is_gone = legs.has(leg);
+            load[leg] -= u32::from(is_gone);
+            !is_gone
+        });
         for slot in changes {
             self.drop_if_repair(slot, out);
         }
@@ -274,8 +297,10 @@ impl Engine {
             let astray = piece.pending.without(readable);
             if piece.column == number && !piece.is_change() && !astray.is_empty() {
                 astray.legs().for_each(|leg| column.load[leg] -= 1);
-                piece.pending = Mask::NONE;
-                again.push(slot as u32);
+                piece.pending = piece.pending.without(astray);
+                if piece.pending.is_empty() {
+                    again.push(slot as u32);
+                }
             }
         }
         for slot in again {

@@ -142,12 +142,16 @@ impl Engine {
         out: &mut impl Outbox,
     ) {
         let slot = tag as u32;
-        let Some(piece) = self.pieces.get_mut(slot as usize) else {
+        let piece = self.pieces.get_mut(slot as usize);
+        let Some(piece) = piece.filter(|it| tag_of(slot, it) == tag && it.pending.has(leg)) else {
+            if self.columns.len() > column
+                && self.columns[column].note_overdue(leg, tag)
+                && let Err(error @ SliceError::Lost(_)) = &result
+            {
+                self.lose_leg(column, leg, error.to_string(), out);
+            }
             return;
         };
-        if tag_of(slot, piece) != tag || !piece.pending.has(leg) {
-            return;
-        }
         piece.pending.remove(leg);
         if let Err(error @ SliceError::Lost(_)) = &result {
             // Counted as pending no more, whatever it was.

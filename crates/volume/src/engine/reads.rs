@@ -74,6 +74,25 @@ impl Engine {
         }
     }
 
+    /// A read is late: asks another leg, too.
+    pub(crate) fn hedge(&mut self, tag: u64, out: &mut impl Outbox) {
+        let slot = tag as u32;
+        let piece = self.pieces.get_mut(slot as usize);
+        let Some(piece) = piece.filter(|it| tag_of(slot, it) == tag && it.phase == Phase::Sent)
+        else {
+            return;
+        };
+        let column = &mut self.columns[piece.column];
+        if let Some(leg) = column.choose(piece.failed.or(piece.pending)) {
+            piece.pending.add(leg);
+            column.load[leg] += 1;
+            out.count(Count::ReadsHedged, 1);
+            let (offset, len) = (piece.offset, piece.len as u32);
+            let request = SliceRequest::Read { offset, len };
+            out.send(piece.column, Mask::of(leg), tag, request);
+        }
+    }
+
     pub(super) fn read_answered(
         &mut self,
         slot: u32,
@@ -94,15 +113,28 @@ impl Engine {
         if whole && self.columns[number].in_sync.has(leg) {
             // Looked at after the answer came: a change that it shows was
             // there before it.
+            let tag = tag_of(slot, piece);
+            let column = &mut self.columns[number];
+            let late = std::mem::replace(&mut piece.pending, Mask::NONE);
+            column.overdue.extend(late.legs().map(|leg| (leg, tag)));
             let is_read = matches!(piece.act, Act::Read);
             piece.answer = result.ok();
             if is_read && !out.is_still(piece.extent(), slot) {
                 piece.phase = Phase::Watching;
-                piece.version = self.columns[number].version;
+                piece.version = column.version;
                 out.count(Count::ReadsDelayed, 1);
                 return;
             }
             return self.show(slot, out);
+        }
+        if !piece.pending.is_empty() {
+            // The other leg that was asked may do better. What is wrong with
+            // this one but damage, who asks it alone finds out.
+            piece.failed.add(leg);
+            if let Err(error @ SliceError::Damaged { .. }) = result {
+                piece.error = Some(error);
+            }
+            return;
         }
         match result {
             Ok(_) if whole => {}

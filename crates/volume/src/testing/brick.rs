@@ -14,6 +14,7 @@ use pagemesh_base::space::Extent;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 const PAGE: u64 = 4096;
 /// Pages that one record can name.
@@ -111,6 +112,8 @@ pub(crate) struct Bricks {
     pub table_max: Option<usize>,
     /// Carry requests out as they come, and answer at once.
     pub at_once: bool,
+    /// What legs say the time is.
+    pub clock: Option<Instant>,
 }
 
 #[derive(Clone, Default)]
@@ -647,6 +650,10 @@ impl Leg for FakeLeg {
     }
 
     fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+
+    fn now(&self) -> Option<Instant> {
+        guard(&self.fabric.0).clock
+    }
 }
 
 impl Drop for FakeLeg {

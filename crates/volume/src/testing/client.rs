@@ -9,7 +9,7 @@ use crate::keeper::Mailbox;
 use crate::status::VolumeStatus;
 use crate::volume::AttachError;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) struct Client {
     driven: Driven,
@@ -17,6 +17,7 @@ pub(crate) struct Client {
     pub mailbox: Arc<Mailbox>,
     fabric: Fabric,
     manager: Manager,
+    start: Instant,
     pub now: Duration,
 }
 
@@ -29,11 +30,13 @@ impl Client {
             driven,
             fabric: fabric.clone(),
             manager: manager.clone(),
+            start: Instant::now(),
             now: Duration::ZERO,
         }
     }
 
     pub(crate) fn turn(&mut self) {
+        guard(&self.fabric.0).clock = Some(self.start + self.now);
         self.driven.turn(self.now);
     }
 

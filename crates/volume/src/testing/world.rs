@@ -7,7 +7,7 @@ use super::manager::{Answering, Manager, brick, segment};
 use super::oracle::fill;
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
-use crate::status::{LegStatus, VolumeState};
+use crate::status::{Counters, LegStatus, VolumeState};
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment};
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
@@ -193,6 +193,16 @@ impl World {
 
     pub(crate) fn restart(&mut self, number: u128) {
         guard(&self.fabric.0).restart(brick(number));
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.client.hub.tally.sums()
+    }
+
+    /// Reads that the slice of a column 0 leg has served.
+    pub(crate) fn reads(&self, leg: usize) -> u64 {
+        let leg = self.manager.layout().segments[0].columns[0].legs[leg].clone();
+        guard(&self.fabric.0).slice(leg.brick, leg.slice).reads
     }
 
     pub(crate) fn freeze(&mut self, number: u128, frozen: bool) {
