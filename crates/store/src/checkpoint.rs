@@ -228,10 +228,10 @@ impl<M: Media> Pool<M> {
         }
         self.apply_to_file(pass)?;
         for &frame in &pass.used {
-            self.frames.set(&*self.view.data, frame);
+            self.frames.write(frame, true);
         }
         for &frame in &pass.freed {
-            self.frames.clear(&*self.view.data, frame);
+            self.frames.write(frame, false);
         }
         if let Some(stores) = self.frames.flush(&*self.view.data) {
             pass.add(stores);

@@ -3,6 +3,7 @@
 use super::medium::Medium;
 use super::model::{Bytes, Entry, Found, Thing, Wrong, wrong};
 use super::owner::{self, Owned};
+use crate::bitmap::Bitmap;
 use crate::pool::Pool;
 use crate::session::{Member, Session, write};
 use crate::view::{Handle, StoreError};
@@ -10,7 +11,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Image, Media, Recorder};
+use pagemesh_pmem::{Image, Recorder};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -188,19 +189,18 @@ pub(super) fn empty(
             return wrong("tending", "it does not come to an end");
         }
     }
-    let bitmap = pool.view.geometry.bitmap;
-    let words = (bitmap.start..bitmap.end()).step_by(8);
-    let used = words.map(|at| pool.view.data.load(at as usize).count_ones());
-    let used: u32 = used.sum();
-    if used > 0 {
+    let (bitmap, bad) = Bitmap::load(&*pool.view.data, &pool.view.geometry, pool.view.pool);
+    if !bad.is_empty() {
+        return wrong("the bitmap", format!("{bad:?}"));
+    }
+    if bitmap.used() > 0 {
         return wrong(
             "frames in use",
-            format!("{used} are, and nothing names them"),
+            format!("{} are, and nothing names them", bitmap.used()),
         );
     }
     let usage = pool.usage();
-    // A file whose recovery crashed may be off: see docs/rfd/005-defects.md.
-    match usage.free_bytes == usage.capacity_bytes || pool.view.has_overlay() {
+    match usage.free_bytes == usage.capacity_bytes {
         true => Ok(()),
         false => wrong(
             "counting frames",
