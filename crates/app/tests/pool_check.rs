@@ -88,7 +88,9 @@ fn story(pools: Pools) {
         1
     );
     let mut bytes = std::fs::read(&pool).unwrap();
-    bytes[geometry.bitmap.start as usize + data / 8] ^= 1 << (data % 8);
+    // A line has the bits of 448 frames.
+    let bit_at = geometry.bitmap.start as usize + data / 448 * 64 + data % 448 / 8;
+    bytes[bit_at] ^= 1 << (data % 8);
     std::fs::write(&pool, &bytes).unwrap();
     let told = check(&cluster, &["--repair"], 3);
     assert!(whats(&told)[0].0.contains("bitmap"), "{told}");

@@ -1,163 +1,240 @@
-//! Which frames are free.
+//! Which frames are in use, as it is on media.
 //!
-//! On media there is a bit per frame: in use at the checkpoint. It is written
-//! by the checkpoint only, in whole lines that are not read again. In memory,
-//! groups of 32 768 frames are read from it when first touched; they also hold
-//! what is granted but not yet named by an applied record. So memory and time
-//! follow what is used, not the size of the pool.
+//! Lines of 448 bits and a seal, which is a checksum that knows the pool and
+//! the line's place. Written by the checkpoint and by recovery only, in whole
+//! lines; read once, when the pool is opened, as a whole.
+//!
+//! Invariants: nothing is believed that its seal does not vouch for. A line
+//! whose seal does not fit was torn by a crash, if the records above the
+//! checkpoint explain it; else it was damaged, and recovery makes it anew from
+//! the page tables (`docs/rfd/006-bitmap.md`).
 
-use crate::control::Run;
 use crate::geometry::Geometry;
+use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::copy::crc32c_words;
 use pagemesh_pmem::{Media, Unfenced};
+use std::ops::Range;
+use uuid::Uuid;
 
-const GROUP: u64 = (PAGE_BYTES * 8) as u64;
-const WORDS: usize = PAGE_BYTES / 8;
-/// Lines of a group, and frames of a line.
-const LINES: usize = PAGE_BYTES / LINE_BYTES;
-const LINE_FRAMES: u64 = (LINE_BYTES * 8) as u64;
+/// Words of bits in a line; the seal follows them.
+const LINE_WORDS: usize = LINE_BYTES / 8 - 1;
+/// Frames of a line.
+pub(crate) const LINE_FRAMES: u64 = LINE_WORDS as u64 * 64;
+/// Lines of a page.
+const PAGE_LINES: usize = PAGE_BYTES / LINE_BYTES;
 
-struct Group {
-    /// In use or granted.
-    busy: Box<[u64; WORDS]>,
-    /// As on media, or as the next flush will make it.
-    used: Box<[u64; WORDS]>,
-    free: u64,
-}
+type Line = [u64; LINE_WORDS + 1];
 
-/// The frames of a pool.
-pub(crate) struct Frames {
-    bitmap_at: usize,
-    first: u64,
-    end: u64,
-    /// By number, as far as read.
-    groups: Vec<Option<Group>>,
-    /// Where to look next.
-    cursor: u64,
-    /// Frames neither in use nor granted.
-    free: u64,
-    /// Bits set on media.
+/// The bits of a pool.
+pub(crate) struct Bitmap {
+    at: usize,
+    frames: Range<u64>,
+    seed: u32,
+    /// As on media, or as the next flush will make it. Whole lines, without
+    /// their seals; bits of no frame are clear.
+    words: Vec<u64>,
     used: u64,
-    /// Lines of the bitmap that were changed and not flushed, and a bit for
-    /// each that is in the list.
+    /// Lines that were changed and not flushed, and a bit for each that is in
+    /// the list.
     dirty: Vec<u32>,
     is_dirty: Vec<u64>,
 }
 
-impl Frames {
-    pub(crate) fn new(geometry: &Geometry, used: u64) -> Frames {
-        let numbers = geometry.frame_numbers();
-        Frames {
-            bitmap_at: geometry.bitmap.start as usize,
-            first: numbers.start,
-            end: numbers.end,
-            groups: (0..numbers.end.div_ceil(GROUP)).map(|_| None).collect(),
-            cursor: numbers.start,
-            free: (numbers.end - numbers.start).saturating_sub(used),
-            used,
+/// A line whose seal does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BadLine {
+    pub(crate) number: u32,
+    found: Line,
+}
+
+impl BadLine {
+    /// The frames whose bits it has.
+    pub(crate) fn frames(&self) -> Range<u64> {
+        let start = u64::from(self.number) * LINE_FRAMES;
+        start..start + LINE_FRAMES
+    }
+}
+
+impl Bitmap {
+    /// Words of bits that the bitmap of a pool has.
+    pub(crate) fn words_of(geometry: &Geometry) -> usize {
+        let lines = geometry.frame_numbers().end.div_ceil(LINE_FRAMES);
+        lines as usize * LINE_WORDS
+    }
+
+    fn empty(geometry: &Geometry, pool: Uuid) -> Bitmap {
+        let frames = geometry.frame_numbers();
+        let words = Bitmap::words_of(geometry);
+        let lines = words / LINE_WORDS;
+        Bitmap {
+            at: geometry.bitmap.start as usize,
+            frames,
+            seed: crc32c(pool.as_bytes()),
+            words: vec![0; words],
+            used: 0,
             dirty: Vec::new(),
-            is_dirty: vec![0; (geometry.bitmap.len as usize / LINE_BYTES).div_ceil(64)],
+            is_dirty: vec![0; lines.div_ceil(64)],
         }
     }
 
-    /// Frames neither in use nor granted.
-    pub(crate) fn free(&self) -> u64 {
-        self.free
+    /// Writes the bitmap of a pool in which nothing is in use.
+    pub(crate) fn format<M: Media>(media: &M, geometry: &Geometry, pool: Uuid) {
+        let bitmap = Bitmap::empty(geometry, pool);
+        let lines = bitmap.words.len() / LINE_WORDS;
+        let mut stores: Option<Unfenced> = None;
+        for first in (0..lines).step_by(PAGE_LINES) {
+            let mut page = [0; PAGE_BYTES];
+            let bytes = page.as_chunks_mut::<LINE_BYTES>().0;
+            for (number, bytes) in (first..lines).zip(bytes) {
+                *bytes = bytes_of(&bitmap.line(number));
+            }
+            let at = bitmap.at + first * LINE_BYTES;
+            let (_, streamed) = M::stream_page(&[(media, at)], &page);
+            stores = Some(match stores {
+                Some(earlier) => earlier.and(streamed),
+                None => streamed,
+            });
+        }
+        if let Some(stores) = stores {
+            let _fenced = media.fence(stores);
+        }
     }
 
-    /// Frames in use at the last checkpoint.
+    /// Reads the bitmap, and which of its lines cannot be believed. Their bits
+    /// are as found, and the next flush seals them: they must be settled first.
+    pub(crate) fn load<M: Media>(
+        media: &M,
+        geometry: &Geometry,
+        pool: Uuid,
+    ) -> (Bitmap, Vec<BadLine>) {
+        let mut bitmap = Bitmap::empty(geometry, pool);
+        let mut bad = Vec::new();
+        let mut page = [0; PAGE_BYTES];
+        let lines = bitmap.words.len() / LINE_WORDS;
+        for first in (0..lines).step_by(PAGE_LINES) {
+            media.read(bitmap.at + first * LINE_BYTES, &mut page);
+            for (number, bytes) in (first..lines).zip(page.as_chunks::<LINE_BYTES>().0) {
+                let found = words_of(bytes);
+                bitmap.words[number * LINE_WORDS..][..LINE_WORDS]
+                    .copy_from_slice(&found[..LINE_WORDS]);
+                if found[LINE_WORDS] != seal(bitmap.seed, number, &found) {
+                    bad.push(BadLine {
+                        number: number as u32,
+                        found,
+                    });
+                }
+            }
+        }
+        for bad in &bad {
+            bitmap.mark(bad.number as usize);
+        }
+        bitmap.clip();
+        (bitmap, bad)
+    }
+
+    /// Clears the bits of no frame, and counts the others.
+    fn clip(&mut self) {
+        let frames = &self.frames;
+        let begin = (frames.start / 64) as usize;
+        self.words[..begin].fill(0);
+        self.words[begin] &= u64::MAX << (frames.start % 64);
+        let end = (frames.end / 64) as usize;
+        if let Some(word) = self.words.get_mut(end) {
+            *word &= !(u64::MAX << (frames.end % 64));
+            self.words[end + 1..].fill(0);
+        }
+        let ones = self.words.iter().map(|word| u64::from(word.count_ones()));
+        self.used = ones.sum();
+    }
+
+    pub(crate) fn frames(&self) -> Range<u64> {
+        self.frames.clone()
+    }
+
+    /// A bit per frame, by number.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Frames in use.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Takes a run of at most `want` frames; none when the pool is full.
-    pub(crate) fn take<M: Media>(&mut self, media: &M, want: u64) -> Option<Run> {
-        if self.free == 0 || want == 0 {
-            return None;
-        }
-        let groups = self.end.div_ceil(GROUP) - self.first / GROUP;
-        for _ in 0..=groups {
-            let number = self.cursor / GROUP;
-            let bounds = (number * GROUP).max(self.first)..((number + 1) * GROUP).min(self.end);
-            let from = self.cursor;
-            let taken = self
-                .group(media, number)
-                .take(number, from, bounds.end, want);
-            if let Some(run) = taken {
-                self.cursor = self.wrap(run.start + run.len);
-                self.free -= run.len;
-                return Some(run);
+    /// Whether a crash explains a bad line: its seal is that of a state which
+    /// records above the checkpoint led to. `before` is the state of the
+    /// frames of the line that such records name, `changes` what they then
+    /// did, in order; bits of other frames cannot have been in motion.
+    pub(crate) fn is_torn(
+        &self,
+        bad: &BadLine,
+        before: impl Iterator<Item = (u64, bool)>,
+        changes: &[(u64, bool)],
+    ) -> bool {
+        let mut line = bad.found;
+        let start = bad.frames().start;
+        let put = |line: &mut Line, (frame, set): (u64, bool)| {
+            let (word, bit) = (((frame - start) / 64) as usize, 1 << (frame % 64));
+            match set {
+                true => line[word] |= bit,
+                false => line[word] &= !bit,
             }
-            self.cursor = self.wrap(bounds.end);
-        }
-        None
+        };
+        let fits = |line: &Line| {
+            let seal = seal(self.seed, bad.number as usize, line);
+            line[LINE_WORDS] == seal
+        };
+        before.for_each(|frame| put(&mut line, frame));
+        fits(&line)
+            || changes.iter().any(|&change| {
+                put(&mut line, change);
+                fits(&line)
+            })
     }
 
-    fn wrap(&self, frame: u64) -> u64 {
-        if frame >= self.end { self.first } else { frame }
-    }
-
-    #[inline(always)]
-    fn group<M: Media>(&mut self, media: &M, number: u64) -> &mut Group {
-        let (frames, at) = (self.first..self.end, self.bitmap_at);
-        self.groups[number as usize].get_or_insert_with(|| Group::read(media, frames, at, number))
-    }
-
-    /// Returns frames that were granted and never named by a record.
-    pub(crate) fn give_back(&mut self, run: Run) {
-        for frame in run.start..run.start + run.len {
-            // One that is free already was freed by a table that names it too:
-            // the checkpoint that did has told.
-            let _ = self.release(frame);
-        }
-    }
-
-    /// Frees a frame whose record is checkpointed. False if it was free: the
-    /// bitmap lost its bit, or two slots name it.
-    #[must_use]
-    pub(crate) fn release(&mut self, frame: u64) -> bool {
-        if let Some(group) = &mut self.groups[(frame / GROUP) as usize] {
-            let (word, bit) = ((frame % GROUP / 64) as usize, 1 << (frame % 64));
-            if group.busy[word] & bit == 0 {
-                return false;
+    /// Makes lines anew: gives each of their words what `wanted` says, by its
+    /// number and what it is.
+    pub(crate) fn restore(
+        &mut self,
+        lines: impl Iterator<Item = u32>,
+        wanted: impl Fn(usize, u64) -> u64,
+    ) {
+        for line in lines {
+            let first = line as usize * LINE_WORDS;
+            for word in first..first + LINE_WORDS {
+                self.words[word] = wanted(word, self.words[word]);
             }
-            group.busy[word] &= !bit;
-            group.free += 1;
+            self.mark(line as usize);
         }
-        self.free += 1;
-        true
+        self.clip();
     }
 
-    /// A record put the frame to use: sets its bit on media. What is in use is
-    /// counted by records, each applied once, and not by bits: after a crash
-    /// some of these are ahead of the superblock.
-    pub(crate) fn set<M: Media>(&mut self, media: &M, frame: u64) {
-        self.used += 1;
-        self.write(media, frame, true);
+    /// Lines of the bitmap.
+    pub(crate) fn lines(&self) -> Range<u32> {
+        0..(self.words.len() / LINE_WORDS) as u32
     }
 
-    /// A record freed the frame: clears its bit on media.
-    pub(crate) fn clear<M: Media>(&mut self, media: &M, frame: u64) {
-        // On a file a lost record can make the count wrong by one.
-        self.used = self.used.saturating_sub(1);
-        self.write(media, frame, false);
-    }
-
-    /// Writes the frame's bit on media. Idempotent. Inlined, so that misses of
-    /// the caches overlap where many are written.
+    /// Writes the frame's bit. Idempotent. Inlined, so that misses of the
+    /// caches overlap where many are written.
     #[inline(always)]
-    pub(crate) fn write<M: Media>(&mut self, media: &M, frame: u64, set: bool) {
-        assert!(
-            (self.first..self.end).contains(&frame),
-            "frame {frame} is in the pool"
-        );
-        let used = &mut self.group(media, frame / GROUP).used;
-        let (word, bit) = ((frame % GROUP / 64) as usize, 1 << (frame % 64));
-        if (used[word] & bit != 0) == set {
+    pub(crate) fn write(&mut self, frame: u64, set: bool) {
+        assert!(self.frames.contains(&frame), "frame {frame} is in the pool");
+        let word = &mut self.words[(frame / 64) as usize];
+        let bit = 1 << (frame % 64);
+        if (*word & bit != 0) == set {
             return;
         }
-        used[word] ^= bit;
-        let line = (frame / LINE_FRAMES) as usize;
+        *word ^= bit;
+        match set {
+            true => self.used += 1,
+            false => self.used -= 1,
+        }
+        self.mark((frame / LINE_FRAMES) as usize);
+    }
+
+    #[inline(always)]
+    fn mark(&mut self, line: usize) {
         let (word, bit) = (line / 64, 1 << (line % 64));
         if self.is_dirty[word] & bit == 0 {
             self.is_dirty[word] |= bit;
@@ -165,137 +242,68 @@ impl Frames {
         }
     }
 
+    /// A line as it is to lie on media.
+    pub(crate) fn line(&self, number: usize) -> Line {
+        let mut line = [0; LINE_WORDS + 1];
+        line[..LINE_WORDS].copy_from_slice(&self.words[number * LINE_WORDS..][..LINE_WORDS]);
+        line[LINE_WORDS] = seal(self.seed, number, &line);
+        line
+    }
+
+    /// The byte where a line lies.
+    pub(crate) fn line_at(&self, number: usize) -> usize {
+        self.at + number * LINE_BYTES
+    }
+
     /// Writes every changed line, if there is any.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<Unfenced> {
         let mut stores: Option<Unfenced> = None;
-        for line in self.dirty.drain(..) {
-            let line = line as usize;
-            self.is_dirty[line / 64] = 0;
-            let Some(group) = &self.groups[line / LINES] else {
-                unreachable!("a line is changed in a group that was read");
-            };
-            let mut bytes = [0; LINE_BYTES];
-            let words = group.used[line % LINES * 8..].iter();
-            for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
-                bytes.copy_from_slice(&word.to_le_bytes());
-            }
-            let at = self.bitmap_at + line * LINE_BYTES;
-            let streamed = media.stream_line(at, &bytes);
+        for &number in &self.dirty {
+            let number = number as usize;
+            self.is_dirty[number / 64] = 0;
+            let line = self.line(number);
+            let streamed = media.stream_line(self.line_at(number), &bytes_of(&line));
             stores = Some(match stores {
                 Some(earlier) => earlier.and(streamed),
                 None => streamed,
             });
         }
+        self.dirty.clear();
         stores
     }
 }
 
-impl Group {
-    #[cold]
-    fn read<M: Media>(
-        media: &M,
-        frames: std::ops::Range<u64>,
-        bitmap_at: usize,
-        number: u64,
-    ) -> Group {
-        let mut used = Box::new([0; WORDS]);
-        for (i, word) in used.iter_mut().enumerate() {
-            *word = media.load(bitmap_at + number as usize * PAGE_BYTES + i * 8);
-        }
-        let mut busy = used.clone();
-        let bounds = number * GROUP..(number + 1) * GROUP;
-        for frame in bounds.filter(|frame| !frames.contains(frame)) {
-            busy[(frame % GROUP / 64) as usize] |= 1 << (frame % 64);
-        }
-        let free = busy.iter().map(|word| u64::from(word.count_zeros())).sum();
-        Group { busy, used, free }
+/// The last word of a line: the CRC32C of pool, place and bits.
+#[inline]
+fn seal(seed: u32, number: usize, line: &Line) -> u64 {
+    let mut words = [[0; 8]; LINE_WORDS + 1];
+    words[0] = (number as u64).to_le_bytes();
+    for (bytes, word) in words[1..].iter_mut().zip(line) {
+        *bytes = word.to_le_bytes();
     }
-
-    /// The first run of free frames from `from` on, at most `want` of them.
-    fn take(&mut self, number: u64, from: u64, end: u64, want: u64) -> Option<Run> {
-        if self.free == 0 {
-            return None;
-        }
-        let mut start = from.max(number * GROUP);
-        while start < end {
-            let (word, bit) = ((start % GROUP / 64) as usize, start % 64);
-            let busy = u64::from((self.busy[word] >> bit).trailing_ones());
-            start += busy;
-            // Zeroes were shifted in behind the word.
-            if busy < 64 - bit {
-                break;
-            }
-        }
-        let mut frame = start;
-        while frame < end.min(start + want) {
-            let (word, bit) = ((frame % GROUP / 64) as usize, frame % 64);
-            let free = u64::from((self.busy[word] >> bit).trailing_zeros());
-            let most = (start + want).min(end) - frame;
-            let len = free.min(64 - bit).min(most);
-            if len == 0 {
-                break;
-            }
-            self.busy[word] |= (u64::MAX >> (64 - len)) << bit;
-            frame += len;
-            if bit + len < 64 {
-                break;
-            }
-        }
-        let len = frame.saturating_sub(start);
-        self.free -= len;
-        (len > 0).then_some(Run { start, len })
-    }
+    u64::from(crc32c_words(seed, &words))
 }
 
+/// Makes the seal of a line right, as it lies on media.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use pagemesh_pmem::Recorder;
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
+pub(crate) fn reseal(pool: Uuid, number: usize, bytes: &mut [u8; LINE_BYTES]) {
+    let mut line = words_of(bytes);
+    line[LINE_WORDS] = seal(crc32c(pool.as_bytes()), number, &line);
+    *bytes = bytes_of(&line);
+}
 
-    #[test]
-    fn freeing_a_frame_whose_bit_the_medium_lost_is_told() {
-        let geometry = Geometry::plan(2 << 20).expect("a plan");
-        let media = Recorder::new(2 << 20);
-        // One frame is in use by the count, and none by the bits.
-        let mut frames = Frames::new(&geometry, 1);
-        let run = frames.take(&media, 1).expect("free frames");
-        let lost = run.start + 100;
-        frames.clear(&media, lost);
-        assert!(!frames.release(lost));
-        assert_eq!(frames.used(), 0);
+fn words_of(bytes: &[u8; LINE_BYTES]) -> Line {
+    let mut line = [0; LINE_WORDS + 1];
+    for (word, bytes) in line.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
     }
+    line
+}
 
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
-        #[test]
-        fn every_frame_is_taken_once_until_it_is_released(
-            steps in prop::collection::vec((1u64..40, any::<bool>()), 1..120),
-        ) {
-            let geometry = Geometry::plan(2 << 20).expect("a plan");
-            let media = Recorder::new(2 << 20);
-            let mut frames = Frames::new(&geometry, 0);
-            let total = frames.free();
-            let mut taken = BTreeSet::new();
-            for (want, release) in steps {
-                if release {
-                    for frame in taken.iter().copied().take(want as usize).collect::<Vec<_>>() {
-                        taken.remove(&frame);
-                        prop_assert!(frames.release(frame));
-                        prop_assert!(!frames.release(frame), "{} twice", frame);
-                    }
-                } else if let Some(run) = frames.take(&media, want) {
-                    prop_assert!((1..=want).contains(&run.len));
-                    for frame in run.start..run.start + run.len {
-                        prop_assert!(geometry.frame_numbers().contains(&frame));
-                        prop_assert!(taken.insert(frame), "{} twice", frame);
-                    }
-                } else {
-                    prop_assert_eq!(taken.len() as u64, total);
-                }
-                prop_assert_eq!(frames.free(), total - taken.len() as u64);
-            }
-        }
+fn bytes_of(line: &Line) -> [u8; LINE_BYTES] {
+    let mut bytes = [0; LINE_BYTES];
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(line) {
+        *bytes = word.to_le_bytes();
     }
+    bytes
 }

@@ -1,5 +1,6 @@
 //! Where everything lies in a pool: a function of its size alone.
 
+use crate::bitmap::LINE_FRAMES;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
 
@@ -60,7 +61,7 @@ pub struct Geometry {
     pub lane_bytes: u64,
     /// The lanes, one after the other.
     pub lane_region: Region,
-    /// A bit per frame: allocated at the last checkpoint.
+    /// A bit per frame, in use at the last checkpoint, and a seal per line.
     pub bitmap: Region,
     /// The frame table.
     pub frame_table: Region,
@@ -125,7 +126,7 @@ impl Geometry {
             region
         };
         let lane_region = take(u64::from(lanes) * lane_bytes);
-        let bitmap = take(frames.div_ceil(8));
+        let bitmap = take(frames.div_ceil(LINE_FRAMES) * LINE_BYTES as u64);
         let frame_table = take(frames * FRAME_ENTRY_BYTES);
         let objects = take(objects * OBJECT_BYTES);
         let in_flight = take(in_flight * IN_FLIGHT_BYTES);

@@ -1,8 +1,8 @@
 //! The owner's book of lanes: which session is open, what was granted to it,
 //! and how far its records are applied.
 
-use crate::bitmap::Frames;
 use crate::control::{RUNS, Run};
+use crate::frames::Frames;
 use crate::lane::Lane;
 use crate::recovery::lane_of;
 use crate::superblock::Superblock;
@@ -120,7 +120,7 @@ impl Book {
         let mut end = cells.ring_end().load(Ordering::Relaxed);
         while granted - consumed < target && (self.runs.len() as u64) < RUNS {
             let want = (target - (granted - consumed)).min(RUN_MAX);
-            let Some(run) = frames.take(&*view.data, want) else {
+            let Some(run) = frames.take(want) else {
                 break;
             };
             granted += run.len;

@@ -21,6 +21,7 @@ pub mod control;
 mod defect;
 #[cfg(test)]
 mod enumerate;
+mod frames;
 #[cfg(test)]
 mod fuzz;
 pub mod geometry;
@@ -33,6 +34,7 @@ pub mod pool;
 pub mod record;
 pub mod recovery;
 pub mod requests;
+mod seen;
 pub mod session;
 #[cfg(test)]
 mod settled;

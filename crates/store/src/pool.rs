@@ -8,17 +8,18 @@
 //! - the owner is not in the way of sessions: they meet it only when they need
 //!   frames or room in their lane.
 
-use crate::bitmap::Frames;
+use crate::bitmap::Bitmap;
 use crate::checkpoint::Pass;
 use crate::control::Control;
 use crate::defect::{self, Defect};
+use crate::frames::Frames;
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::grants::Lanes;
 use crate::in_flight;
 use crate::leaves::Leaves;
 use crate::object::{HEIGHT, Object, State};
 use crate::recovery::{
-    PoolError, Recovered, read_superblock, recover, store_entry, write_superblock,
+    PoolError, Recovered, Recovery, read_superblock, recover, store_entry, write_superblock,
 };
 use crate::session::Session;
 use crate::superblock::Superblock;
@@ -138,11 +139,12 @@ pub fn format_as<M: Media>(
 ) -> Result<(), PoolError> {
     let pool_bytes = media.len_bytes() as u64;
     let geometry = Geometry::plan(pool_bytes).map_err(crate::superblock::BadSuperblock::from)?;
-    for region in [geometry.bitmap, geometry.objects, geometry.in_flight] {
+    for region in [geometry.objects, geometry.in_flight] {
         for at in (region.start..region.end()).step_by(PAGE_BYTES) {
             zero_if_not(media, at as usize);
         }
     }
+    Bitmap::format(media, &geometry, pool);
     let block = Superblock {
         pool,
         generation: 1,
@@ -180,8 +182,12 @@ impl<M: Media> Pool<M> {
     /// When the medium holds no pool, or a damaged one.
     pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, Recovered), PoolError> {
         let ordered = Arc::ptr_eq(&media, &overlay);
-        let trial = (!ordered).then_some(&*overlay);
-        let (block, recovered) = recover(&*media, ordered, trial)?;
+        let Recovery {
+            block,
+            bitmap,
+            summary: recovered,
+            ..
+        } = recover(&*media, ordered)?;
         let geometry = block.geometry;
         let control = Control::create(geometry.lanes, block.incarnation, block.checkpoint)?;
         let view = View::new(
@@ -195,7 +201,7 @@ impl<M: Media> Pool<M> {
         let view = Arc::new(view);
         let lanes = Lanes::new(&view, &block);
         let mut pool = Pool {
-            frames: Frames::new(&geometry, block.used_frames),
+            frames: Frames::new(bitmap),
             own: Session::of_owner(view.clone(), OWN),
             in_flight: in_flight::Table::load(&*view.data, geometry.in_flight),
             lanes,

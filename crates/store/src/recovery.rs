@@ -7,13 +7,14 @@
 //! before the recovered state is persistent under a new incarnation, in both
 //! superblocks: if one is damaged later, the other leads to the same lanes.
 
-use crate::bitmap::Frames;
+use crate::bitmap::{BadLine, Bitmap};
 use crate::defect::{self, Defect};
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
 use crate::object::{HEIGHT, ROOT_AT};
 use crate::record::{Change, Entry, Place, Record};
+use crate::seen::Seen;
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
 use crate::table::{BadTable, Location, Table};
@@ -60,9 +61,9 @@ pub enum PoolError {
         "the record with seq {0} names what the pool does not have; replace the pool and let the volume copy it anew"
     )]
     Record(Seq),
-    /// A frame that was in use twice, or whose bit the bitmap lost.
+    /// A frame that was in use twice.
     #[error(
-        "frame {0} was freed twice: the bitmap or a page table is damaged; replace the pool and let the volume copy it anew"
+        "frame {0} was freed twice: a page table is damaged; replace the pool and let the volume copy it anew"
     )]
     FreedTwice(u64),
     /// An object entry is damaged.
@@ -139,15 +140,27 @@ pub struct Recovered {
     /// Records kept although their data is damaged: reading it is an error
     /// until it is written anew.
     pub damaged: u64,
+    /// Lines of the bitmap that the medium had damaged, and that were made
+    /// anew.
+    pub bitmap_lines: u64,
+    /// Frames of those that may be free and are not granted, because a page
+    /// table is damaged too.
+    pub withheld: u64,
 }
 
-/// Replays the journal and starts a new incarnation. On a `file-sync` pool it
-/// replays on the `trial` first, a private mapping.
-pub(crate) fn recover<M: Media>(
-    media: &M,
-    ordered: bool,
-    trial: Option<&M>,
-) -> Result<(Superblock, Recovered), PoolError> {
+/// A pool that was recovered.
+pub(crate) struct Recovery {
+    pub(crate) block: Superblock,
+    pub(crate) bitmap: Bitmap,
+    pub(crate) summary: Recovered,
+    /// Lines of the bitmap that were damaged.
+    pub(crate) bad_lines: Vec<BadLine>,
+    /// Frames in use by the bitmap and by the superblock, where they differed.
+    pub(crate) miscounted: Option<(u64, u64)>,
+}
+
+/// Replays the journal and starts a new incarnation.
+pub(crate) fn recover<M: Media>(media: &M, ordered: bool) -> Result<Recovery, PoolError> {
     if !ordered && !defect::is(Defect::RecoveryNotSynced) {
         // What the process before left in the page cache may be lost still,
         // and must not be after a slot that names it was stored.
@@ -158,7 +171,8 @@ pub(crate) fn recover<M: Media>(
     // written, which is fine, or was damaged since.
     let pages = superblock_pages(media);
     let is_alone = pages.iter().any(|page| Superblock::decode(page).is_err());
-    let mut replay = Replay::new(media, &block);
+    let (mut bitmap, bad) = Bitmap::load(media, &block.geometry, block.pool);
+    let mut replay = Replay::new(media, &block, !bad.is_empty());
     let mut found = Vec::new();
     let mut table = in_flight::Table::load(media, block.geometry.in_flight);
     let mut overflowed = Vec::new();
@@ -232,37 +246,39 @@ pub(crate) fn recover<M: Media>(
     }
     found.sort_unstable_by_key(Entry::seq);
     summary.records = found.len() as u64;
-    let mut frames = Frames::new(&block.geometry, block.used_frames);
-    if let Some(trial) = trial
-        && !defect::is(Defect::SlotsBeforeFrames)
-    {
-        // Where a record was lost, the slot tells which frame it freed, until
-        // the record behind it is applied. So frames are durable before slots
-        // are stored: a recovery that comes after a crash of this one need not
-        // know.
-        let mut trial = Replay::new(trial, &block);
-        trial.apply_all(&found, ordered)?;
-        trial.mark_compare_all(&overflowed, must_compare);
-        trial.settle_frames(&mut frames);
-        if let Some(stores) = frames.flush(media) {
-            let _fenced = media.fence(stores);
+    for entry in &found {
+        if entry.seq().0 >= COUNT_MAX {
+            return Err(PoolError::Record(entry.seq()));
         }
-        media.sync()?;
+        block.checkpoint = Seq(entry.seq().0 + 1);
+        replay.apply(entry, ordered)?;
     }
-    replay.apply_all(&found, ordered)?;
-    if let Some(last) = found.last() {
-        block.checkpoint = Seq(last.seq().0 + 1);
+    if must_compare {
+        overflowed.extend((0..replay.objects_end).map(ObjectId));
     }
-    replay.mark_compare_all(&overflowed, must_compare);
+    overflowed.sort_unstable_by_key(|object| object.0);
+    overflowed.dedup();
+    for object in overflowed {
+        replay.mark_compare(object);
+    }
     block.lanes_end = lanes_used;
     block.objects_end = replay.objects_end;
-    if trial.is_none() || defect::is(Defect::SlotsBeforeFrames) {
-        replay.settle_frames(&mut frames);
+    let bad_lines: Vec<BadLine> = bad
+        .into_iter()
+        .filter(|bad| !replay.explains(&bitmap, bad))
+        .collect();
+    let expected = replay.settle_frames(&mut bitmap, block.used_frames);
+    // On a file a lost record can make the count wrong by one.
+    let is_miscounted = ordered && bad_lines.is_empty() && bitmap.used() != expected;
+    let miscounted = is_miscounted.then_some((bitmap.used(), expected));
+    summary.bitmap_lines = bad_lines.len() as u64;
+    if is_miscounted || !bad_lines.is_empty() {
+        summary.withheld = replay.derive(&mut bitmap, &bad_lines);
     }
-    block.used_frames = frames.used();
+    block.used_frames = bitmap.used();
     stores.extend(replay.stores);
+    stores.extend(bitmap.flush(media));
     if let Some(stores) = stores.into_iter().reduce(Unfenced::and) {
-        let stores = frames.flush(media).into_iter().fold(stores, Unfenced::and);
         let _fenced = media.fence(stores);
     }
     media.sync()?;
@@ -270,7 +286,13 @@ pub(crate) fn recover<M: Media>(
         block.incarnation = Incarnation(block.incarnation.0 + 1);
     }
     write_superblocks(media, &mut block)?;
-    Ok((block, summary))
+    Ok(Recovery {
+        block,
+        bitmap,
+        summary,
+        bad_lines,
+        miscounted,
+    })
 }
 
 pub(crate) fn lane_of(block: &Superblock, number: u32) -> Lane {
@@ -334,16 +356,19 @@ struct Replay<'m, M> {
     objects_end: u32,
     /// Frames that records name: in use at the checkpoint, and at the end?
     in_use: BTreeMap<u64, (bool, bool)>,
+    /// What they do to frames, in order, where a line of the bitmap is bad.
+    changes: Option<Vec<(u64, bool)>>,
     stores: Vec<Unfenced>,
 }
 
 impl<'m, M: Media> Replay<'m, M> {
-    fn new(media: &'m M, block: &Superblock) -> Replay<'m, M> {
+    fn new(media: &'m M, block: &Superblock, keeps_changes: bool) -> Replay<'m, M> {
         Replay {
             media,
             geometry: block.geometry,
             objects_end: block.objects_end,
             in_use: BTreeMap::new(),
+            changes: keeps_changes.then(Vec::new),
             stores: Vec::new(),
         }
     }
@@ -410,16 +435,6 @@ impl<'m, M: Media> Replay<'m, M> {
         };
         let mut changes = (at..).step_by(8).zip(&record.changes);
         changes.any(|(at, change)| self.media.load(at) == change.new.encode())
-    }
-
-    fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
-        for entry in entries {
-            if entry.seq().0 >= COUNT_MAX {
-                return Err(PoolError::Record(entry.seq()));
-            }
-            self.apply(entry, ordered)?;
-        }
-        Ok(())
     }
 
     fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
@@ -523,15 +538,9 @@ impl<'m, M: Media> Replay<'m, M> {
     fn note(&mut self, slot: Slot, was: bool, is: bool) {
         if let Some(frame) = slot.frame() {
             self.in_use.entry(frame.0).or_insert((was, is)).1 = is;
-        }
-    }
-
-    /// Marks objects whose operations in flight are not known.
-    fn mark_compare_all(&mut self, objects: &[ObjectId], is_all: bool) {
-        let all = 0..if is_all { self.objects_end } else { 0 };
-        let listed = objects.iter().map(|object| object.0);
-        for object in listed.chain(all).collect::<BTreeSet<_>>() {
-            self.mark_compare(ObjectId(object));
+            if let Some(changes) = &mut self.changes {
+                changes.push((frame.0, is));
+            }
         }
     }
 
@@ -546,14 +555,54 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    fn settle_frames(&mut self, frames: &mut Frames) {
+    /// Whether a crash explains a bad line of the bitmap.
+    fn explains(&self, bitmap: &Bitmap, bad: &BadLine) -> bool {
+        let frames = bad.frames();
+        let named = self.in_use.range(frames.clone());
+        let before = named.map(|(&frame, &(was, _))| (frame, was));
+        let changes = self.changes.iter().flatten().copied();
+        let changes: Vec<_> = changes
+            .filter(|(frame, _)| frames.contains(frame))
+            .collect();
+        bitmap.is_torn(bad, before, &changes)
+    }
+
+    /// Writes the bits of the frames that records name. Returns how many
+    /// frames are in use if `used` were at the checkpoint.
+    fn settle_frames(&self, bitmap: &mut Bitmap, used: u64) -> u64 {
+        let mut used = used;
         for (&frame, &(was, is)) in &self.in_use {
-            match (was, is) {
-                (false, true) => frames.set(self.media, frame),
-                (true, false) => frames.clear(self.media, frame),
-                _ => frames.write(self.media, frame, is),
-            }
+            bitmap.write(frame, is);
+            used = match (was, is) {
+                (false, true) => used.saturating_add(1),
+                (true, false) => used.saturating_sub(1),
+                _ => used,
+            };
         }
+        used
+    }
+
+    /// Derives lines of the bitmap from the page tables; all of them, where
+    /// none is known to be bad. Returns how many frames may be free and are
+    /// kept from use, because a page table cannot be followed.
+    fn derive(&self, bitmap: &mut Bitmap, bad: &[BadLine]) -> u64 {
+        let (seen, is_whole) = Seen::follow(self.media, &self.geometry, self.objects_end);
+        if bad.is_empty() {
+            let all = bitmap.lines();
+            bitmap.restore(all, |word, found| match is_whole {
+                true => seen.words()[word],
+                false => seen.words()[word] | found,
+            });
+            return 0;
+        }
+        let bad = || bad.iter().map(|bad| bad.number);
+        bitmap.restore(bad(), |word, _| seen.words()[word]);
+        if is_whole {
+            return 0;
+        }
+        let known = bitmap.used();
+        bitmap.restore(bad(), |_, _| u64::MAX);
+        bitmap.used() - known
     }
 }
 

@@ -11,7 +11,7 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
-use pagemesh_store::check::{Options, Plan, Remedy, Report, check};
+use pagemesh_store::check::{Finding, Options, Plan, Remedy, Report, What, check};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::lane::Lane;
 use pagemesh_store::pool::{Pool, format};
@@ -170,6 +170,27 @@ fn read_all(image: &Image, model: &Model) -> Result<(Image, u64), String> {
     Ok((image, damaged))
 }
 
+/// Bytes of the bitmap's lines, each of 448 frames.
+fn bitmap_bytes(geometry: &Geometry) -> u64 {
+    geometry.frame_numbers().end.div_ceil(448) * 64
+}
+
+fn bitmap_of(image: &Image) -> Vec<u64> {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let start = geometry.bitmap.start as usize;
+    let words = (start..start + bitmap_bytes(&geometry) as usize).step_by(8);
+    words.map(|at| image.word(at)).collect()
+}
+
+fn with_bitmap(image: &Image, words: &[u64]) -> Image {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let mut image = image.clone();
+    for (at, &word) in (geometry.bitmap.start as usize..).step_by(8).zip(words) {
+        image.set_word(at, word);
+    }
+    image
+}
+
 /// The bytes of an opened pool in which something is stored.
 fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     let media = Recorder::from_image(image.clone());
@@ -178,10 +199,7 @@ fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
     let mut add = |at: u64, len: u64| used[at as usize..(at + len) as usize].fill(true);
     add(0, 2 * PAGE);
     let numbers = geometry.frame_numbers();
-    add(
-        geometry.bitmap.start + numbers.start.div_ceil(8),
-        (numbers.end - numbers.start) / 8,
-    );
+    add(geometry.bitmap.start, bitmap_bytes(&geometry));
     for object in 0..u64::from(objects_end) {
         let at = geometry.objects.start + object * OBJECT_BYTES;
         add(at, 72);
@@ -249,6 +267,7 @@ fn live_lines(image: &Image) -> Vec<u64> {
 }
 
 struct Case {
+    is_clean: bool,
     lines: Vec<u64>,
     image: Image,
     model: Model,
@@ -268,10 +287,10 @@ impl Case {
             image = live(&image, &mut model, &mut random, cleanly);
         }
         let image = live(&image, &mut model, &mut random, cleanly);
-        Case::of(image, model)
+        Case::of(image, model, cleanly)
     }
 
-    fn of(image: Image, model: Model) -> Case {
+    fn of(image: Image, model: Model, is_clean: bool) -> Case {
         let (report, _) = checked(&image).expect("a pool");
         assert!(report.is_sound(), "nothing is flipped: {report:?}");
         let (opened, damaged) = read_all(&image, &model).expect("a sound pool");
@@ -279,6 +298,7 @@ impl Case {
         let block = Pool::peek(&*media(&opened)).expect("a superblock");
         let used = used_bytes(&opened, block.objects_end);
         Case {
+            is_clean,
             lines: live_lines(&image),
             image,
             model,
@@ -316,6 +336,93 @@ impl Case {
             let (_, damaged) = read_all(&mended, &self.model).expect("a mended pool");
             assert_eq!(damaged, 0, "mended: {report:?}");
         }
+    }
+}
+
+impl Case {
+    /// Damages lines of the bitmap: the check names them, and opening makes
+    /// them what they were, whether it or `Plan::apply` does it.
+    fn damage_bitmap(&self, damage: impl Fn(&mut [u64])) {
+        let sound = bitmap_of(&self.image);
+        let mut words = sound.clone();
+        damage(&mut words);
+        let differ = |line: &usize| words[line * 8..][..8] != sound[line * 8..][..8];
+        let expected = (0..words.len() / 8).filter(differ).map(|it| it as u32);
+        let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+        let at = |line| geometry.bitmap.start + u64::from(line) * 64;
+        let expected: Vec<_> = expected
+            .map(|line| (line, Some(at(line)), Remedy::Pool))
+            .collect();
+        let image = with_bitmap(&self.image, &words);
+        let (report, plan) = checked(&image).expect("a pool");
+        let named = |it: &Finding| match it.what {
+            What::Bitmap { line, .. } => Some((line, it.place.byte, it.remedy)),
+            _ => None,
+        };
+        let named: Vec<_> = report.findings.iter().filter_map(named).collect();
+        // Frames that records name may have been in motion: which bits they
+        // have is no damage.
+        match self.is_clean {
+            true => assert_eq!(named, expected, "{report:?}"),
+            false => assert!(named.iter().all(|it| expected.contains(it)), "{report:?}"),
+        }
+        for mends in [false, true] {
+            let media = media(&image);
+            if mends {
+                plan.apply(&*media).expect("it can be mended");
+            }
+            let image = media.crash_point().image(0);
+            let (opened, damaged) = read_all(&image, &self.model).expect("a pool that opens");
+            assert_eq!(damaged, 0);
+            assert_eq!(bitmap_of(&opened), bitmap_of(&self.opened));
+        }
+    }
+}
+
+#[test]
+fn damage_in_the_bitmap_is_named_and_undone() {
+    for (seed, cleanly) in [(1, true), (2, true), (3, false), (4, false), (5, false)] {
+        let case = Case::new(seed, cleanly);
+        let mut random = Random(seed);
+        for bit in 0..1024 {
+            if bit % 3 == seed % 3 {
+                case.damage_bitmap(|words| words[bit as usize / 64] ^= 1 << (bit % 64));
+            }
+        }
+        let garbage: Vec<u64> = (0..16).map(|_| random.next()).collect();
+        case.damage_bitmap(|words| words[..8].copy_from_slice(&garbage[..8]));
+        case.damage_bitmap(|words| words[8..].copy_from_slice(&garbage[..8]));
+        case.damage_bitmap(|words| words.copy_from_slice(&garbage));
+        case.damage_bitmap(|words| words.fill(0));
+        case.damage_bitmap(|words| words.fill(u64::MAX));
+        // Each line sound, and in the other's place.
+        case.damage_bitmap(|words| words.rotate_left(8));
+        for word in 0..16 {
+            case.damage_bitmap(|words| words[word] = garbage[word]);
+        }
+    }
+}
+
+/// A medium that lost the last write of a line leaves one that checks.
+#[test]
+fn a_line_of_the_bitmap_that_is_too_old_is_told_by_the_count() {
+    for seed in 1..6 {
+        let case = Case::new(seed, true);
+        let fresh = Recorder::new(POOL_BYTES);
+        format(&fresh, Uuid::from_u128(7)).expect("a pool");
+        let empty = bitmap_of(&fresh.crash_point().everything());
+        let image = with_bitmap(&case.image, &empty);
+        let (report, _) = checked(&image).expect("a pool");
+        let counts = |it: &Finding| matches!(it.what, What::Count { .. });
+        assert!(report.findings.iter().all(counts), "{report:?}");
+        assert_eq!(
+            report.is_sound(),
+            bitmap_of(&case.image) == empty,
+            "{report:?}"
+        );
+        let (opened, damaged) = read_all(&image, &case.model).expect("a pool that opens");
+        assert_eq!(damaged, 0);
+        assert_eq!(bitmap_of(&opened), bitmap_of(&case.opened));
     }
 }
 
@@ -393,6 +500,7 @@ fn superblocks(before: u64, after: u64, new_lane: bool) {
     let case = Case::of(
         media.crash_point().image(0),
         Model::from([(slice(0), bytes)]),
+        false,
     );
     for page in 0..2 {
         case.flip(page * PAGE * 8 + 300);

@@ -19,7 +19,7 @@ pub use plan::Plan;
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::object::{Object, ROOT_AT, State};
-use crate::recovery::{PoolError, lane_of, read_superblock, recover, superblock_pages};
+use crate::recovery::{PoolError, Recovery, lane_of, read_superblock, recover, superblock_pages};
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, Superblock};
 use pagemesh_base::ids::ObjectId;
@@ -137,12 +137,26 @@ pub enum What {
     /// Used by nothing.
     #[error("{0} frames are not in use, but the bitmap has them so: their space is lost")]
     Leaked(u64),
-    /// The superblock's count.
-    #[error("the superblock counts {found} frames in use, there are {expected}")]
+    /// A line of the bitmap.
+    #[error(
+        "line {line} of the bitmap, frames {} to {}, is damaged: its checksum does not match",
+        frames.start, frames.end - 1
+    )]
+    Bitmap {
+        /// Its number.
+        line: u32,
+        /// The frames whose bits it has; at its ends maybe some that are none.
+        frames: Range<u64>,
+    },
+    /// Lines of the bitmap that check and yet are not the last that were
+    /// written.
+    #[error(
+        "the bitmap has {found} frames in use, the superblock {expected}: a line of it is older than it should be"
+    )]
     Count {
-        /// In the superblock.
+        /// By the bitmap.
         found: u64,
-        /// In fact.
+        /// By the superblock and the records above the checkpoint.
         expected: u64,
     },
 }
@@ -217,17 +231,18 @@ pub fn check<M: Media>(
     look_at_superblocks(scratch, &block, &mut report);
     look_at_lanes(scratch, &block, &mut report);
     look_at_in_flight(scratch, &block.geometry, &mut report);
-    let block = match recover(scratch, options.is_ordered, None) {
-        Ok((recovered, summary)) => {
-            report.records = summary.records;
-            recovered
+    let (block, bitmap) = match recover(scratch, options.is_ordered) {
+        Ok(recovery) => {
+            report.records = recovery.summary.records;
+            look_at_bitmap(&recovery, &mut report);
+            (recovery.block, Some(recovery.bitmap))
         }
         Err(cause) => {
             let what = What::Recovery(cause.to_string());
             report.add(what, Place::default(), Remedy::Replace);
             report.is_whole = false;
             plan.give_up();
-            block
+            (block, None)
         }
     };
     let mut walk = Walk::new(scratch, &block, options, &mut report, &mut plan);
@@ -235,8 +250,8 @@ pub fn check<M: Media>(
         look_at_object(&mut walk, &block.geometry, object);
     }
     let seen = walk.finish();
-    if plan.is_possible() {
-        plan.compare(scratch, &block, &seen, &mut report);
+    if let Some(mut bitmap) = bitmap {
+        plan.compare(&mut bitmap, &seen, &mut report);
     }
     Ok((report, plan))
 }
@@ -279,6 +294,22 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
             };
             report.add(what, place, Remedy::Pool);
         }
+    }
+}
+
+/// Lines that recovery made anew.
+fn look_at_bitmap(recovery: &Recovery, report: &mut Report) {
+    for bad in &recovery.bad_lines {
+        let what = What::Bitmap {
+            line: bad.number,
+            frames: bad.frames(),
+        };
+        let byte = recovery.bitmap.line_at(bad.number as usize);
+        report.add(what, at(byte), Remedy::Pool);
+    }
+    if let Some((found, expected)) = recovery.miscounted {
+        let what = What::Count { found, expected };
+        report.add(what, Place::default(), Remedy::Pool);
     }
 }
 

@@ -4,12 +4,13 @@
 //! may be stored again, and in any order: a repair that was interrupted is
 //! begun anew with another check.
 
-use super::walk::Seen;
 use super::{Place, Remedy, Report, What};
+use crate::bitmap::{Bitmap, LINE_FRAMES};
 use crate::geometry::OBJECT_BYTES;
 use crate::object::{Object, ROOT_AT};
-use crate::recovery::{PoolError, recover, write_superblocks};
-use crate::superblock::Superblock;
+use crate::recovery::{PoolError, Recovery, recover, write_superblocks};
+use crate::seen::Seen;
+use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
 
 /// What to write to a pool to mend it.
@@ -55,43 +56,49 @@ impl Plan {
     }
 
     /// Compares the bitmap and the count with the frames that were seen.
-    pub(super) fn compare<M: Media>(
-        &mut self,
-        media: &M,
-        block: &Superblock,
-        seen: &Seen,
-        report: &mut Report,
-    ) {
+    pub(super) fn compare(&mut self, bitmap: &mut Bitmap, seen: &Seen, report: &mut Report) {
         let (mut not_used, mut leaked) = (Run::default(), Run::default());
-        let mut expected = 0;
-        for (i, &seen) in seen.words().iter().enumerate() {
-            let at = block.geometry.bitmap.start as usize + i * 8;
-            let found = media.load(at);
+        let mut lines = Vec::new();
+        for (i, (&seen, &found)) in seen.words().iter().zip(bitmap.words()).enumerate() {
             not_used.add(i, seen & !found);
             // What could not be followed may be in use.
-            let wanted = match report.is_whole {
-                true => seen,
-                false => seen | found,
-            };
-            leaked.add(i, found & !wanted);
-            expected += u64::from(wanted.count_ones());
-            if found != wanted {
-                self.set(at, wanted);
+            if report.is_whole {
+                leaked.add(i, found & !seen);
+            }
+            let differs = seen & !found != 0 || report.is_whole && seen != found;
+            let line = (i as u64 * 64 / LINE_FRAMES) as u32;
+            if differs && lines.last() != Some(&line) {
+                lines.push(line);
             }
         }
-        let bitmap_at = block.geometry.bitmap.start;
-        if let Some(place) = not_used.place(bitmap_at) {
-            report.add(What::NotUsed(not_used.count), place, Remedy::Pool);
+        for (run, what) in [
+            (&not_used, What::NotUsed(not_used.count)),
+            (&leaked, What::Leaked(leaked.count)),
+        ] {
+            if let Some(frame) = run.first {
+                let line = (frame / LINE_FRAMES) as usize;
+                let byte = bitmap.line_at(line) as u64 + frame % LINE_FRAMES / 8;
+                let place = Place {
+                    frame: Some(frame),
+                    byte: Some(byte),
+                    ..Place::default()
+                };
+                report.add(what, place, Remedy::Pool);
+            }
         }
-        if let Some(place) = leaked.place(bitmap_at) {
-            report.add(What::Leaked(leaked.count), place, Remedy::Pool);
+        let is_whole = report.is_whole;
+        bitmap.restore(lines.iter().copied(), |word, found| match is_whole {
+            true => seen.words()[word],
+            false => seen.words()[word] | found,
+        });
+        for line in lines {
+            let at = bitmap.line_at(line as usize);
+            let words = bitmap.line(line as usize);
+            for (at, word) in (at..at + LINE_BYTES).step_by(8).zip(words) {
+                self.set(at, word);
+            }
         }
-        let found = block.used_frames;
-        if found != expected {
-            let what = What::Count { found, expected };
-            report.add(what, Place::default(), Remedy::Pool);
-        }
-        self.used_frames = Some(expected);
+        self.used_frames = Some(bitmap.used());
     }
 
     /// Recovers the pool and writes what mends it, durably. Check it again
@@ -103,7 +110,7 @@ impl Plan {
         if self.is_given_up {
             return Err(PoolError::Failed);
         }
-        let (mut block, _) = recover(media, self.is_ordered, None)?;
+        let Recovery { mut block, .. } = recover(media, self.is_ordered)?;
         let mut stores: Option<Unfenced> = None;
         for &(at, word) in &self.words {
             media.store(at, word);
@@ -137,13 +144,5 @@ impl Run {
             self.first.get_or_insert(frame);
             self.count += u64::from(bits.count_ones());
         }
-    }
-
-    fn place(&self, bitmap_at: u64) -> Option<Place> {
-        self.first.map(|frame| Place {
-            frame: Some(frame),
-            byte: Some(bitmap_at + frame / 8),
-            ..Place::default()
-        })
     }
 }

@@ -3,6 +3,7 @@
 use super::{Options, Place, Plan, Remedy, Report, What};
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry};
 use crate::object::{HEIGHT, Object};
+use crate::seen::Seen;
 use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::reach;
@@ -14,23 +15,6 @@ use pagemesh_pmem::Media;
 
 /// Visited frames between two words of progress.
 const PROGRESS_FRAMES: u64 = 1024;
-
-/// A bit for each frame of a pool.
-pub(super) struct Seen(Vec<u64>);
-
-impl Seen {
-    pub(super) fn words(&self) -> &[u64] {
-        &self.0
-    }
-
-    fn has(&self, frame: FrameNo) -> bool {
-        self.0[(frame.0 / 64) as usize] >> (frame.0 % 64) & 1 != 0
-    }
-
-    fn add(&mut self, frame: FrameNo) {
-        self.0[(frame.0 / 64) as usize] |= 1 << (frame.0 % 64);
-    }
-}
 
 pub(super) struct Walk<'c, 'p, M> {
     pub(super) media: &'c M,
@@ -63,7 +47,6 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
         report: &'c mut Report,
         plan: &'c mut Plan,
     ) -> Walk<'c, 'p, M> {
-        let words = block.geometry.pool_bytes.div_ceil(PAGE_BYTES as u64 * 64);
         Walk {
             media,
             report,
@@ -71,7 +54,7 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
             options,
             geometry: block.geometry,
             used: block.used_frames,
-            seen: Seen(vec![0; words as usize]),
+            seen: Seen::none(&block.geometry),
             visited: 0,
             object: ObjectId(0),
             entry: Object::FREE,

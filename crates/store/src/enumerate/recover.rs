@@ -3,6 +3,7 @@
 use super::medium::Medium;
 use super::model::{Bytes, Entry, Found, Thing, Wrong, wrong};
 use super::owner::{self, Owned};
+use crate::bitmap::Bitmap;
 use crate::pool::Pool;
 use crate::session::{Member, Session, write};
 use crate::view::{Handle, StoreError};
@@ -10,7 +11,7 @@ use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::{Image, Media, Recorder};
+use pagemesh_pmem::{Image, Recorder};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -35,16 +36,6 @@ pub(super) enum Kind {
     File,
 }
 
-impl Kind {
-    /// A medium whose crashes can be enumerated.
-    pub(super) fn recorded(self, image: Image) -> Recorder {
-        match self {
-            Kind::Memory => Recorder::from_image(image),
-            Kind::File => Recorder::of_file(image),
-        }
-    }
-}
-
 /// Opens a pool on a medium.
 pub(super) fn open(kind: Kind, recorder: Recorder) -> Result<(Arc<Medium>, Owned), Wrong> {
     let data = Arc::new(Medium::new(recorder));
@@ -58,10 +49,6 @@ pub(super) fn reopen(kind: Kind, data: &Arc<Medium>) -> Result<Owned, Wrong> {
         Kind::File => Arc::new(data.overlay()),
     };
     match Pool::open(data.clone(), overlay) {
-        // What a crash leaves is torn, but never damaged.
-        Ok((_, found)) if found.damaged > 0 => {
-            wrong("damage", format!("recovery believes in it: {found:?}"))
-        }
         Ok((pool, _)) => Ok(Rc::new(RefCell::new(pool))),
         Err(cause) => wrong("opening", cause.to_string()),
     }
@@ -73,7 +60,7 @@ pub(super) fn session(pool: &Owned) -> Session<Medium> {
     Session::new(pool.view().clone(), number)
 }
 
-/// Reads what the pool holds; of `unread` objects it takes the given sums.
+/// Reads what the pool holds. Objects of `skipped` pages and more are not read.
 pub(super) fn look(
     pool: &Owned,
     session: &mut Session<Medium>,
@@ -202,19 +189,18 @@ pub(super) fn empty(
             return wrong("tending", "it does not come to an end");
         }
     }
-    let bitmap = pool.view.geometry.bitmap;
-    let mut bits = vec![0; bitmap.len as usize];
-    pool.view.data.read(bitmap.start as usize, &mut bits);
-    let used: u32 = bits.iter().map(|byte| byte.count_ones()).sum();
-    if used > 0 {
+    let (bitmap, bad) = Bitmap::load(&*pool.view.data, &pool.view.geometry, pool.view.pool);
+    if !bad.is_empty() {
+        return wrong("the bitmap", format!("{bad:?}"));
+    }
+    if bitmap.used() > 0 {
         return wrong(
             "frames in use",
-            format!("{used} are, and nothing names them"),
+            format!("{} are, and nothing names them", bitmap.used()),
         );
     }
     let usage = pool.usage();
-    // A file whose recovery crashed may be off: see docs/rfd/005-defects.md.
-    match usage.free_bytes == usage.capacity_bytes || pool.view.has_overlay() {
+    match usage.free_bytes == usage.capacity_bytes {
         true => Ok(()),
         false => wrong(
             "counting frames",

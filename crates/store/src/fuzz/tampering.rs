@@ -11,6 +11,7 @@
 //! defect or a stranger could have written, not only what a medium loses.
 
 use super::entries::reseal_superblock;
+use crate::bitmap;
 use crate::geometry::{Geometry, IN_FLIGHT_BYTES, OBJECT_BYTES, Region};
 use crate::record::{Entry, Place, lines_claimed, seal};
 use crate::slot::Slot;
@@ -28,7 +29,7 @@ pub(super) struct Image {
     bytes: Vec<u8>,
     block: Superblock,
     /// Whether only bytes were changed that have a checksum, and none was made
-    /// right again. The bitmap has none.
+    /// right again.
     pub(super) is_evident: bool,
 }
 
@@ -67,7 +68,8 @@ impl Image {
 
     fn apply(&mut self, what: u8, unit: usize, at: usize, value: u64) {
         let geometry = self.geometry();
-        self.is_evident &= [3, 6, 8].contains(&(what % 16));
+        let is_bitmap = what % 16 == 7 && unit.is_multiple_of(2);
+        self.is_evident &= is_bitmap || [3, 6, 8].contains(&(what % 16));
         match what % 16 {
             0 => self.change_superblock(unit, at, value, true),
             1 => self.change_superblock(unit, at, value, false),
@@ -76,7 +78,7 @@ impl Image {
             4 => self.change_entry(geometry.in_flight, IN_FLIGHT_BYTES, unit, at, value, true),
             5 => self.change_record(unit, at, value, true),
             6 => self.change_record(unit, at, value, false),
-            7 => self.put(geometry.bitmap.start as usize + at / 8 * 8 % 256, value),
+            7 => self.change_bitmap(at / 8 * 8 % 128, value, !unit.is_multiple_of(2)),
             8 => self.put(self.frame_word(unit), value),
             9 => self.change_slot(self.root(unit), value),
             10 => self.change_slot(self.frame(unit) + at / 8 * 8 % PAGE_BYTES, value),
@@ -128,6 +130,17 @@ impl Image {
             let entry = &mut self.bytes[start..start + covered];
             let crc = crc32c(&entry[4..]).to_le_bytes();
             entry[..4].copy_from_slice(&crc);
+        }
+    }
+
+    /// A pool of this size has two lines.
+    fn change_bitmap(&mut self, at: usize, value: u64, reseal: bool) {
+        let start = self.geometry().bitmap.start as usize;
+        self.put(start + at, value);
+        let line = at / LINE_BYTES;
+        let bytes = self.bytes[start + line * LINE_BYTES..].first_chunk_mut();
+        if let (true, Some(bytes)) = (reseal, bytes) {
+            bitmap::reseal(self.block.pool, line, bytes);
         }
     }
 
