@@ -1,4 +1,5 @@
-//! Chores of the repository: `cargo xtask sim`, `cargo xtask fuzz`.
+//! Chores of the repository: `cargo xtask sim`, `cargo xtask enumerate`,
+//! `cargo xtask fuzz`.
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
@@ -30,6 +31,18 @@ enum Chore {
         #[arg(long, conflicts_with_all = ["seeds", "from"])]
         seed: Option<u64>,
     },
+    /// Enumerates what crashes leave, see docs/rfd/005-defects.md.
+    Enumerate {
+        /// How many images.
+        #[arg(long, default_value_t = 1_000_000)]
+        images: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 1)]
+        from: u64,
+        /// Runs one seed alone.
+        #[arg(long, conflicts_with_all = ["images", "from"])]
+        seed: Option<u64>,
+    },
     /// Fuzzes decoders, see docs/rfd/004-fuzzing.md.
     Fuzz {
         /// How long each target runs; two or so run at a time.
@@ -59,12 +72,32 @@ fn main() -> anyhow::Result<()> {
             Err(broken) => bail!("seed {seed}: {broken}"),
         },
         Chore::Sim { seeds, from, .. } => sim(from, seeds),
+        Chore::Enumerate { images, from, seed } => enumerate(images, from, seed),
         Chore::Fuzz {
             seconds,
             target,
             seed,
             keep,
         } => fuzz(seconds, target.as_deref(), seed, keep),
+    }
+}
+
+/// Runs the random sequences of the crash enumeration, optimized.
+fn enumerate(images: u64, from: u64, seed: Option<u64>) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["test", "--profile", "sim", "--locked", "--lib"])
+        .args(["--package", "pagemesh-store", "enumerate::random"])
+        .args(["--", "--nocapture"])
+        .env("PAGEMESH_IMAGES", images.to_string())
+        .env("PAGEMESH_FROM", from.to_string());
+    if let Some(seed) = seed {
+        command.env("PAGEMESH_SEED", seed.to_string());
+    }
+    match command.status()?.success() {
+        true => Ok(()),
+        false => bail!("an image is wrong; run the seed named above alone"),
     }
 }
 

@@ -96,6 +96,15 @@ impl Image {
             Arc::make_mut(&mut self.0[index / PAGE_WORDS])[index % PAGE_WORDS] = word;
         }
     }
+
+    /// Sets words of one page.
+    fn set_all(&mut self, index: usize, words: &[u64]) {
+        let page = &mut self.0[index / PAGE_WORDS];
+        let within = index % PAGE_WORDS..index % PAGE_WORDS + words.len();
+        if page[within.clone()] != *words {
+            Arc::make_mut(page)[within].copy_from_slice(words);
+        }
+    }
 }
 
 /// How stores become persistent.
@@ -269,6 +278,7 @@ impl Recorder {
         self.state().visible.clone()
     }
 
+    #[inline]
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -278,16 +288,11 @@ impl Recorder {
     }
 
     /// The state, after seeing to what the words show.
+    #[inline]
     fn showing(&self, offset: usize, len: usize) -> MutexGuard<'_, State> {
         let mut state = self.state();
-        if let Some(below) = &self.below
-            && len > 0
-        {
-            for page in offset / PAGE_BYTES..=(offset + len - 1) / PAGE_BYTES {
-                if !state.own[page] {
-                    state.visible.0[page] = below.page(page);
-                }
-            }
+        if let Some(below) = &self.below {
+            state.look_below(below, offset, len);
         }
         state
     }
@@ -305,6 +310,15 @@ impl Recorder {
 }
 
 impl State {
+    /// Takes over what the file holds, where nothing was stored.
+    fn look_below(&mut self, below: &Recorder, offset: usize, len: usize) {
+        for page in offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES) {
+            if !self.own[page] {
+                self.visible.0[page] = below.page(page);
+            }
+        }
+    }
+
     fn store(&mut self, index: usize, word: u64) {
         self.visible.set(index, word);
         if self.persistence != Persistence::Instant {
@@ -314,9 +328,21 @@ impl State {
         }
     }
 
-    fn store_bytes(&mut self, offset: usize, bytes: &[u8]) {
-        for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
-            self.store(offset / 8 + i, u64::from_le_bytes(*word));
+    /// Stores whole lines of one page.
+    fn store_lines(&mut self, offset: usize, bytes: &[u8]) {
+        let (lines, _) = bytes.as_chunks::<LINE_BYTES>();
+        for (line, bytes) in lines.iter().enumerate() {
+            let (bytes, _) = bytes.as_chunks::<8>();
+            let words: [u64; LINE_BYTES / 8] =
+                std::array::from_fn(|at| u64::from_le_bytes(bytes[at]));
+            let index = (offset + line * LINE_BYTES) / 8;
+            self.visible.set_all(index, &words);
+            if self.persistence != Persistence::Instant {
+                let unit_words = self.persistence.unit_words();
+                let unit = self.units.entry(index / unit_words).or_default();
+                unit.pending
+                    .extend((index % unit_words..).zip(words.iter().copied()));
+            }
         }
     }
 
@@ -505,6 +531,7 @@ impl Media for Recorder {
         }
     }
 
+    #[inline]
     fn load(&self, offset: usize) -> u64 {
         check_range(self.len, offset, 8, 8);
         self.showing(offset, 8).visible.get(offset / 8)
@@ -529,7 +556,7 @@ impl Media for Recorder {
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
         check_range(self.len, offset, LINE_BYTES, LINE_BYTES);
         let mut state = self.owning(offset, LINE_BYTES);
-        state.store_bytes(offset, line);
+        state.store_lines(offset, line);
         state.flush(offset, LINE_BYTES);
         Unfenced(())
     }
@@ -538,7 +565,7 @@ impl Media for Recorder {
         for (media, offset) in targets {
             check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
             let mut state = media.owning(*offset, PAGE_BYTES);
-            state.store_bytes(*offset, page);
+            state.store_lines(*offset, page);
             state.flush(*offset, PAGE_BYTES);
         }
         (crc32c(page), Unfenced(()))

@@ -4,6 +4,13 @@
 //! one on for their thread and must see it caught (`enumerate::defects`). Built
 //! for anything else, [`is`] is false at compile time and nothing is left.
 
+#[cfg(test)]
+use crate::{checkpoint::Pass, pool::Pool, recovery::PoolError};
+#[cfg(test)]
+use pagemesh_pmem::Media;
+#[cfg(test)]
+use std::cell::Cell;
+
 /// A way to break the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Defect {
@@ -45,8 +52,9 @@ pub(crate) enum Defect {
     FrameTableNotFlushed,
     /// `file-sync`: freed frames are granted before the records that freed them
     /// are durable.
+    #[cfg(test)]
     FrameReuse,
-    /// Lane lines are written over before the checkpoint is on media.
+    /// Lane lines are used again without the superblock that gives them up.
     LaneReuse,
     /// A session's lane is used before the superblock names it.
     LaneNotNamed,
@@ -63,13 +71,18 @@ pub(crate) enum Defect {
     /// `file-sync`: recovery applies what a dead process left in the page cache
     /// and the disk may not have.
     RecoveryNotSynced,
+    /// `file-sync`: recovery stores slots before the frames they free are
+    /// durably free.
+    SlotsBeforeFrames,
     /// `file-sync`: a node whose zeroes were lost is used as it is.
     LostNodeKept,
 }
 
 #[cfg(test)]
 thread_local! {
-    static PRESENT: std::cell::Cell<Option<Defect>> = const { std::cell::Cell::new(None) };
+    static PRESENT: Cell<Option<Defect>> = const { Cell::new(None) };
+    /// Of [`Defect::FrameReuse`]: what records below this seq freed is granted.
+    static GRANTED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Whether this thread's store has the defect.
@@ -89,6 +102,41 @@ pub(crate) const fn is(_: Defect) -> bool {
 #[cfg(test)]
 pub(crate) fn set(defect: Option<Defect>) {
     PRESENT.set(defect);
+    GRANTED.set(0);
+}
+
+/// Runs something without the defect, if it is the one.
+#[cfg(test)]
+pub(crate) fn without<T>(defect: Defect, run: impl FnOnce() -> T) -> T {
+    let present = PRESENT.get();
+    PRESENT.set(present.filter(|&present| present != defect));
+    let result = run();
+    PRESENT.set(present);
+    result
+}
+
+#[cfg(test)]
+impl<M: Media> Pool<M> {
+    /// [`Defect::FrameReuse`] in place of a checkpoint: frees what records
+    /// freed, and leaves them as they are.
+    pub(crate) fn release_early(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
+        let limit = self.limit();
+        let from = GRANTED.replace(limit.0);
+        for number in 0..self.block.lanes_end {
+            let applied = self.lanes.book(number).applied.clone();
+            self.apply_lane(number, limit, pass)?;
+            self.lanes.book(number).applied = applied;
+        }
+        let fresh = pass.records.iter().filter(|record| record.seq.0 >= from);
+        for change in fresh.flat_map(|record| &record.changes) {
+            if let Some(frame) = change.old.frame()
+                && change.new.frame() != Some(frame)
+            {
+                let _was_in_use = self.frames.release(frame.0);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The defect of this thread's store.

@@ -182,12 +182,13 @@ impl<M: Media> Pool<M> {
     /// When the medium holds no pool, or a damaged one.
     pub fn open(media: Arc<M>, overlay: Arc<M>) -> Result<(Pool<M>, Recovered), PoolError> {
         let ordered = Arc::ptr_eq(&media, &overlay);
+        let trial = (!ordered).then_some(&*overlay);
         let Recovery {
             block,
             bitmap,
             summary: recovered,
             ..
-        } = recover(&*media, ordered)?;
+        } = recover(&*media, ordered, trial)?;
         let geometry = block.geometry;
         let control = Control::create(geometry.lanes, block.incarnation, block.checkpoint)?;
         let view = View::new(

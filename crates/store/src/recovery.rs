@@ -159,8 +159,13 @@ pub(crate) struct Recovery {
     pub(crate) miscounted: Option<(u64, u64)>,
 }
 
-/// Replays the journal and starts a new incarnation.
-pub(crate) fn recover<M: Media>(media: &M, ordered: bool) -> Result<Recovery, PoolError> {
+/// Replays the journal and starts a new incarnation. On a `file-sync` pool it
+/// replays on the `trial` first, a private mapping.
+pub(crate) fn recover<M: Media>(
+    media: &M,
+    ordered: bool,
+    trial: Option<&M>,
+) -> Result<Recovery, PoolError> {
     if !ordered && !defect::is(Defect::RecoveryNotSynced) {
         // What the process before left in the page cache may be lost still,
         // and must not be after a slot that names it was stored.
@@ -246,35 +251,47 @@ pub(crate) fn recover<M: Media>(media: &M, ordered: bool) -> Result<Recovery, Po
     }
     found.sort_unstable_by_key(Entry::seq);
     summary.records = found.len() as u64;
-    for entry in &found {
-        if entry.seq().0 >= COUNT_MAX {
-            return Err(PoolError::Record(entry.seq()));
+    // Where a record was lost, the slot tells which frame became free, until a
+    // record behind it is applied. So frames are durable before slots are
+    // stored: a recovery after a crash of this one need not know.
+    let tried = match trial.filter(|_| !defect::is(Defect::SlotsBeforeFrames)) {
+        Some(private) => {
+            let mut tried = Replay::new(private, &block, !bad.is_empty());
+            tried.apply_all(&found, ordered)?;
+            tried.mark_compare_all(&overflowed, must_compare);
+            Some(tried)
         }
-        block.checkpoint = Seq(entry.seq().0 + 1);
-        replay.apply(entry, ordered)?;
-    }
-    if must_compare {
-        overflowed.extend((0..replay.objects_end).map(ObjectId));
-    }
-    overflowed.sort_unstable_by_key(|object| object.0);
-    overflowed.dedup();
-    for object in overflowed {
-        replay.mark_compare(object);
-    }
-    block.lanes_end = lanes_used;
-    block.objects_end = replay.objects_end;
+        None => {
+            replay.apply_all(&found, ordered)?;
+            None
+        }
+    };
+    let applied = tried.as_ref().unwrap_or(&replay);
     let bad_lines: Vec<BadLine> = bad
         .into_iter()
-        .filter(|bad| !replay.explains(&bitmap, bad))
+        .filter(|bad| !applied.explains(&bitmap, bad))
         .collect();
-    let expected = replay.settle_frames(&mut bitmap, block.used_frames);
+    let expected = applied.settle_frames(&mut bitmap, block.used_frames);
     // On a file a lost record can make the count wrong by one.
     let is_miscounted = ordered && bad_lines.is_empty() && bitmap.used() != expected;
     let miscounted = is_miscounted.then_some((bitmap.used(), expected));
     summary.bitmap_lines = bad_lines.len() as u64;
     if is_miscounted || !bad_lines.is_empty() {
-        summary.withheld = replay.derive(&mut bitmap, &bad_lines);
+        summary.withheld = applied.derive(&mut bitmap, &bad_lines);
     }
+    if tried.is_some() {
+        if let Some(frames) = bitmap.flush(media) {
+            let _fenced = media.fence(frames);
+        }
+        media.sync()?;
+        replay.apply_all(&found, ordered)?;
+    }
+    replay.mark_compare_all(&overflowed, must_compare);
+    if let Some(last) = found.last() {
+        block.checkpoint = Seq(last.seq().0 + 1);
+    }
+    block.lanes_end = lanes_used;
+    block.objects_end = replay.objects_end;
     block.used_frames = bitmap.used();
     stores.extend(replay.stores);
     stores.extend(bitmap.flush(media));
@@ -437,6 +454,16 @@ impl<'m, M: Media> Replay<'m, M> {
         changes.any(|(at, change)| self.media.load(at) == change.new.encode())
     }
 
+    fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
+        for entry in entries {
+            if entry.seq().0 >= COUNT_MAX {
+                return Err(PoolError::Record(entry.seq()));
+            }
+            self.apply(entry, ordered)?;
+        }
+        Ok(())
+    }
+
     fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
         match entry {
             Entry::Map(record) => self.apply_map(record, ordered),
@@ -541,6 +568,15 @@ impl<'m, M: Media> Replay<'m, M> {
             if let Some(changes) = &mut self.changes {
                 changes.push((frame.0, is));
             }
+        }
+    }
+
+    /// Marks objects whose operations in flight are not known.
+    fn mark_compare_all(&mut self, objects: &[ObjectId], is_all: bool) {
+        let all = 0..if is_all { self.objects_end } else { 0 };
+        let listed = objects.iter().map(|object| object.0);
+        for object in listed.chain(all).collect::<BTreeSet<_>>() {
+            self.mark_compare(ObjectId(object));
         }
     }
 

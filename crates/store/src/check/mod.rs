@@ -231,7 +231,7 @@ pub fn check<M: Media>(
     look_at_superblocks(scratch, &block, &mut report);
     look_at_lanes(scratch, &block, &mut report);
     look_at_in_flight(scratch, &block.geometry, &mut report);
-    let (block, bitmap) = match recover(scratch, options.is_ordered) {
+    let (block, bitmap) = match recover(scratch, options.is_ordered, None) {
         Ok(recovery) => {
             report.records = recovery.summary.records;
             look_at_bitmap(&recovery, &mut report);

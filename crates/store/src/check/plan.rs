@@ -110,7 +110,7 @@ impl Plan {
         if self.is_given_up {
             return Err(PoolError::Failed);
         }
-        let Recovery { mut block, .. } = recover(media, self.is_ordered)?;
+        let Recovery { mut block, .. } = recover(media, self.is_ordered, None)?;
         let mut stores: Option<Unfenced> = None;
         for &(at, word) in &self.words {
             media.store(at, word);

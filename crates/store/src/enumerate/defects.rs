@@ -20,10 +20,12 @@ enum Workload {
     Operations(Kind),
     Pairs(Kind),
     Deaths,
+    Laps(Kind),
+    Hidden,
     Sequences(Kind, bool),
 }
 
-use Workload::{Deaths, Operations, Pairs, Sequences};
+use Workload::{Deaths, Hidden, Laps, Operations, Pairs, Sequences};
 
 const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::NoCommitFence, Operations(Kind::Memory)),
@@ -43,8 +45,8 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::PadNotFenced, Sequences(Kind::Memory, false)),
     (Defect::TablesWithSuperblock, Pairs(Kind::Memory)),
     (Defect::FrameTableNotFlushed, Pairs(Kind::Memory)),
-    (Defect::FrameReuse, Sequences(Kind::File, true)),
-    (Defect::LaneReuse, Sequences(Kind::Memory, false)),
+    (Defect::FrameReuse, Laps(Kind::File)),
+    (Defect::LaneReuse, Laps(Kind::Memory)),
     (Defect::LaneNotNamed, Operations(Kind::Memory)),
     (Defect::IncarnationKept, Sequences(Kind::File, false)),
     (Defect::ObjectNotFenced, Operations(Kind::Memory)),
@@ -52,6 +54,7 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::FlushNotSynced, Pairs(Kind::File)),
     (Defect::AppliedOutOfOrder, Sequences(Kind::File, false)),
     (Defect::RecoveryNotSynced, Sequences(Kind::File, false)),
+    (Defect::SlotsBeforeFrames, Hidden),
     (Defect::LostNodeKept, Operations(Kind::File)),
 ];
 
@@ -91,9 +94,14 @@ fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
             },
             tally,
         )?,
+        Laps(kind) => fixed::laps(kind, tally)?,
+        Hidden => fixed::hidden(tally)?,
         Sequences(kind, is_full) => {
             for seed in 1.. {
-                random::run(plan(kind, is_full), seed, tally)?;
+                let mut own = Tally::default();
+                let outcome = random::run(plan(kind, is_full), seed, &mut own);
+                tally.add(&own);
+                outcome?;
                 if tally.images > IMAGES_MAX {
                     break;
                 }

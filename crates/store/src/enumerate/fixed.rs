@@ -15,8 +15,11 @@ use uuid::Uuid;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Records that fill the lanes of two sessions but for a few lines.
 const LANE_RECORDS: u64 = 2 * 117;
-/// Pages of the object that fills a pool: some twenty frames are left.
+/// Images at each sync of that recovery.
+const IMAGES_OF_HIDDEN: u64 = 100;
+/// Pages of the object that fills a pool, and about how many frames are left.
 const FILL_PAGES: u64 = 460;
+const FREE_FRAMES: u64 = 20;
 
 /// A pool with data: part of it checkpointed, part not.
 #[derive(Clone)]
@@ -321,6 +324,89 @@ fn a_session_dies_at_every_access() {
     outcome.unwrap_or_else(|wrong| panic!("after {tally:?}: {wrong:?}"));
     println!("{tally:?}");
     assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+}
+
+/// Writes two pages in turn, until every line of the lane, and on a nearly full
+/// pool every free frame, was used again. Nobody asks for a checkpoint: the
+/// session does when it lacks something.
+pub(super) fn laps(kind: Kind, tally: &mut Tally) -> Result<(), Wrong> {
+    tally.sequences += 1;
+    let quiet = Budget {
+        during: 0,
+        after: 0,
+    };
+    let mut world = base(kind, kind == Kind::File).open(1, quiet, tally)?;
+    world.budget = Budget {
+        during: 3,
+        after: 6,
+    };
+    let records = match kind {
+        Kind::Memory => LANE_RECORDS,
+        Kind::File => 4 * FREE_FRAMES,
+    };
+    for record in 0..records {
+        write(&mut world, 0, 1 + record % 2, 1, record)?;
+    }
+    world.empty()
+}
+
+/// A page is written, without its data reaching the file, and cleared. Its
+/// first frame is named by the slot alone, until recovery stores the hole; the
+/// recovery crashes.
+pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
+    const TAG: u64 = 7;
+    tally.sequences += 1;
+    let quiet = Budget {
+        during: 0,
+        after: 0,
+    };
+    let mut world = base(Kind::File, false).open(1, quiet, tally)?;
+    write(&mut world, 0, 1, 2, TAG)?;
+    let clear = Op::Clear {
+        client: 0,
+        slice: MAIN,
+        at: PAGE,
+        len: PAGE,
+        open: 0,
+        death: None,
+    };
+    ops::run(&mut world, &clear, 0)?;
+    let mut image = world.medium.recorder.crash_point().everything();
+    let lost = ops::bytes(1 << 33 | TAG, 8);
+    let lost = u64::from_le_bytes(*lost.first_chunk().expect("a word"));
+    for at in (0..POOL_BYTES).step_by(PAGE_BYTES) {
+        if image.word(at) == lost {
+            (0..PAGE_BYTES)
+                .step_by(8)
+                .for_each(|word| image.set_word(at + word, 0));
+        }
+    }
+    let (medium, _pool) = recover::open(Kind::File, Kind::File.recorded(image))?;
+    for point in medium.recorder.take_crash_points() {
+        for seed in 0..IMAGES_OF_HIDDEN {
+            world.tally.images += 1;
+            recover::recover(Kind::File, point.sample(seed), &BTreeMap::new())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_recovery_that_crashes_frees_what_only_a_slot_named() {
+    let mut tally = Tally::default();
+    let outcome = guard(|| hidden(&mut tally));
+    outcome.unwrap_or_else(|wrong| panic!("after {tally:?}: {wrong:?}"));
+}
+
+#[test]
+fn lines_and_frames_are_used_again() {
+    for kind in [Kind::Memory, Kind::File] {
+        let mut tally = Tally::default();
+        let outcome = guard(|| laps(kind, &mut tally));
+        outcome.unwrap_or_else(|wrong| panic!("{kind:?}, after {tally:?}: {wrong:?}"));
+        println!("{kind:?}: {tally:?}");
+        assert!(tally.images > 1000, "{tally:?}");
+    }
 }
 
 #[test]

@@ -10,12 +10,14 @@
 //! - the same when the recovery crashes in turn.
 //!
 //! Workloads: every operation, every pair of them, every access at which a
-//! session can die, and random sequences of several sessions. A failure names
-//! its seed; `PAGEMESH_SEED=n` runs that one alone. `PAGEMESH_IMAGES=n` sets
-//! how many images the random sequences check.
+//! session can die, laps of lanes and frames, and random sequences of several
+//! sessions. A failure names its seed; `cargo xtask enumerate` runs that one
+//! alone, or as many others as it is told.
 //!
 //! What the checks are worth: `defects`.
 
+mod changes;
+mod crashes;
 mod defects;
 mod fixed;
 mod medium;
@@ -61,6 +63,37 @@ struct Tally {
     /// Crashes from which a sequence went on.
     lives: u64,
     sequences: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Tally) {
+        let Tally {
+            images,
+            of_recovery,
+            points,
+            exhausted,
+            operations,
+            left_out,
+            full,
+            deaths,
+            finished,
+            voided,
+            lives,
+            sequences,
+        } = other;
+        self.images += images;
+        self.of_recovery += of_recovery;
+        self.points += points;
+        self.exhausted += exhausted;
+        self.operations += operations;
+        self.left_out += left_out;
+        self.full += full;
+        self.deaths += deaths;
+        self.finished += finished;
+        self.voided += voided;
+        self.lives += lives;
+        self.sequences += sequences;
+    }
 }
 
 /// Runs a check; a panic of the store is a failure like any other.

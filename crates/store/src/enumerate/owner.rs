@@ -2,14 +2,19 @@
 
 use super::medium::Medium;
 use crate::pool::Pool;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// A pool that a session's wait can reach.
 pub(super) type Owned = Rc<RefCell<Pool<Medium>>>;
 
+/// Rounds of the owner in one operation. Each answers whoever waits, and an
+/// operation gives up after fewer answers.
+const TENDS_MAX: u32 = 200;
+
 thread_local! {
     static OWNER: RefCell<Option<Owned>> = const { RefCell::new(None) };
+    static TENDS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Runs an operation of a session; whenever it waits for the owner, the owner
@@ -22,6 +27,7 @@ pub(super) fn with<T>(pool: &Owned, run: impl FnOnce() -> T) -> T {
         }
     }
     let _restore = Restore(OWNER.replace(Some(pool.clone())));
+    TENDS.set(0);
     run()
 }
 
@@ -29,6 +35,11 @@ pub(super) fn with<T>(pool: &Owned, run: impl FnOnce() -> T) -> T {
 pub(crate) fn tend() -> bool {
     let pool = OWNER.with_borrow(Clone::clone);
     let Some(pool) = pool else { return false };
+    TENDS.set(TENDS.get() + 1);
+    assert!(
+        TENDS.get() <= TENDS_MAX,
+        "the owner tends and never answers"
+    );
     let medium = pool.borrow().view().data.clone();
     // The session may be about to die; its owner is not.
     let left = medium.live();

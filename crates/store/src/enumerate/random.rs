@@ -9,6 +9,10 @@ use super::{Budget, Tally, guard};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use std::env;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Operations between two crashes.
@@ -139,32 +143,52 @@ pub(super) fn run(plan: Plan, seed: u64, tally: &mut Tally) -> Result<(), Wrong>
     world.empty()
 }
 
-/// Runs seeds until so many images were checked.
-fn check(plan: Plan, first: u64, images: u64) {
-    let number = |name: &str| {
-        env::var(name)
-            .ok()
-            .map(|text| text.parse::<u64>().expect(name))
-    };
-    let images = number("PAGEMESH_IMAGES").map_or(images, |all| all / 4);
-    let only = number("PAGEMESH_SEED");
-    let mut tally = Tally::default();
-    let mut seed = only.unwrap_or(first);
-    while tally.images < images {
-        let outcome = guard(|| run(plan, seed, &mut tally));
-        if let Err(wrong) = outcome {
-            panic!(
-                "PAGEMESH_SEED={seed}, {plan:?}, after {tally:?}: {}: {}",
-                wrong.check, wrong.detail
-            );
+/// What the environment asks for.
+struct Campaign {
+    /// Images of all plans together.
+    images: u64,
+    first: u64,
+    /// One seed alone.
+    only: Option<u64>,
+}
+
+impl Campaign {
+    fn asked_for() -> Campaign {
+        let number = |name: &str| {
+            let text = env::var(name).ok()?;
+            Some(text.parse::<u64>().expect(name))
+        };
+        Campaign {
+            images: number("PAGEMESH_IMAGES").unwrap_or(IMAGES),
+            first: number("PAGEMESH_FROM").unwrap_or(1),
+            only: number("PAGEMESH_SEED"),
         }
-        if only.is_some() {
-            break;
-        }
-        seed += 1;
     }
-    println!("{plan:?}, seeds {first}..{seed}: {tally:?}");
-    assert!(only.is_some() || tally.lives > 0, "{tally:?}");
+
+    /// Runs one seed after the other until the plan's part is done. What a
+    /// seed does depends on nothing else.
+    fn run(&self, plan: Plan) -> Result<Tally, String> {
+        let mut tally = Tally::default();
+        let mut seed = self.only.unwrap_or(self.first);
+        let part = self.images.div_ceil(PLANS.len() as u64);
+        while tally.images < part {
+            let mut own = Tally::default();
+            let outcome = guard(|| run(plan, seed, &mut own));
+            tally.add(&own);
+            if let Err(Wrong { check, detail }) = outcome {
+                return Err(format!(
+                    "{plan:?}, after {own:?}: {check}: {detail}\n  \
+                     cargo xtask enumerate --seed {seed}"
+                ));
+            }
+            seed += 1;
+            if self.only.is_some() {
+                break;
+            }
+        }
+        println!("{plan:?}, seeds below {seed}: {tally:?}");
+        Ok(tally)
+    }
 }
 
 pub(super) const BUDGET: Budget = Budget {
@@ -172,7 +196,7 @@ pub(super) const BUDGET: Budget = Budget {
     after: 8,
 };
 
-pub(super) fn plan(kind: Kind, is_full: bool) -> Plan {
+pub(super) const fn plan(kind: Kind, is_full: bool) -> Plan {
     Plan {
         kind,
         is_full,
@@ -180,27 +204,40 @@ pub(super) fn plan(kind: Kind, is_full: bool) -> Plan {
     }
 }
 
-/// Images of each of the four, without `PAGEMESH_IMAGES`.
-const IMAGES: u64 = 40_000;
+const PLANS: [Plan; 4] = [
+    plan(Kind::Memory, false),
+    plan(Kind::File, false),
+    plan(Kind::Memory, true),
+    plan(Kind::File, true),
+];
+
+/// Images that every run of the tests checks.
+const IMAGES: u64 = 200_000;
 
 #[test]
-fn random_sequences_in_memory() {
-    check(plan(Kind::Memory, false), 1, IMAGES);
-}
-
-#[test]
-fn random_sequences_in_memory_that_is_nearly_full() {
-    check(plan(Kind::Memory, true), 1, IMAGES);
-}
-
-#[test]
-fn random_sequences_in_a_file() {
-    check(plan(Kind::File, false), 1, IMAGES);
-}
-
-#[test]
-fn random_sequences_in_a_file_that_is_nearly_full() {
-    check(plan(Kind::File, true), 1, IMAGES);
+fn random_sequences() {
+    let (campaign, began) = (Campaign::asked_for(), Instant::now());
+    let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads.min(PLANS.len()) {
+            scope.spawn(|| {
+                while let Some(&plan) = PLANS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = campaign.run(plan);
+                    outcomes.lock().expect("no panic inside").push(outcome);
+                }
+            });
+        }
+    });
+    let mut tally = Tally::default();
+    for outcome in outcomes.into_inner().expect("no panic inside") {
+        tally.add(&outcome.unwrap_or_else(|wrong| panic!("{wrong}")));
+    }
+    let (images, seconds) = (tally.images, began.elapsed().as_secs());
+    println!("{images} images of random sequences in {seconds} s: {tally:?}");
+    if campaign.only.is_none() {
+        assert!(images >= campaign.images && tally.lives > 0, "{tally:?}");
+    }
 }
 
 const _: () = assert!(MAIN_PAGES > 508 + 8 + 5);

@@ -36,6 +36,16 @@ pub(super) enum Kind {
     File,
 }
 
+impl Kind {
+    /// A medium whose crashes can be enumerated.
+    pub(super) fn recorded(self, image: Image) -> Recorder {
+        match self {
+            Kind::Memory => Recorder::from_image(image),
+            Kind::File => Recorder::of_file(image),
+        }
+    }
+}
+
 /// Opens a pool on a medium.
 pub(super) fn open(kind: Kind, recorder: Recorder) -> Result<(Arc<Medium>, Owned), Wrong> {
     let data = Arc::new(Medium::new(recorder));
@@ -49,6 +59,10 @@ pub(super) fn reopen(kind: Kind, data: &Arc<Medium>) -> Result<Owned, Wrong> {
         Kind::File => Arc::new(data.overlay()),
     };
     match Pool::open(data.clone(), overlay) {
+        // What a crash leaves is torn, but never damaged.
+        Ok((_, found)) if found.damaged > 0 => {
+            wrong("damage", format!("recovery believes in it: {found:?}"))
+        }
         Ok((pool, _)) => Ok(Rc::new(RefCell::new(pool))),
         Err(cause) => wrong("opening", cause.to_string()),
     }
@@ -60,7 +74,7 @@ pub(super) fn session(pool: &Owned) -> Session<Medium> {
     Session::new(pool.view().clone(), number)
 }
 
-/// Reads what the pool holds. Objects of `skipped` pages and more are not read.
+/// Reads what the pool holds; of `unread` objects it takes the given sums.
 pub(super) fn look(
     pool: &Owned,
     session: &mut Session<Medium>,

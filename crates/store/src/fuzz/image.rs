@@ -146,7 +146,7 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
     let is_evident = image.is_evident;
     let image = image.tampered();
     // On a file nothing is known of the order of lines.
-    let unordered = recover(&Recorder::from_image(image.clone()), false);
+    let unordered = recover(&Recorder::from_image(image.clone()), false, None);
     let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
     let media = Arc::new(Recorder::from_image(image));
     let pool = match open(&media) {

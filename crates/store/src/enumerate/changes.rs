@@ -1,0 +1,297 @@
+//! Changes through a session: the records they should leave, and what is known
+//! of them when they end.
+
+use super::medium::{Death, Medium};
+use super::model::{
+    Bytes, Content, Effect, Found, Step, Thing, UNORDERED, Wrong, apply, content, wrong,
+};
+use super::owner;
+use super::recover::{self, Kind};
+use super::world::{End, World};
+use crate::control::Range;
+use crate::session::{Member, Session, clear, write};
+use crate::view::{Handle, StoreError};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+const NODE_PAGES: u64 = 512;
+
+impl World<'_> {
+    /// Whether a dead session keeps these pages locked.
+    fn is_locked(&self, slice: SliceId, pages: std::ops::Range<u64>) -> bool {
+        let handle = self.handle(slice);
+        let pool = self.pool.borrow();
+        let control = pool.view().control();
+        let of_pages = (pages.start..pages.end)
+            .step_by(16)
+            .chain([pages.end - 1])
+            .any(|page| !control.is_free(&Range::of(handle.object, PageNo(page), 1)));
+        let of_nodes = |page: u64| {
+            (1..=4u8).any(|level| {
+                let range = Range::of_node(handle.object, level, PageNo(page));
+                !control.is_free(&range)
+            })
+        };
+        of_pages || of_nodes(pages.start) || of_nodes(pages.end - 1)
+    }
+
+    fn byte_pages(offset: u64, len: u64) -> std::ops::Range<u64> {
+        let page = PAGE_BYTES as u64;
+        offset / page..(offset + len).div_ceil(page)
+    }
+
+    /// Writes through a session. `open` operations before it may be missing
+    /// elsewhere; the session may die after `death` accesses.
+    pub(super) fn write(
+        &mut self,
+        client: usize,
+        slice: SliceId,
+        offset: u64,
+        data: &[u8],
+        open: u32,
+        death: Option<i64>,
+    ) -> Result<Option<End>, Wrong> {
+        let pages = Self::byte_pages(offset, data.len() as u64);
+        if self.clients[client].died_in.is_some() || self.is_locked(slice, pages) {
+            return Ok(None);
+        }
+        let effects = self.write_effects(slice, offset, data);
+        let end = self.change(
+            client,
+            slice,
+            effects,
+            open,
+            death,
+            |session, handle, stamp| {
+                write(&mut [Member { session, handle }], offset, data, stamp)
+                    .map_err(|failure| failure.cause)
+            },
+        )?;
+        Ok(Some(end))
+    }
+
+    /// Frees a range through a session.
+    pub(super) fn clear(
+        &mut self,
+        client: usize,
+        slice: SliceId,
+        offset: u64,
+        len: u64,
+        open: u32,
+        death: Option<i64>,
+    ) -> Result<Option<End>, Wrong> {
+        let pages = Self::byte_pages(offset, len);
+        if self.clients[client].died_in.is_some() || self.is_locked(slice, pages) {
+            return Ok(None);
+        }
+        let effects = self.clear_effects(slice, offset, len);
+        let end = self.change(
+            client,
+            slice,
+            effects,
+            open,
+            death,
+            |session, handle, stamp| {
+                clear(&mut [Member { session, handle }], offset, len, stamp)
+                    .map_err(|failure| failure.cause)
+            },
+        )?;
+        Ok(Some(end))
+    }
+
+    fn shown(&self, slice: SliceId) -> Thing<Content> {
+        let mut held = self.oracle.now();
+        held.remove(&slice).expect("the model has it")
+    }
+
+    /// The records of a write: parts of pages by themselves, whole pages of a
+    /// leaf together.
+    fn write_effects(&self, slice: SliceId, offset: u64, data: &[u8]) -> Vec<Effect> {
+        let shown = self.shown(slice);
+        let (mut at, mut rest, mut effects) = (offset, data, Vec::new());
+        while !rest.is_empty() {
+            let (page, within) = (at / PAGE_BYTES as u64, at as usize % PAGE_BYTES);
+            let taken = if within != 0 || rest.len() < PAGE_BYTES {
+                let taken = rest.len().min(PAGE_BYTES - within);
+                let merged = merge(shown.pages.get(&page), within, &rest[..taken]);
+                effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
+                taken
+            } else {
+                let in_leaf = NODE_PAGES - page % NODE_PAGES;
+                let count = (rest.len() / PAGE_BYTES).min(in_leaf as usize);
+                let chunks = rest.as_chunks::<PAGE_BYTES>().0[..count].iter();
+                let pages = (page..).zip(chunks.map(|bytes| Some(content(*bytes))));
+                effects.push(Effect::Pages(slice, pages.collect()));
+                count * PAGE_BYTES
+            };
+            at += taken as u64;
+            rest = &rest[taken..];
+        }
+        effects
+    }
+
+    fn clear_effects(&self, slice: SliceId, offset: u64, len: u64) -> Vec<Effect> {
+        let page_bytes = PAGE_BYTES as u64;
+        let shown = self.shown(slice);
+        let mut effects = Vec::new();
+        let mut part = |offset: u64, len: u64| {
+            let page = offset / page_bytes;
+            if let (Some(old), true) = (shown.pages.get(&page), len > 0) {
+                let within = (offset % page_bytes) as usize;
+                let merged = merge(Some(old), within, &vec![0; len as usize]);
+                effects.push(Effect::Pages(slice, vec![(page, Some(merged))]));
+            }
+        };
+        let end = offset + len;
+        let (first, last) = (
+            offset.next_multiple_of(page_bytes),
+            end / page_bytes * page_bytes,
+        );
+        if first > last {
+            part(offset, len);
+            return effects;
+        }
+        part(offset, first - offset);
+        part(last, end - last);
+        let mut run: Vec<(u64, Option<Content>)> = Vec::new();
+        for page in first / page_bytes..last / page_bytes {
+            let mapped = shown.pages.contains_key(&page);
+            if (!mapped || page % NODE_PAGES == 0) && !run.is_empty() {
+                effects.push(Effect::Pages(slice, std::mem::take(&mut run)));
+            }
+            if mapped {
+                run.push((page, None));
+            }
+        }
+        if !run.is_empty() {
+            effects.push(Effect::Pages(slice, run));
+        }
+        effects
+    }
+
+    fn change(
+        &mut self,
+        client: usize,
+        slice: SliceId,
+        effects: Vec<Effect>,
+        open: u32,
+        death: Option<i64>,
+        run: impl FnOnce(&mut Session<Medium>, Handle, Stamp) -> Result<(), StoreError>,
+    ) -> Result<End, Wrong> {
+        self.op += 1;
+        let (op, before) = (self.op, self.oracle.clone());
+        let epoch = Epoch(before.certain[&slice].entry.epoch);
+        let stamp = Stamp { epoch, op, open };
+        let handle = self.handle(slice);
+        let group = match self.kind {
+            Kind::Memory => op as usize,
+            Kind::File => UNORDERED,
+        };
+        let oldest = op - u64::from(open);
+        let told = |(old, _): &mut (u64, SliceId)| *old < oldest;
+        for (old, _) in self.clients[client].ops.extract_if(.., told) {
+            self.oracle.open.remove(&old);
+            for step in self.oracle.maybe.iter_mut().filter(|step| step.op == old) {
+                step.is_open = false;
+            }
+        }
+        let first = self.oracle.maybe.len();
+        let steps = effects.into_iter().map(|effect| Step {
+            effect,
+            op,
+            is_open: true,
+            group,
+        });
+        self.oracle.maybe.extend(steps);
+        if let Some(accesses) = death {
+            self.medium.die_after(accesses);
+        }
+        let session = &mut self.clients[client].session;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            owner::with(&self.pool, || run(session, handle, stamp))
+        }));
+        let _left = self.medium.live();
+        let during = self.oracle.clone();
+        let end = match outcome {
+            Ok(Ok(())) => End::Done,
+            Ok(Err(StoreError::NoSpace)) => End::Full,
+            Ok(Err(cause)) => return wrong("operations", format!("{slice}: {cause}")),
+            Err(cause) if cause.is::<Death>() => End::Died,
+            Err(cause) => resume_unwind(cause),
+        };
+        if end != End::Died {
+            if end == End::Full {
+                self.keep_shown(slice, first)?;
+            }
+            if self.oracle.maybe.len() > first {
+                self.clients[client].ops.push((op, slice));
+                self.acknowledge(first, op, slice);
+            }
+        } else {
+            self.clients[client].died_in = Some(group);
+            self.tally.deaths += 1;
+        }
+        self.check_crashes(&during, &self.oracle.clone())?;
+        Ok(end)
+    }
+
+    /// Some of the last operation's steps happened: those that can be seen.
+    fn keep_shown(&mut self, slice: SliceId, first: usize) -> Result<(), Wrong> {
+        self.tally.full += 1;
+        let alive = self
+            .clients
+            .iter_mut()
+            .find(|client| client.died_in.is_none());
+        let session = &mut alive.expect("the one that was refused").session;
+        let found = recover::look(&self.pool, session, &self.unread)?;
+        while !self.shows(&found, slice) {
+            if self.oracle.maybe.len() == first {
+                return wrong("refused writes", "something else changed");
+            }
+            self.oracle.maybe.pop();
+        }
+        Ok(())
+    }
+
+    pub(super) fn shows(&self, found: &Found, slice: SliceId) -> bool {
+        let sums = |thing: Thing<Content>| -> BTreeMap<u64, u32> {
+            thing
+                .pages
+                .into_iter()
+                .map(|(page, content)| (page, content.0))
+                .collect()
+        };
+        sums(self.shown(slice)) == found.things[&slice].pages
+    }
+
+    /// The steps from `first` on are acknowledged.
+    fn acknowledge(&mut self, first: usize, op: u64, slice: SliceId) {
+        if self.kind == Kind::File {
+            return;
+        }
+        self.oracle.open.insert(op, slice);
+        for step in self.oracle.maybe.split_off(first) {
+            apply(&mut self.oracle.certain, &step.effect);
+            // What a dead session may still have done to these came before.
+            if let Effect::Pages(slice, pages) = step.effect {
+                for other in &mut self.oracle.maybe {
+                    if let Effect::Pages(of, theirs) = &mut other.effect
+                        && *of == slice
+                    {
+                        theirs.retain(|(page, _)| pages.iter().all(|(new, _)| new != page));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn merge(old: Option<&Content>, within: usize, part: &[u8]) -> Content {
+    let mut bytes: Bytes = old.map_or([0; PAGE_BYTES], |old| *old.1);
+    bytes[within..][..part.len()].copy_from_slice(part);
+    content(bytes)
+}
