@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// Processes that one barrier ends before it gives up: each takes a second to
 /// be found.
@@ -75,6 +76,7 @@ impl Brick {
             cause,
         };
         let (pool, recovered) = Pool::open(media, overlay).map_err(bad)?;
+        warn_of_damage(path, pool.view().pool(), &recovered);
         let brick = Arc::new(Brick::around(pool, durability, Some(claim)));
         let thread = std::thread::Builder::new().name("housekeeper".into());
         let keeper = brick.clone();
@@ -348,6 +350,28 @@ impl Housekeeper {
 impl Drop for Housekeeper {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Says what recovery found damaged. A medium that loses bits loses more.
+fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
+    if !found.is_damaged() {
+        return;
+    }
+    let way_out = "stop the brick and run `pagemesh pool check` on the pool; a medium that loses bits should be replaced";
+    let path = path.display();
+    if found.mended > 0 || found.bitmap_lines > 0 {
+        tracing::warn!(
+            %pool, %path, records_and_entries = found.mended, bitmap_lines = found.bitmap_lines,
+            "the medium had damaged the pool, and recovery mended it; {way_out}"
+        );
+    }
+    if found.damaged > 0 || found.objects_lost > 0 || found.withheld > 0 {
+        tracing::error!(
+            %pool, %path, records_without_data = found.damaged, objects_lost = found.objects_lost,
+            frames_withheld = found.withheld,
+            "the medium has damaged the pool; {way_out}"
+        );
     }
 }
 

@@ -8,7 +8,7 @@
 //! before they take a seq.
 
 use crate::defect::{self, Defect};
-use crate::geometry::FRAME_ENTRY_BYTES;
+use crate::geometry::{FRAME_ENTRY_BYTES, OBJECT_BYTES};
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
@@ -358,7 +358,7 @@ impl<M: Media> Pool<M> {
             pass.add(
                 self.view
                     .data
-                    .flush(self.view.entry_at(object.object), LINE_BYTES),
+                    .flush(self.view.entry_at(object.object), OBJECT_BYTES as usize),
             );
         }
     }

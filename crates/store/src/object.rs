@@ -2,7 +2,7 @@
 //!
 //! An entry has two lines. The first is written by the owner of the pool only,
 //! by way of an object record; the second holds the root slot, which map
-//! records swap like any other slot.
+//! records swap like any other slot, and a copy of what the first line says.
 //!
 //! ```text
 //!  0  crc     4   CRC32C of bytes 4..64
@@ -16,7 +16,8 @@
 //! 32  size    8   bytes, whole pages
 //! 40  zero   24
 //! 64  root    8   slot
-//! 72  zero   56
+//! 72  copy   40   of bytes 0..40
+//! 112  zero  16
 //! ```
 
 use crate::bytes::{field, get_u32, get_u64, put};
@@ -35,6 +36,9 @@ pub(crate) const GATE_AT: usize = 8;
 pub(crate) const SLICE_AT: usize = 16;
 pub(crate) const SIZE_AT: usize = 32;
 pub(crate) const ROOT_AT: usize = 64;
+/// The copy of the first line, but for its zeroes.
+pub(crate) const COPY_AT: usize = 72;
+pub(crate) const COPY_BYTES: usize = 40;
 /// Every table is as high as the largest: the upper nodes stay in the cache,
 /// and growing needs no new root.
 pub const HEIGHT: u8 = 4;
@@ -121,17 +125,54 @@ impl Object {
         put(&mut entry, SIZE_AT, self.size_bytes.to_le_bytes());
         let crc = crc32c(&entry[4..LINE_BYTES]);
         put(&mut entry, 0, crc.to_le_bytes());
+        entry.copy_within(..COPY_BYTES, COPY_AT);
         entry
+    }
+
+    /// What an entry says, and whether line and copy both say it. The line
+    /// counts if it can be believed, then the copy, then the line without a
+    /// flipped bit. An entry that was ever used is not all zeroes.
+    ///
+    /// # Errors
+    /// When none of them can be believed.
+    pub(crate) fn examine(
+        entry: &[u8; OBJECT_BYTES as usize],
+    ) -> Result<(Object, bool), DamagedObject> {
+        let mut other = [0; OBJECT_BYTES as usize];
+        other[..COPY_BYTES].copy_from_slice(&entry[COPY_AT..COPY_AT + COPY_BYTES]);
+        let is_blank = |line: &[u8; OBJECT_BYTES as usize]| line[..LINE_BYTES] == [0; LINE_BYTES];
+        if is_blank(entry) && is_blank(&other) {
+            return Ok((Object::FREE, true));
+        }
+        let used = |line: &[u8; OBJECT_BYTES as usize]| match is_blank(line) {
+            true => Err(DamagedObject),
+            false => Object::decode(line),
+        };
+        match (used(entry), used(&other)) {
+            (Ok(line), copy) => Ok((line, copy == Ok(line))),
+            (Err(_), Ok(copy)) => Ok((copy, false)),
+            (Err(damaged), Err(_)) => Object::mend(entry)
+                .or_else(|| Object::mend(&other))
+                .map(|object| (object, false))
+                .ok_or(damaged),
+        }
+    }
+
+    /// The slice that a damaged entry names, which may be damaged too.
+    pub(crate) fn named(entry: &[u8; OBJECT_BYTES as usize]) -> SliceId {
+        SliceId(Uuid::from_bytes(field(entry, SLICE_AT)))
     }
 
     /// The entry that a damaged one was, if one bit of its first line was
     /// flipped.
-    #[must_use]
-    pub fn mend(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
+    fn mend(entry: &[u8; OBJECT_BYTES as usize]) -> Option<Object> {
         (0..LINE_BYTES * 8).find_map(|bit| {
             let mut entry = *entry;
             entry[bit / 8] ^= 1 << (bit % 8);
-            Object::decode(&entry).ok()
+            match entry[..LINE_BYTES] == [0; LINE_BYTES] {
+                true => None,
+                false => Object::decode(&entry).ok(),
+            }
         })
     }
 
@@ -198,5 +239,33 @@ mod tests {
             assert!(Object::decode(&damaged).is_err(), "bit {bit}");
         }
         assert_eq!(Object::decode(&[0; 128]), Ok(Object::FREE));
+    }
+
+    #[test]
+    fn an_entry_survives_the_loss_of_its_line_or_of_its_copy() {
+        let object = Object {
+            state: State::Live,
+            slice: SliceId(Uuid::from_u128(9)),
+            size_bytes: 1 << 30,
+            ..Object::FREE
+        };
+        let sound = object.encode();
+        assert_eq!(Object::examine(&sound), Ok((object, true)));
+        for junk in [0, 0xff, 0x5a] {
+            let mut damaged = sound;
+            damaged[..LINE_BYTES].fill(junk);
+            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            damaged[LINE_BYTES..].fill(junk);
+            let lost = Object::examine(&damaged);
+            assert_eq!(lost.is_ok(), junk == 0, "{lost:?}");
+            let mut damaged = sound;
+            damaged[LINE_BYTES..].fill(junk);
+            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            damaged[20] ^= 4;
+            assert_eq!(Object::examine(&damaged), Ok((object, false)));
+            damaged[20] ^= 3;
+            assert_eq!(Object::examine(&damaged), Err(DamagedObject));
+        }
+        assert_eq!(Object::examine(&[0; 128]), Ok((Object::FREE, true)));
     }
 }

@@ -49,6 +49,8 @@ pub struct Pool<M> {
     pub(crate) in_flight: in_flight::Table,
     pub(crate) objects: HashMap<ObjectId, Object>,
     by_slice: HashMap<SliceId, ObjectId>,
+    /// Entries that the medium damaged, and the slices that they seem to be of.
+    lost: Vec<(ObjectId, SliceId)>,
     /// Entries that may be used again, and those that wait for a checkpoint.
     free_objects: Vec<ObjectId>,
     freed_objects: Vec<(Seq, ObjectId)>,
@@ -66,6 +68,16 @@ pub enum ObjectError {
     /// No such slice.
     #[error("the pool has no slice {0}")]
     Unknown(SliceId),
+    /// Its entry, or that of another one, is damaged.
+    #[error(
+        "slice {slice} cannot be used: entry {entry} of the pool's object table is damaged and may be its own; stop the brick and run `pagemesh pool check` on the pool"
+    )]
+    Lost {
+        /// The slice asked for.
+        slice: SliceId,
+        /// The damaged entry.
+        entry: u32,
+    },
     /// A size that no object has.
     #[error("a slice of {0} bytes is not possible; use whole pages, at least one, at most 64T")]
     BadSize(u64),
@@ -210,6 +222,7 @@ impl<M: Media> Pool<M> {
             pass: Pass::default(),
             objects: HashMap::new(),
             by_slice: HashMap::new(),
+            lost: Vec::new(),
             free_objects: Vec::new(),
             freed_objects: Vec::new(),
             deleting: Vec::new(),
@@ -235,7 +248,10 @@ impl<M: Media> Pool<M> {
             let object = ObjectId(index);
             let mut bytes = [0; OBJECT_BYTES as usize];
             self.view.data.read(self.view.entry_at(object), &mut bytes);
-            let entry = Object::decode(&bytes).map_err(|_| PoolError::Object(index))?;
+            let Ok((entry, _)) = Object::examine(&bytes) else {
+                self.lost.push((object, Object::named(&bytes)));
+                continue;
+            };
             match entry.state {
                 State::Free => self.free_objects.push(object),
                 State::Deleting => self.deleting.push((Seq(0), object)),
@@ -276,11 +292,23 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When there is none.
     pub fn find(&self, slice: SliceId) -> Result<(ObjectId, Object), ObjectError> {
-        let object = *self
-            .by_slice
-            .get(&slice)
-            .ok_or(ObjectError::Unknown(slice))?;
-        Ok((object, self.objects[&object]))
+        match self.by_slice.get(&slice) {
+            Some(object) => Ok((*object, self.objects[object])),
+            None => Err(self.missing(slice)),
+        }
+    }
+
+    /// Why there is no such slice. With a lost entry nobody knows that there is
+    /// none: it must not be taken for deleted.
+    fn missing(&self, slice: SliceId) -> ObjectError {
+        let same = self.lost.iter().find(|(_, named)| *named == slice);
+        match same.or(self.lost.first()) {
+            Some(&(object, _)) => ObjectError::Lost {
+                slice,
+                entry: object.0,
+            },
+            None => ObjectError::Unknown(slice),
+        }
     }
 
     /// A session's handle of a slice.
@@ -298,6 +326,9 @@ impl<M: Media> Pool<M> {
     pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
         if self.by_slice.contains_key(&slice) {
             return Err(ObjectError::Exists(slice));
+        }
+        if self.lost.iter().any(|(_, named)| *named == slice) {
+            return Err(self.missing(slice));
         }
         check_size(size_bytes)?;
         let object = self.free_objects.pop().or_else(|| {

@@ -12,7 +12,7 @@ use crate::defect::{self, Defect};
 use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
-use crate::object::{HEIGHT, ROOT_AT};
+use crate::object::{COPY_AT, COPY_BYTES, HEIGHT, Object, ROOT_AT};
 use crate::record::{Change, Entry, Place, Record};
 use crate::seen::Seen;
 use crate::slot::Slot;
@@ -66,8 +66,10 @@ pub enum PoolError {
         "frame {0} was freed twice: a page table is damaged; replace the pool and let the volume copy it anew"
     )]
     FreedTwice(u64),
-    /// An object entry is damaged.
-    #[error("entry {0} of the object table is damaged; replace the pool")]
+    /// A record of an object that cannot be.
+    #[error(
+        "a record names entry {0} of the object table, which the pool does not have; replace the pool and let the volume copy it anew"
+    )]
     Object(u32),
     /// The system refused.
     #[error(transparent)]
@@ -134,8 +136,8 @@ pub struct Recovered {
     pub dropped: u64,
     /// Operations added to the in-flight table.
     pub in_flight: u64,
-    /// Records and entries of the in-flight table that the medium had damaged
-    /// by one bit, and that were mended.
+    /// Records, entries of the in-flight table and of the object table that the
+    /// medium had damaged, and that were mended.
     pub mended: u64,
     /// Records kept although their data is damaged: reading it is an error
     /// until it is written anew.
@@ -143,9 +145,27 @@ pub struct Recovered {
     /// Lines of the bitmap that the medium had damaged, and that were made
     /// anew.
     pub bitmap_lines: u64,
-    /// Frames of those that may be free and are not granted, because a page
+    /// Entries of the object table that are lost: their slices are refused, and
+    /// all others served.
+    pub objects_lost: u64,
+    /// Frames of those lines that may be free and are not granted, because a page
     /// table is damaged too.
     pub withheld: u64,
+}
+
+impl Recovered {
+    /// Whether the medium had lost something that was persistent.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        let counts = [
+            self.mended,
+            self.damaged,
+            self.bitmap_lines,
+            self.objects_lost,
+            self.withheld,
+        ];
+        counts.iter().any(|&count| count > 0)
+    }
 }
 
 /// A pool that was recovered.
@@ -155,6 +175,8 @@ pub(crate) struct Recovery {
     pub(crate) summary: Recovered,
     /// Lines of the bitmap that were damaged.
     pub(crate) bad_lines: Vec<BadLine>,
+    /// Entries of the object table that were mended.
+    pub(crate) mended_objects: Vec<(ObjectId, Object)>,
     /// Frames in use by the bitmap and by the superblock, where they differed.
     pub(crate) miscounted: Option<(u64, u64)>,
 }
@@ -286,6 +308,7 @@ pub(crate) fn recover<M: Media>(
         media.sync()?;
         replay.apply_all(&found, ordered)?;
     }
+    let mended_objects = replay.heal_objects(&mut summary);
     replay.mark_compare_all(&overflowed, must_compare);
     if let Some(last) = found.last() {
         block.checkpoint = Seq(last.seq().0 + 1);
@@ -308,6 +331,7 @@ pub(crate) fn recover<M: Media>(
         bitmap,
         summary,
         bad_lines,
+        mended_objects,
         miscounted,
     })
 }
@@ -571,6 +595,29 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
+    /// Writes entries of the object table anew that can be told in spite of
+    /// damage. Records above the checkpoint have been applied: what a crash
+    /// left is whole by now.
+    fn heal_objects(&mut self, summary: &mut Recovered) -> Vec<(ObjectId, Object)> {
+        let mut mended = Vec::new();
+        for object in (0..self.objects_end).map(ObjectId) {
+            let at = entry_at(&self.geometry, object);
+            let mut entry = [0; OBJECT_BYTES as usize];
+            self.media.read(at, &mut entry);
+            match Object::examine(&entry) {
+                Ok((_, true)) => {}
+                Ok((found, false)) => {
+                    self.stores
+                        .push(store_entry(self.media, at, &found.encode()));
+                    mended.push((object, found));
+                }
+                Err(_) => summary.objects_lost += 1,
+            }
+        }
+        summary.mended += mended.len() as u64;
+        mended
+    }
+
     /// Marks objects whose operations in flight are not known.
     fn mark_compare_all(&mut self, objects: &[ObjectId], is_all: bool) {
         let all = 0..if is_all { self.objects_end } else { 0 };
@@ -584,7 +631,7 @@ impl<'m, M: Media> Replay<'m, M> {
         let at = entry_at(&self.geometry, object);
         let mut entry = [0; OBJECT_BYTES as usize];
         self.media.read(at, &mut entry);
-        if let Ok(mut found) = crate::object::Object::decode(&entry) {
+        if let Ok((mut found, _)) = Object::examine(&entry) {
             found.compare = true;
             self.stores
                 .push(store_entry(self.media, at, &found.encode()));
@@ -668,17 +715,21 @@ fn entry_at(geometry: &Geometry, object: ObjectId) -> usize {
     (geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
 }
 
-/// Stores the first line of an entry, the gate last, and flushes it.
+/// Stores the first line of an entry and its copy, the gate last, and flushes
+/// both. The root slot stays.
 pub(crate) fn store_entry<M: Media>(
     media: &M,
     at: usize,
     entry: &[u8; OBJECT_BYTES as usize],
 ) -> Unfenced {
     let words = &entry.as_chunks::<8>().0[..ROOT_AT / 8];
+    for (i, word) in words.iter().enumerate().take(COPY_BYTES / 8) {
+        media.store(at + COPY_AT + i * 8, u64::from_le_bytes(*word));
+    }
     for (i, word) in words.iter().enumerate().skip(2) {
         media.store(at + i * 8, u64::from_le_bytes(*word));
     }
     media.store(at, u64::from_le_bytes(words[0]));
     media.store(at + 8, u64::from_le_bytes(words[1]));
-    media.flush(at, ROOT_AT)
+    media.flush(at, OBJECT_BYTES as usize)
 }

@@ -588,9 +588,10 @@ impl<M: Media> Session<M> {
         }
         for (i, change) in self.record.changes.iter().enumerate() {
             // We hold the lock, so a locked instruction is not needed: only
-            // damage can have changed the slot.
+            // damage can have changed the slot. What does not check is damage.
             let at = at + i * 8;
-            if meta.load(at) == change.old.encode() {
+            let found = meta.load(at);
+            if found == change.old.encode() || Slot::decode(found).is_err() {
                 meta.store(at, change.new.encode());
             } else {
                 result = Err(damaged_page(PageNo(page.0 + i as u64)));
@@ -924,7 +925,14 @@ fn fill_changes<M: Media>(
     session.round = round;
     session.record.changes.clear();
     for i in 0..count {
-        let old = session.view.slot(at + i * 8, PageNo(page.0 + i as u64))?;
+        let at = at + i * 8;
+        // What a damaged slot named is not known, and need not be: the page is
+        // written as a whole. A frame that it named stays in use, and is found
+        // by a check of the pool; nothing is freed on the word of damage.
+        let old = match Slot::decode(session.view.meta.load(at)) {
+            Err(_) => Slot::EMPTY,
+            Ok(_) => session.view.slot(at, PageNo(page.0 + i as u64))?,
+        };
         session.record.changes.push(Change {
             old,
             new: old,

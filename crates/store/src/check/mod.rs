@@ -18,10 +18,11 @@ pub use plan::Plan;
 
 use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::in_flight;
-use crate::object::{Object, ROOT_AT, State};
+use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::recovery::{PoolError, Recovery, lane_of, read_superblock, recover, superblock_pages};
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, Superblock};
+use crate::table::reach;
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -87,7 +88,7 @@ pub enum What {
     /// The pool cannot be opened.
     #[error("the pool cannot be recovered: {0}")]
     Recovery(String),
-    /// The first line of an entry of the object table.
+    /// An entry of the object table: its first line, or the copy of it.
     #[error("an entry of the object table is damaged")]
     Object,
     /// A root where no object is.
@@ -234,7 +235,7 @@ pub fn check<M: Media>(
     let (block, bitmap) = match recover(scratch, options.is_ordered, None) {
         Ok(recovery) => {
             report.records = recovery.summary.records;
-            look_at_bitmap(&recovery, &mut report);
+            look_at_mended(&recovery, &mut report);
             (recovery.block, Some(recovery.bitmap))
         }
         Err(cause) => {
@@ -297,8 +298,18 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
     }
 }
 
-/// Lines that recovery made anew.
-fn look_at_bitmap(recovery: &Recovery, report: &mut Report) {
+/// What recovery mended in the tables.
+fn look_at_mended(recovery: &Recovery, report: &mut Report) {
+    let geometry = &recovery.block.geometry;
+    for (object, entry) in &recovery.mended_objects {
+        let entry_at = geometry.objects.start + u64::from(object.0) * OBJECT_BYTES;
+        let place = Place {
+            object: Some(*object),
+            slice: (entry.state != State::Free).then_some(entry.slice),
+            ..at(entry_at as usize)
+        };
+        report.add(What::Object, place, Remedy::Pool);
+    }
     for bad in &recovery.bad_lines {
         let what = What::Bitmap {
             line: bad.number,
@@ -329,25 +340,20 @@ fn look_at_object<M: Media>(walk: &mut Walk<'_, '_, M>, geometry: &Geometry, obj
         ..at(entry_at)
     };
     let root = walk.media.load(entry_at + ROOT_AT);
-    let entry = match Object::decode(&bytes) {
-        Ok(entry) => entry,
-        Err(_) => match Object::mend(&bytes) {
-            Some(entry) => {
-                let slice = (entry.state != State::Free).then_some(entry.slice);
-                let place = Place {
-                    slice,
-                    ..place.clone()
-                };
-                walk.report.add(What::Object, place, Remedy::Pool);
-                walk.plan.set_object(entry_at, &entry);
-                entry
-            }
-            None => {
-                walk.report.add(What::Object, place, Remedy::Replace);
-                walk.report.is_whole = false;
-                return;
-            }
-        },
+    // What could be mended, recovery has mended.
+    let Ok((entry, _)) = Object::examine(&bytes) else {
+        let slice = Some(Object::named(&bytes));
+        let place = Place { slice, ..place };
+        walk.report.add(What::Object, place, Remedy::Replace);
+        // The root has check bits of its own: what is in use can be told.
+        let any = Object {
+            state: State::Live,
+            slice: Object::named(&bytes),
+            size_bytes: reach(HEIGHT) * PAGE_BYTES as u64,
+            ..Object::FREE
+        };
+        walk.object(object, &any, entry_at + ROOT_AT);
+        return;
     };
     if entry.state != State::Free {
         walk.report.objects += 1;

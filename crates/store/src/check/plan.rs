@@ -6,8 +6,6 @@
 
 use super::{Place, Remedy, Report, What};
 use crate::bitmap::{Bitmap, LINE_FRAMES};
-use crate::geometry::OBJECT_BYTES;
-use crate::object::{Object, ROOT_AT};
 use crate::recovery::{PoolError, Recovery, recover, write_superblocks};
 use crate::seen::Seen;
 use pagemesh_base::units::LINE_BYTES;
@@ -45,14 +43,6 @@ impl Plan {
 
     pub(super) fn set(&mut self, at: usize, word: u64) {
         self.words.push((at, word));
-    }
-
-    pub(super) fn set_object(&mut self, at: usize, object: &Object) {
-        let bytes: [u8; OBJECT_BYTES as usize] = object.encode();
-        let words = bytes[..ROOT_AT].as_chunks::<8>().0;
-        for (i, word) in words.iter().enumerate() {
-            self.set(at + i * 8, u64::from_le_bytes(*word));
-        }
     }
 
     /// Compares the bitmap and the count with the frames that were seen.
