@@ -341,6 +341,11 @@ pub enum Export {
         /// Refuse changes.
         #[arg(long)]
         read_only: bool,
+        /// Never keep idle processors from sleeping. Otherwise they are, with
+        /// root's rights, while a client sends requests one by one and is
+        /// measured to be served at least a quarter faster so.
+        #[arg(long)]
+        no_keep_awake: bool,
         /// End when standard input ends.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,

@@ -9,7 +9,7 @@ use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
-use pagemesh_nbd::{ExportOptions, Exports, Listen, Server};
+use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use pagemesh_volume::Volume;
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
@@ -73,6 +73,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         socket,
         listen,
         read_only,
+        no_keep_awake,
         transport,
         client,
         until_stdin_ends,
@@ -87,7 +88,11 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     let asked = Signals::new([SIGUSR1]).context("cannot listen for SIGUSR1")?;
     let exports = Exports::new();
     // Before anything is attached: a place in use must not fence a client.
-    let server = Server::bind(listen, exports.clone())?;
+    let limits = Limits {
+        may_keep_awake: !no_keep_awake,
+        ..Limits::default()
+    };
+    let server = Server::bind_with(listen, exports.clone(), limits)?;
     let mut attached = Vec::new();
     for name in volumes {
         let exported = Exported::new(attach(client, *transport, name)?)?;

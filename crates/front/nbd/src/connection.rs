@@ -14,19 +14,21 @@
 //! to the drain limit. The thread never blocks except in `wait`, or where the
 //! space does.
 
+use crate::awake::{Awake, DEVICE};
 use crate::in_flight::{InFlight, Outcome, Progress};
-use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
+use crate::limits::{AWAKE_LINGER, BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
 use crate::negotiation::{Session, Violation};
 use crate::outbox::Outbox;
+use crate::patience::{Patience, Way};
 use crate::plan::{Plan, plan};
 use crate::receiver::{Filled, Frame, Receiver};
 use crate::signal::{Level, Signal};
-use crate::spin::Spin;
 use crate::wait::{Interest, wait};
 use crate::wire::command;
 use pagemesh_base::space::{Channel, Completion};
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,7 +68,8 @@ pub(crate) struct Connection {
     in_flight: InFlight,
     completions: Vec<Completion>,
     outbox: Outbox,
-    spin: Spin,
+    patience: Patience,
+    awake: Option<Awake>,
     /// Requests answered since the last wait.
     served: u64,
     descriptors: Vec<RawFd>,
@@ -101,7 +104,8 @@ impl Connection {
             in_flight: InFlight::default(),
             completions: Vec::new(),
             outbox: Outbox::default(),
-            spin: Spin::new(),
+            patience: Patience::new(limits.may_keep_awake),
+            awake: None,
             served: 0,
             descriptors: Vec::new(),
             readable: true,
@@ -317,9 +321,27 @@ impl Connection {
 
     fn may_spin(&mut self) -> bool {
         let served = std::mem::take(&mut self.served);
-        self.ending.is_none()
-            && self.outbox.is_empty()
-            && self.spin.is_worth_it(Instant::now(), served)
+        if self.ending.is_some() || !self.outbox.is_empty() {
+            return false;
+        }
+        let way = self.patience.way(Instant::now(), served);
+        self.keep_awake(way == Way::SpinAwake);
+        way != Way::Sleep
+    }
+
+    /// Sees to it that idle processors are, or are not, kept from sleeping.
+    fn keep_awake(&mut self, wanted: bool) {
+        if !wanted {
+            self.awake = None;
+        } else if self.awake.is_none() {
+            match Awake::hold(Path::new(DEVICE)) {
+                Ok(awake) => self.awake = Some(awake),
+                Err(cause) => {
+                    tracing::debug!(%cause, "{DEVICE} cannot be used");
+                    self.patience.cannot_wake();
+                }
+            }
+        }
     }
 
     /// Tries for a short while to receive or reap. True if it brought
@@ -347,7 +369,8 @@ impl Connection {
         };
         let stalled = self.stalled_at(interest);
         let drained = self.ending.as_ref().map(|(_, until)| *until);
-        let until = [stalled, drained, self.channel.deadline()]
+        let idle = self.awake.as_ref().map(|_| Instant::now() + AWAKE_LINGER);
+        let until = [stalled, drained, idle, self.channel.deadline()]
             .into_iter()
             .flatten()
             .min();
@@ -362,6 +385,9 @@ impl Connection {
             return Err(Ended::BrokenChannel);
         }
         self.readable |= ready.readable;
+        if !ready.readable && idle.is_some_and(|at| Instant::now() >= at) {
+            self.awake = None;
+        }
         if !ready.readable && stalled.is_some_and(|at| Instant::now() >= at) {
             return Err(Ended::Stalled);
         }
