@@ -341,9 +341,9 @@ pub enum Export {
         /// Refuse changes.
         #[arg(long)]
         read_only: bool,
-        /// Never keep idle processors from sleeping. Otherwise they are, with
-        /// root's rights, while a client sends requests one by one and is
-        /// measured to be served at least a quarter faster so.
+        /// Let idle processors sleep while a client sends requests one by one.
+        /// Otherwise they poll, where this process may open
+        /// /dev/cpu_dma_latency: faster, but it costs power.
         #[arg(long)]
         no_keep_awake: bool,
         /// End when standard input ends.

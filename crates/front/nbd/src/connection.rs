@@ -16,13 +16,15 @@
 
 use crate::awake::{Awake, DEVICE};
 use crate::in_flight::{InFlight, Outcome, Progress};
-use crate::limits::{AWAKE_LINGER, BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
+use crate::limits::{
+    AWAKE_LINGER, BATCH_REQUESTS, HELD_BYTES_MAX, LONE_WAITS, Limits, REQUESTS_MAX, SPIN_US,
+};
 use crate::negotiation::{Session, Violation};
 use crate::outbox::Outbox;
-use crate::patience::{Patience, Way};
 use crate::plan::{Plan, plan};
 use crate::receiver::{Filled, Frame, Receiver};
 use crate::signal::{Level, Signal};
+use crate::spin::Spin;
 use crate::wait::{Interest, wait};
 use crate::wire::command;
 use pagemesh_base::space::{Channel, Completion};
@@ -68,7 +70,10 @@ pub(crate) struct Connection {
     in_flight: InFlight,
     completions: Vec<Completion>,
     outbox: Outbox,
-    patience: Patience,
+    spin: Spin,
+    /// Waits in a row with no more than one request each; none: idle processors
+    /// may sleep.
+    lone: Option<u32>,
     awake: Option<Awake>,
     /// Requests answered since the last wait.
     served: u64,
@@ -104,7 +109,8 @@ impl Connection {
             in_flight: InFlight::default(),
             completions: Vec::new(),
             outbox: Outbox::default(),
-            patience: Patience::new(limits.may_keep_awake),
+            spin: Spin::new(),
+            lone: limits.may_keep_awake.then_some(0),
             awake: None,
             served: 0,
             descriptors: Vec::new(),
@@ -324,21 +330,29 @@ impl Connection {
         if self.ending.is_some() || !self.outbox.is_empty() {
             return false;
         }
-        let way = self.patience.way(Instant::now(), served);
-        self.keep_awake(way == Way::SpinAwake);
-        way != Way::Sleep
+        self.keep_awake(served);
+        self.spin.is_worth_it(Instant::now(), served)
     }
 
-    /// Sees to it that idle processors are, or are not, kept from sleeping.
-    fn keep_awake(&mut self, wanted: bool) {
-        if !wanted {
+    /// Sees to it that idle processors do not sleep while the client waits for
+    /// one request at a time: waking its own takes longer than serving it.
+    fn keep_awake(&mut self, served: u64) {
+        let Some(lone) = &mut self.lone else {
+            return;
+        };
+        *lone = if served > 1 {
+            0
+        } else {
+            lone.saturating_add(1)
+        };
+        if *lone < LONE_WAITS {
             self.awake = None;
         } else if self.awake.is_none() {
             match Awake::hold(Path::new(DEVICE)) {
                 Ok(awake) => self.awake = Some(awake),
                 Err(cause) => {
                     tracing::debug!(%cause, "{DEVICE} cannot be used");
-                    self.patience.cannot_wake();
+                    self.lone = None;
                 }
             }
         }

@@ -9,11 +9,11 @@
 //!
 //! ```text
 //! Server ── accept ── thread ── Handshake ── Negotiation
-//!                                   └─ Connection ── Receiver, plan, InFlight, Outbox, Patience
+//!                                   └─ Connection ── Receiver, plan, InFlight, Outbox, Spin
 //!                                          └─ Channel of the Space
 //! ```
 //!
-//! `negotiation`, `plan`, `in_flight`, `patience` and the parsing half of
+//! `negotiation`, `plan`, `in_flight`, `spin` and the parsing half of
 //! `receiver` are pure; `handshake` and `connection` are the I/O around them.
 //!
 //! A client never makes a thread panic, block without limit, or hold more
@@ -34,11 +34,11 @@ mod limits;
 mod listener;
 mod negotiation;
 mod outbox;
-mod patience;
 mod plan;
 mod receiver;
 mod server;
 mod signal;
+mod spin;
 mod wait;
 mod wire;
 

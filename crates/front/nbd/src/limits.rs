@@ -51,25 +51,26 @@ pub(crate) const ZEROES_BYTES: usize = 1 << 20;
 /// Microseconds of trying to receive before sleeping. A client at depth one
 /// comes back in 5 to 15; a sleep and a wake-up cost about as much.
 pub(crate) const SPIN_US: u64 = 40;
-/// Waits of each trial of a way to wait: a millisecond of work.
-pub(crate) const TRIAL_WAITS: u32 = 32;
-/// Trials of each way before each run, of which the median counts.
-pub(crate) const TRIALS: usize = 5;
+/// Waits of each trial with or without spinning: a millisecond of work.
+pub(crate) const SPIN_TRIAL_WAITS: u32 = 32;
+/// Trials before each run, half of them with spinning, of which the median
+/// counts.
+pub(crate) const SPIN_TRIALS: usize = 10;
 /// Waits after the trials, until the next; doubled each time the answer is the
-/// same, so that the worse ways are tried for less than two percent.
-pub(crate) const RUN_MIN: u32 = 1024;
+/// same, so that the worse way is tried for less than one percent.
+pub(crate) const SPIN_RUN_MIN: u32 = 1024;
 /// The most waits between two rounds of trials.
-pub(crate) const RUN_MAX: u32 = 16 << 10;
+pub(crate) const SPIN_RUN_MAX: u32 = 16 << 10;
 /// By how much spinning must be faster to be worth the processor.
 pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
-/// By how much keeping idle processors awake must be faster to be worth their
-/// power.
-pub(crate) const AWAKE_GAIN_PERCENT: u64 = 25;
-/// How long processors are kept awake for a client that sends nothing.
-pub(crate) const AWAKE_LINGER: Duration = Duration::from_millis(1);
 /// What counts of a longer time between two waits in a trial: beyond a slice
 /// of the processor it is the client's pause and says nothing.
-pub(crate) const GAP_MAX: Duration = Duration::from_millis(1);
+pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
+/// Waits in a row with one request each after which idle processors are kept
+/// awake for the client.
+pub(crate) const LONE_WAITS: u32 = 64;
+/// How long processors are kept awake for a client that sends nothing.
+pub(crate) const AWAKE_LINGER: Duration = Duration::from_millis(1);
 /// How long accepting rests when descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -88,7 +89,7 @@ pub struct Limits {
     /// For requests in flight, and their replies, when a connection ends.
     pub drain: Duration,
     /// Whether idle processors may be kept from sleeping while a client sends
-    /// requests one by one, where that was measured to be much faster.
+    /// requests one by one.
     pub may_keep_awake: bool,
 }
 

@@ -1,0 +1,177 @@
+//! Whether to try receiving for a moment before going to sleep.
+//!
+//! A spin saves a sleep and a wake-up when the next request comes at once; it
+//! takes the processor from others when it does not, and it keeps client and
+//! server on two processors where one, handed to and fro, may be faster.
+//! Which holds depends on the machine and its load, so it is measured: short
+//! trials with and without, in turns, then a longer run with the better. Of
+//! each kind the median trial counts: one may be disturbed, another happen to
+//! find client and server on one processor. Sleeping wins unless spinning is clearly better. This is asked only
+//! after requests were served, so an idle connection never spins. It reads no
+//! clock.
+
+use crate::limits::{
+    SPIN_GAIN_PERCENT, SPIN_GAP_MAX, SPIN_RUN_MAX, SPIN_RUN_MIN, SPIN_TRIAL_WAITS, SPIN_TRIALS,
+};
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// By number: those with an even one spin.
+    Trial(usize),
+    Run,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Spin {
+    phase: Phase,
+    /// Waits left in the phase.
+    left: u32,
+    /// Requests served, and the time that took, in the phase.
+    served: u64,
+    took: Duration,
+    last: Option<Instant>,
+    /// Nanoseconds per request, by trial: spinning, sleeping.
+    each_ns: [[u64; SPIN_TRIALS / 2]; 2],
+    /// What the last trials found.
+    spins: bool,
+    /// Waits of the next run.
+    run: u32,
+}
+
+impl Spin {
+    pub(crate) fn new() -> Self {
+        Self {
+            phase: Phase::Trial(0),
+            left: SPIN_TRIAL_WAITS,
+            served: 0,
+            took: Duration::ZERO,
+            last: None,
+            each_ns: [[u64::MAX; SPIN_TRIALS / 2]; 2],
+            spins: false,
+            run: SPIN_RUN_MIN,
+        }
+    }
+
+    /// Whether to spin before the wait that comes now, after so many requests
+    /// were served since the last one.
+    pub(crate) fn is_worth_it(&mut self, now: Instant, served: u64) -> bool {
+        if let Some(last) = self.last.replace(now) {
+            self.took += now.duration_since(last).min(SPIN_GAP_MAX);
+            self.served += served;
+            self.left -= 1;
+            if self.left == 0 {
+                self.turn();
+            }
+        }
+        match self.phase {
+            Phase::Trial(number) => number.is_multiple_of(2),
+            Phase::Run => self.spins,
+        }
+    }
+
+    /// Ends a phase.
+    fn turn(&mut self) {
+        let nanoseconds = u64::try_from(self.took.as_nanos()).unwrap_or(u64::MAX);
+        let each_ns = nanoseconds / self.served.max(1);
+        (self.served, self.took) = (0, Duration::ZERO);
+        (self.phase, self.left) = match self.phase {
+            Phase::Trial(number) => {
+                self.each_ns[number % 2][number / 2] = each_ns;
+                if number + 1 < SPIN_TRIALS {
+                    (Phase::Trial(number + 1), SPIN_TRIAL_WAITS)
+                } else {
+                    self.judge();
+                    (Phase::Run, self.run)
+                }
+            }
+            Phase::Run => (Phase::Trial(0), SPIN_TRIAL_WAITS),
+        };
+    }
+
+    fn judge(&mut self) {
+        let [spinning_ns, sleeping_ns] = self.each_ns.map(|mut trials| {
+            trials.sort_unstable();
+            trials[trials.len() / 2]
+        });
+        let gained = u128::from(spinning_ns) * u128::from(100 + SPIN_GAIN_PERCENT);
+        let spins = gained < u128::from(sleeping_ns) * 100;
+        // The same answer again makes the next question less urgent.
+        self.run = if spins == self.spins {
+            (self.run * 2).min(SPIN_RUN_MAX)
+        } else {
+            SPIN_RUN_MIN
+        };
+        self.spins = spins;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spins among so many waits, if a request takes so many microseconds.
+    fn spins_of(spin: &mut Spin, waits: u32, spinning_us: u64, sleeping_us: u64) -> u32 {
+        let mut now = spin.last.unwrap_or_else(Instant::now);
+        let mut spins = 0;
+        for _ in 0..waits {
+            let spun = spin.is_worth_it(now, 1);
+            spins += u32::from(spun);
+            now += Duration::from_micros(if spun { spinning_us } else { sleeping_us });
+        }
+        spins
+    }
+
+    #[test]
+    fn spinning_that_pays_goes_on() {
+        let mut spin = Spin::new();
+        let spins = spins_of(&mut spin, 200_000, 9, 16);
+        assert!(spins > 196_000, "{spins}");
+    }
+
+    #[test]
+    fn spinning_that_does_not_pay_is_only_tried_now_and_then() {
+        for (spinning_us, sleeping_us) in [(9, 6), (16, 16), (1000, 1000), (56, 16)] {
+            let mut spin = Spin::new();
+            let spins = spins_of(&mut spin, 200_000, spinning_us, sleeping_us);
+            assert!((1..4000).contains(&spins), "{spins}");
+        }
+    }
+
+    #[test]
+    fn few_odd_trials_do_not_mislead() {
+        let mut spin = Spin::new();
+        let mut now = Instant::now();
+        let mut spins = 0;
+        for wait in 0..200_000u32 {
+            let spun = spin.is_worth_it(now, 1);
+            spins += u32::from(spun);
+            // Of five trials, one is disturbed or lucky.
+            let stall = if spun && wait % 151 == 150 { 180 } else { 0 };
+            let luck = if !spun && wait / 32 % 5 == 4 { 6 } else { 0 };
+            now += Duration::from_micros(stall + if spun { 9 } else { 12 - luck });
+        }
+        assert!(spins > 190_000, "{spins}");
+    }
+
+    #[test]
+    fn it_follows_a_change() {
+        let mut spin = Spin::new();
+        spins_of(&mut spin, 200_000, 9, 16);
+        spins_of(
+            &mut spin,
+            SPIN_RUN_MAX + SPIN_TRIALS as u32 * SPIN_TRIAL_WAITS,
+            9,
+            6,
+        );
+        assert!(spins_of(&mut spin, SPIN_RUN_MAX, 9, 6) < SPIN_RUN_MAX / 4);
+        spins_of(
+            &mut spin,
+            SPIN_RUN_MAX + SPIN_TRIALS as u32 * SPIN_TRIAL_WAITS,
+            9,
+            16,
+        );
+        assert!(spins_of(&mut spin, SPIN_RUN_MAX, 9, 16) > SPIN_RUN_MAX / 4 * 3);
+    }
+}
