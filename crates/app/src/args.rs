@@ -341,8 +341,7 @@ pub enum Export {
         /// Refuse changes.
         #[arg(long)]
         read_only: bool,
-        /// Let idle processors sleep while a client sends requests one by one.
-        /// Otherwise they poll, where this process may open
+        /// Let idle processors sleep while clients are busy. Otherwise they poll, where this process may open
         /// /dev/cpu_dma_latency: faster, but it costs power.
         #[arg(long)]
         no_keep_awake: bool,

@@ -17,7 +17,7 @@
 use crate::awake::{Awake, DEVICE};
 use crate::in_flight::{InFlight, Outcome, Progress};
 use crate::limits::{
-    AWAKE_LINGER, BATCH_REQUESTS, HELD_BYTES_MAX, LONE_WAITS, Limits, REQUESTS_MAX, SPIN_US,
+    AWAKE_LINGER, BATCH_REQUESTS, BUSY_WAITS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US,
 };
 use crate::negotiation::{Session, Violation};
 use crate::outbox::Outbox;
@@ -71,9 +71,9 @@ pub(crate) struct Connection {
     completions: Vec<Completion>,
     outbox: Outbox,
     spin: Spin,
-    /// Waits in a row with no more than one request each; none: idle processors
-    /// may sleep.
-    lone: Option<u32>,
+    /// Waits in a row with little time between them, and when the last one was;
+    /// none: idle processors may sleep.
+    busy: Option<(u32, Instant)>,
     awake: Option<Awake>,
     /// Requests answered since the last wait.
     served: u64,
@@ -110,7 +110,7 @@ impl Connection {
             completions: Vec::new(),
             outbox: Outbox::default(),
             spin: Spin::new(),
-            lone: limits.may_keep_awake.then_some(0),
+            busy: limits.may_keep_awake.then(|| (0, Instant::now())),
             awake: None,
             served: 0,
             descriptors: Vec::new(),
@@ -330,29 +330,25 @@ impl Connection {
         if self.ending.is_some() || !self.outbox.is_empty() {
             return false;
         }
-        self.keep_awake(served);
-        self.spin.is_worth_it(Instant::now(), served)
+        let now = Instant::now();
+        self.keep_awake(now);
+        self.spin.is_worth_it(now, served)
     }
 
-    /// Sees to it that idle processors do not sleep while the client waits for
-    /// one request at a time: waking its own takes longer than serving it.
-    fn keep_awake(&mut self, served: u64) {
-        let Some(lone) = &mut self.lone else {
+    /// Sees to it that idle processors do not sleep while the client is busy:
+    /// waking one, its own above all, takes longer than serving a request.
+    fn keep_awake(&mut self, now: Instant) {
+        let Some((waits, last)) = &mut self.busy else {
             return;
         };
-        *lone = if served > 1 {
-            0
-        } else {
-            lone.saturating_add(1)
-        };
-        if *lone < LONE_WAITS {
-            self.awake = None;
-        } else if self.awake.is_none() {
+        let paused = now.duration_since(std::mem::replace(last, now)) > AWAKE_LINGER;
+        *waits = if paused { 0 } else { waits.saturating_add(1) };
+        if *waits >= BUSY_WAITS && self.awake.is_none() {
             match Awake::hold(Path::new(DEVICE)) {
                 Ok(awake) => self.awake = Some(awake),
                 Err(cause) => {
                     tracing::debug!(%cause, "{DEVICE} cannot be used");
-                    self.lone = None;
+                    self.busy = None;
                 }
             }
         }

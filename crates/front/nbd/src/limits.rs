@@ -66,10 +66,10 @@ pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
 /// What counts of a longer time between two waits in a trial: beyond a slice
 /// of the processor it is the client's pause and says nothing.
 pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
-/// Waits in a row with one request each after which idle processors are kept
-/// awake for the client.
-pub(crate) const LONE_WAITS: u32 = 64;
-/// How long processors are kept awake for a client that sends nothing.
+/// Waits without a pause after which idle processors are kept awake for the
+/// client.
+pub(crate) const BUSY_WAITS: u32 = 64;
+/// The pause: how long processors are kept awake for a client that sends nothing.
 pub(crate) const AWAKE_LINGER: Duration = Duration::from_millis(1);
 /// How long accepting rests when descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -88,8 +88,7 @@ pub struct Limits {
     pub stalled_message: Duration,
     /// For requests in flight, and their replies, when a connection ends.
     pub drain: Duration,
-    /// Whether idle processors may be kept from sleeping while a client sends
-    /// requests one by one.
+    /// Whether idle processors may be kept from sleeping while a client is busy.
     pub may_keep_awake: bool,
 }
 
