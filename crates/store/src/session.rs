@@ -39,8 +39,9 @@ use std::time::{Duration, Instant};
 /// Pages of the longest record: half a node, so that an entry stays well
 /// below the length of a lane.
 pub const RECORD_PAGES_MAX: u64 = 256;
-/// How long to wait for the owner to make room. It answers in well under a
-/// millisecond unless it is dead or stopped.
+/// How long to wait for the owner to make room, unless less is told. It answers
+/// in well under a millisecond unless it is dead or stopped, or waits for its
+/// disk.
 const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Waits for the owner before the session gives up: an answer may find the
 /// frames it freed taken by others.
@@ -65,6 +66,8 @@ pub struct Session<M> {
     ticket: u32,
     /// The session of the owner itself: it must not wait for itself.
     is_owner: bool,
+    /// How long the owner may take to answer.
+    owner_wait: Duration,
     /// Does what the owner does when it is woken, where it is in this process.
     tend: Option<Box<dyn Fn() + Send>>,
     frames: Vec<FrameNo>,
@@ -139,6 +142,7 @@ impl<M: Media> Session<M> {
             round: 0,
             ticket: cells.asked().load(Ordering::Acquire) as u32,
             is_owner: false,
+            owner_wait: OWNER_WAIT_MAX,
             tend: None,
             frames: Vec::new(),
             record: Record::empty(),
@@ -164,6 +168,13 @@ impl<M: Media> Session<M> {
     #[must_use]
     pub fn beside_owner(mut self, tend: Box<dyn Fn() + Send>) -> Session<M> {
         self.tend = Some(tend);
+        self
+    }
+
+    /// The session of a client that gives the owner up after so long.
+    #[must_use]
+    pub fn with_owner_wait(mut self, limit: Duration) -> Session<M> {
+        self.owner_wait = limit;
         self
     }
 
@@ -238,7 +249,7 @@ impl<M: Media> Session<M> {
         if recalls.is_multiple_of(2) {
             return Ok(recalls);
         }
-        let end = Instant::now() + OWNER_WAIT_MAX;
+        let end = Instant::now() + self.owner_wait;
         loop {
             let recalls = cells.recalls().load(Ordering::Acquire);
             if recalls.is_multiple_of(2) {
@@ -281,7 +292,7 @@ impl<M: Media> Session<M> {
             Some(tend) => tend(),
             None => {
                 self.view.control.ring();
-                cells.await_answer(self.ticket, OWNER_WAIT_MAX);
+                cells.await_answer(self.ticket, self.owner_wait);
             }
         }
         if self.view.is_gone() {

@@ -86,7 +86,8 @@ impl Transports {
         let view = self.view(grant)?;
         let (attached, owner, life) = link.attach(slice, epoch)?;
         let handle = view.handle(pagemesh_base::ids::ObjectId(attached.handle), slice)?;
-        let session = Session::new(view, number);
+        // A brick that stands still costs writes as much as over tcp.
+        let session = Session::new(view, number).with_owner_wait(self.timeouts.stall);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
         let leg = leg.map_err(|cause| {
             SliceError::Lost(format!("no thread can watch brick {brick}: {cause}"))

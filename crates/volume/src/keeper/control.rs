@@ -16,6 +16,8 @@ struct Inner {
     outstanding: usize,
     answers: HashMap<u64, Result<SliceReply, SliceError>>,
     reaped: Vec<SliceCompletion>,
+    /// Why the leg is lost, once it is: nothing is awaited any more.
+    lost: Option<String>,
 }
 
 pub(super) struct Control {
@@ -31,8 +33,15 @@ impl Control {
                 outstanding: 0,
                 answers: HashMap::new(),
                 reaped: vec![],
+                lost: None,
             }),
         })
+    }
+
+    /// Who waits for an answer gets none: others have found that the leg is
+    /// lost, and this connection may be silent for long before it breaks.
+    pub(super) fn give_up(&self, why: &str) {
+        self.inner.borrow_mut().lost.get_or_insert(why.to_owned());
     }
 
     /// Sends a request; its answer is asked for with the number given back.
@@ -54,12 +63,15 @@ impl Control {
                 outstanding,
                 answers,
                 reaped,
+                lost,
                 ..
             } = &mut *inner;
             leg.reap(reaped);
             *outstanding -= reaped.len();
             answers.extend(reaped.drain(..).map(|answer| (answer.tag, answer.result)));
-            match answers.remove(&tag) {
+            let answer = answers.remove(&tag);
+            let gone = || lost.clone().map(|why| Err(SliceError::Lost(why)));
+            match answer.or_else(gone) {
                 Some(result) => {
                     state.act();
                     Poll::Ready(result)

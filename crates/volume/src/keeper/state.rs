@@ -272,7 +272,8 @@ impl State {
         let mut model = self.edit();
         let column = &mut model.columns[column];
         let keep = &mut column.legs[leg];
-        if keep.control.take().is_some() {
+        if let Some(control) = keep.control.take() {
+            control.give_up(why);
             tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
             self.hub.tally.add(Count::LegsLost, 1);
         }
@@ -289,7 +290,9 @@ impl State {
             // What is being brought up to date has nothing to follow.
             for keep in &mut column.legs {
                 if keep.leg.state == LegState::Syncing {
-                    keep.control = None;
+                    if let Some(control) = keep.control.take() {
+                        control.give_up("its source is lost");
+                    }
                     keep.resync = None;
                 }
             }

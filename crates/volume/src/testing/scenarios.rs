@@ -3,7 +3,7 @@
 
 use super::Dice;
 use super::client::Client;
-use super::manager::{Answering, segment};
+use super::manager::{Answering, brick, segment};
 use super::oracle::fill;
 use super::world::{PAGE, World, create_slices, write};
 use crate::hub::guard;
@@ -150,6 +150,33 @@ fn no_write_goes_on_before_the_survivors_heard_of_the_loss() {
     assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
     assert_eq!(world.ending(later), Some(Ok(Reply::Done)));
     world.heals();
+}
+
+/// The barrier of one loss went to a leg that stands still. Once a channel has
+/// found that it is lost, too, nobody waits for its answer, which may take the
+/// time of a whole call.
+#[test]
+fn no_barrier_waits_for_a_leg_that_is_lost() {
+    let mut world = World::mirror(3);
+    world.write(0, PAGE, 1);
+    world.freeze(1, true);
+    world.kill(0);
+    let token = world.submit(0, write(0, PAGE, 2));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.ending(token), None, "leg 1 may have it");
+    {
+        let mut bricks = guard(&world.fabric.0);
+        // The channel's: the keeper was there before.
+        let newest = bricks.connections_of(brick(1)).pop();
+        bricks.cut(newest.expect("a connection"));
+    }
+    world.pass(MANAGER_RETRY_MAX);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    assert_eq!(world.leg(0).state, LegState::Stale);
+    assert_eq!(world.leg(1).state, LegState::Stale);
+    world.holds(0, PAGE, 2);
+    world.heals();
+    world.holds(0, PAGE, 2);
 }
 
 /// The manager left the leg out, but its answer was lost: the client must ask
