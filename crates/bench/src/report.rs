@@ -173,6 +173,7 @@ pub struct Report {
 
 impl Report {
     /// An empty one of this machine and time. Columns are names and units.
+    #[expect(clippy::disallowed_methods, reason = "for people")]
     pub fn new(name: &str, title: &str, class: &str, columns: &[(&str, &str)]) -> Report {
         let column = |(name, unit): &(&str, &str)| Column {
             name: (*name).to_owned(),
