@@ -196,6 +196,9 @@ pub struct Brick {
     /// What fails together with this brick; by default the host's name.
     #[arg(long)]
     pub domain: Option<String>,
+    /// Leave the holes of a sparse pool: for measurements only.
+    #[arg(long, hide = true)]
+    pub sparse: bool,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,

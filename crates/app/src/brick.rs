@@ -25,7 +25,10 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let manager = Client::new(&args.client.manager, &key)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let listen = listen_address(&args.listen)?;
-    let (brick, keeper, recovered) = Brick::open(&args.pool)?;
+    let (brick, keeper, recovered) = match args.sparse {
+        false => Brick::open(&args.pool)?,
+        true => Brick::open_sparse(&args.pool)?,
+    };
     tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
     let served = Arc::new(Served(brick.clone()));
     let tcp = tcp::Server::bind(listen, key, served.clone(), tcp::Options::default())?;

@@ -61,7 +61,21 @@ impl Brick {
     /// # Errors
     /// When it is no pool, damaged, or in use.
     pub fn open(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
-        let (media, claim) = file::open(path)?;
+        Brick::on(path, file::open(path)?)
+    }
+
+    /// The same for a pool made by [`file::create_sparse`].
+    ///
+    /// # Errors
+    /// As [`Brick::open`].
+    pub fn open_sparse(path: &Path) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
+        Brick::on(path, file::open_sparse(path)?)
+    }
+
+    fn on(
+        path: &Path,
+        (media, claim): (Mapped, file::Claim),
+    ) -> Result<(Arc<Brick>, Housekeeper, Recovered), FileError> {
         let media = Arc::new(media);
         let durability = media.durability();
         let overlay = match file::needs_sync(durability) {

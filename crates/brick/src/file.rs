@@ -3,7 +3,7 @@
 //! Invariants: whoever has the pool mapped shares an open file description
 //! that is locked; so nobody recovers a pool that a client still maps. A brick
 //! holds a second lock, a [`Claim`], that tells it from its clients. Plain
-//! files are fully allocated before they become a pool.
+//! files are fully allocated before they become a pool, and before one is opened.
 
 use crate::process;
 use pagemesh_pmem::{Durability, MapError, Mapped, Stated};
@@ -14,7 +14,7 @@ use pagemesh_store::superblock::Superblock;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -26,6 +26,9 @@ const UNMAP_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_LIMIT: Duration = Duration::from_secs(4);
 /// How often to look whether the pool is free.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// What `stat` counts blocks in, whatever the file system's are.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Why a pool's file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,18 @@ pub enum FileError {
     /// Another brick, or a client of one that died, holds it.
     #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
     InUse(PathBuf),
+    /// A plain file with holes, which there is no room to fill.
+    #[error(
+        "{path} has holes, and {missing_bytes} bytes more cannot be allocated: {cause}; make room on its file system, as writing to a hole of a full one would end the brick"
+    )]
+    Holes {
+        /// The file.
+        path: PathBuf,
+        /// What it lacks.
+        missing_bytes: u64,
+        /// The system's word.
+        cause: io::Error,
+    },
     /// Its medium is not for its class.
     #[error("{path} cannot be of class {class}: {cause}")]
     Class {
@@ -295,12 +310,49 @@ fn end_stragglers(path: &Path) {
 /// When it is no pool, in use, shorter than its superblock says, on a medium
 /// that does not keep what its class promises, or the system refuses.
 pub fn open(path: &Path) -> Result<(Mapped, Claim), FileError> {
+    open_with(path, Space::Allocated)
+}
+
+/// The same without allocating, as [`create_sparse`].
+///
+/// # Errors
+/// As [`open`].
+pub fn open_sparse(path: &Path) -> Result<(Mapped, Claim), FileError> {
+    open_with(path, Space::Sparse)
+}
+
+fn open_with(path: &Path, space: Space) -> Result<(Mapped, Claim), FileError> {
     let (file, claim) = open_locked(path)?;
+    if space == Space::Allocated {
+        fill_holes(path, &file)?;
+    }
     let (media, block) = map_pool(path, file)?;
     match block.boot {
         Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
         _ => Ok((media, claim)),
     }
+}
+
+/// Allocates what a plain file lacks, as a copy does that leaves out zeroes.
+fn fill_holes(path: &Path, file: &File) -> Result<(), FileError> {
+    let size_bytes = superblock(path, file)?.geometry.pool_bytes;
+    let found = file.metadata().map_err(system("look at", path))?;
+    let missing_bytes = size_bytes.saturating_sub(found.blocks() * STAT_BLOCK_BYTES);
+    // A file that is too short is refused with a word of its own.
+    if !found.is_file() || found.len() < size_bytes || missing_bytes == 0 {
+        return Ok(());
+    }
+    let holes = |cause: rustix::io::Errno| FileError::Holes {
+        path: path.into(),
+        missing_bytes,
+        cause: cause.into(),
+    };
+    // Some file systems keep the part that they could allocate.
+    let room = rustix::fs::fstatvfs(file).map_err(holes)?;
+    if room.f_bavail.saturating_mul(room.f_frsize) < missing_bytes {
+        return Err(holes(rustix::io::Errno::NOSPC));
+    }
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes).map_err(holes)
 }
 
 /// Maps what is a pool by its superblock, as the class it has.

@@ -98,7 +98,7 @@ impl Bench {
         brick.0.wait()?;
         drop(leg);
         let start = Instant::now();
-        let (opened, keeper, recovered) = Brick::open(&path)?;
+        let (opened, keeper, recovered) = Brick::open_sparse(&path)?;
         let wall = start.elapsed();
         let held_bytes = opened.status()?.used_bytes;
         drop(opened);
@@ -113,7 +113,7 @@ impl Bench {
     fn start(&self, pool: &Path) -> anyhow::Result<(Daemon, SocketAddr)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
-            .args(["brick", "--manager", "http://127.0.0.1:1"])
+            .args(["brick", "--sparse", "--manager", "http://127.0.0.1:1"])
             .arg("--pool")
             .arg(pool)
             .arg("--key")
