@@ -10,16 +10,26 @@
 mod bricks;
 #[path = "faults/clients.rs"]
 mod clients;
+#[path = "faults/clocks.rs"]
+mod clocks;
 #[path = "faults/full.rs"]
 mod full;
 #[path = "faults/load.rs"]
 mod load;
+#[path = "faults/media.rs"]
+mod media;
 #[path = "faults/nbd.rs"]
 mod nbd;
 #[path = "faults/oracle.rs"]
 mod oracle;
 #[path = "faults/overlap.rs"]
 mod overlap;
+#[path = "faults/partitions.rs"]
+mod partitions;
+#[path = "faults/races.rs"]
+mod races;
 #[path = "faults/rig.rs"]
 mod rig;
+#[path = "faults/storm.rs"]
+mod storm;
 mod support;

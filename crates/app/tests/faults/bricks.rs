@@ -3,9 +3,9 @@
 use crate::load::{Load, Mix, Plan};
 use crate::nbd::{Command, EIO, Nbd};
 use crate::oracle::BLOCK;
-use crate::rig::{Rig, STALL_MAX, VOLUME, counter, legs};
+use crate::rig::{READ_MAX, Rig, STALL_MAX, VOLUME, counter, legs};
 use crate::support::{Pools, until};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A load that leaves most of the volume alone while a brick is away.
 fn steady() -> Plan {
@@ -73,27 +73,75 @@ fn a_brick_on_a_disk_dies_under_load() {
     a_brick_dies(Pools::Disk, "auto", 0xa3);
 }
 
-/// A brick that stands still is left out like a dead one. What it still has to
-/// say when it goes on counts for nothing.
-#[test]
-fn a_brick_stands_still_under_load() {
-    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], 0xa4);
-    rig.serve("tcp");
-    let load = rig.load(&steady());
+/// A brick that stands still: reads are asked of the other copy soon, writes
+/// wait as long as for a dead one, then it is left out. What it still has to
+/// say when it goes on counts for nothing, and it gets what it missed.
+fn a_brick_stands_still(transport: &str, writers_read: u64, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 64, &[], seed);
+    rig.serve(transport);
+    let plan = Plan {
+        connections: 3,
+        readers: 1,
+        mix: Mix {
+            reads: writers_read,
+            ..Mix::default()
+        },
+        ..steady()
+    };
+    let filled = rig.load(&Plan {
+        readers: 0,
+        rate: None,
+        ..plan
+    });
+    filled.await_answers(6000);
+    filled.finish().expect_good();
+    let load = rig.load(&plan);
     load.await_answers(500);
+    let mark = rig.oracle.mark();
     rig.cluster.brick(0).signal("STOP");
+    let stopped = Instant::now();
     rig.export().await_state("degraded");
+    let noticed = stopped.elapsed();
     load.await_answers(500);
     rig.cluster.brick(0).signal("CONT");
-    rig.export().await_state("healthy");
+    until("the leg is written again", || {
+        !legs(&rig.export().status()).contains(&"stale".into())
+    });
+    let missed = rig.oracle.bytes_changed_since(mark);
+    let status = rig.export().await_state("healthy");
     load.await_answers(500);
     let report = load.finish();
     report.expect_good();
-    println!("stopped: longest {:?}", report.longest);
+    let (moved, hedged) = (
+        counter(&status, "bytes_resynced"),
+        counter(&status, "reads_hedged"),
+    );
+    println!(
+        "{transport}, stopped: left out after {noticed:?}, longest {:?}, longest read {:?}, \
+        {hedged} reads hedged, {moved} bytes moved of {missed}",
+        report.longest, report.longest_read
+    );
     assert!(report.longest < STALL_MAX, "stalled {:?}", report.longest);
+    let read = report.longest_read;
+    assert!(read < READ_MAX, "a read took {read:?}");
+    assert!(transport == "map" || hedged > 0, "no read was hedged");
+    let ratio = moved as f64 / missed as f64;
+    assert!(moved > 0 && ratio < 1.3, "{moved} were moved for {missed}");
     rig.verify();
     rig.end_and_check();
-    rig.verify_without_each(2, "tcp");
+    rig.verify_without_each(2, transport);
+}
+
+#[test]
+fn a_brick_over_tcp_stands_still_under_load() {
+    a_brick_stands_still("tcp", 30, 0xa4);
+}
+
+/// A mapped write is done by the connection's thread: what was sent behind it
+/// on that connection waits with it.
+#[test]
+fn a_mapped_brick_stands_still_under_load() {
+    a_brick_stands_still("map", 0, 0xa5);
 }
 
 /// Bricks die and start again at once, one after the other, then both.
@@ -136,7 +184,7 @@ fn bricks_restart_under_clients_over_tcp() {
 }
 
 /// Waits until nothing is answered any more.
-fn await_stall(load: &Load) {
+pub fn await_stall(load: &Load) {
     let mut last = None;
     until("writes wait", || {
         let answered = load.answered();

@@ -30,6 +30,8 @@ pub struct Mix {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub connections: usize,
+    /// So many of them only read.
+    pub readers: usize,
     /// Requests in flight on each.
     pub depth: usize,
     pub mix: Mix,
@@ -46,6 +48,7 @@ impl Default for Plan {
     fn default() -> Plan {
         Plan {
             connections: 2,
+            readers: 0,
             depth: 8,
             mix: Mix {
                 reads: 20,
@@ -64,6 +67,8 @@ pub struct Report {
     pub requests: u64,
     /// The longest that a request took.
     pub longest: Duration,
+    /// The longest that a read took.
+    pub longest_read: Duration,
     pub bytes_written: u64,
     /// Errors that were answered, and blocks that were read wrong.
     pub failures: Vec<String>,
@@ -148,6 +153,7 @@ impl Load {
             let one = worker.join().expect("a worker does not panic");
             sum.requests += one.requests;
             sum.longest = sum.longest.max(one.longest);
+            sum.longest_read = sum.longest_read.max(one.longest_read);
             sum.bytes_written += one.bytes_written;
             sum.failures.extend(one.failures);
             sum.broken += one.broken;
@@ -267,6 +273,9 @@ impl Worker {
     }
 
     fn choose(&mut self) -> (Command, u16) {
+        if (self.lane as usize) < self.plan.readers {
+            return (Command::Read, 0);
+        }
         let every = self.plan.flush_every;
         if every.is_some_and(|every| self.cookies.is_multiple_of(every)) {
             return (Command::Flush, 0);
@@ -310,6 +319,9 @@ impl Worker {
     fn settle(&mut self, flight: &Flight, errno: u32, data: &[u8]) {
         let took = flight.since.elapsed();
         self.report.longest = self.report.longest.max(took);
+        if flight.command == Command::Read {
+            self.report.longest_read = self.report.longest_read.max(took);
+        }
         self.report.requests += 1;
         self.held
             .retain(|held| *held != (flight.block, flight.count));

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 pub const EIO: u32 = 5;
 pub const ENOSPC: u32 = 28;
+/// Another client has the volume.
+pub const SHUTDOWN: u32 = 108;
 
 /// Longer than any stall that a volume may have before it fails a request.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);

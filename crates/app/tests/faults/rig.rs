@@ -2,6 +2,7 @@
 
 use crate::load::{Load, Plan};
 use crate::oracle::Oracle;
+use crate::support::net::Net;
 use crate::support::{Cluster, Export, MIB, Pools};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -10,6 +11,9 @@ use std::time::Duration;
 
 /// The bar for the longest that a request may take when a brick dies.
 pub const STALL_MAX: Duration = Duration::from_secs(3);
+/// The same for a read while another copy is there: it is asked after 50 ms at
+/// the latest.
+pub const READ_MAX: Duration = Duration::from_secs(1);
 pub const VOLUME: &str = "disk";
 
 pub struct Rig {
@@ -34,6 +38,24 @@ impl Rig {
         seed: u64,
     ) -> Rig {
         let cluster = Cluster::with_pools(pools, sizes_mib);
+        Rig::on(cluster, size_mib, layout, seed)
+    }
+
+    /// The same with every process on a machine of its own; none without root.
+    pub fn apart(
+        (bricks, clients): (usize, usize),
+        size_mib: u64,
+        layout: &[&str],
+        seed: u64,
+    ) -> Option<Rig> {
+        let net = Net::new(bricks, clients)?;
+        let sizes = vec![size_mib + size_mib / 2 + 32; bricks];
+        let cluster = Cluster::apart(Pools::Memory, &sizes, net);
+        Some(Rig::on(cluster, size_mib, layout, seed))
+    }
+
+    /// A volume on a cluster that has room for it.
+    pub fn on(cluster: Cluster, size_mib: u64, layout: &[&str], seed: u64) -> Rig {
         cluster.create(VOLUME, &format!("{size_mib}M"), layout);
         Rig {
             export: None,
@@ -44,8 +66,19 @@ impl Rig {
 
     /// Exports the volume.
     pub fn serve(&mut self, transport: &str) {
+        self.serve_from(0, transport);
+    }
+
+    /// Exports the volume on this client's machine.
+    pub fn serve_from(&mut self, client: usize, transport: &str) {
         assert!(self.export.is_none(), "it is served");
-        self.export = Some(self.cluster.export(&[VOLUME], transport));
+        self.export = Some(self.cluster.export_from(client, &[VOLUME], transport));
+    }
+
+    /// Goes on with an export that there is.
+    pub fn adopt(&mut self, export: Export) {
+        assert!(self.export.is_none(), "it is served");
+        self.export = Some(export);
     }
 
     pub fn export(&self) -> &Export {

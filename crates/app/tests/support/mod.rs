@@ -8,9 +8,11 @@
 #![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part of it.
 
 pub mod daemon;
+pub mod net;
 pub mod program;
 
 use daemon::Daemon;
+use net::{Host, Net};
 use serde_json::Value;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -91,6 +93,10 @@ pub struct Cluster {
     listen: String,
     pools: TempDir,
     dir: TempDir,
+    /// Seconds that the clocks of processes started from now on are ahead.
+    ahead_s: u64,
+    /// Last: what runs in it ends before.
+    net: Option<Net>,
 }
 
 impl Cluster {
@@ -101,11 +107,27 @@ impl Cluster {
 
     /// Bricks with pools of these sizes in MiB.
     pub fn with_pools(pools: Pools, sizes_mib: &[u64]) -> Cluster {
+        Cluster::build(pools.dir(), sizes_mib, None)
+    }
+
+    /// The same, each on a machine of its own.
+    pub fn apart(pools: Pools, sizes_mib: &[u64], net: Net) -> Cluster {
+        Cluster::build(pools.dir(), sizes_mib, Some(net))
+    }
+
+    /// The same with pools in this directory.
+    pub fn build(pools: TempDir, sizes_mib: &[u64], net: Option<Net>) -> Cluster {
+        let listen = match net {
+            Some(_) => format!("{}:7070", Host::Manager.ip()),
+            None => format!("{}:0", own_ip()),
+        };
         let mut cluster = Cluster {
             bricks: Vec::new(),
             manager: None,
-            listen: format!("{}:0", own_ip()),
-            pools: pools.dir(),
+            listen,
+            pools,
+            ahead_s: 0,
+            net,
             dir: tempfile::Builder::new()
                 .prefix("pm-")
                 .tempdir_in("/tmp")
@@ -169,11 +191,48 @@ impl Cluster {
         &self.bricks[n].pool
     }
 
+    /// The network between its machines.
+    pub fn net(&self) -> &Net {
+        self.net.as_ref().expect("they are apart")
+    }
+
+    /// Daemons that are started from now on have a monotonic clock that is so
+    /// far ahead. For root.
+    pub fn set_clocks_ahead(&mut self, ahead_s: u64) {
+        self.ahead_s = ahead_s;
+    }
+
     /// A command that knows this cluster.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut command = program::limited(PAGEMESH);
+        let mut command = match &self.net {
+            Some(net) => {
+                let mut command = program::limited_in(net, Host::Hub);
+                command.arg(PAGEMESH);
+                command
+            }
+            None => program::limited(PAGEMESH),
+        };
         self.tell(&mut command);
         command.args(args);
+        command
+    }
+
+    /// A command that runs a daemon on one of the machines.
+    fn at(&self, host: Host) -> Command {
+        let mut words = match &self.net {
+            Some(net) => net.enter(host),
+            None => vec![],
+        };
+        if self.ahead_s > 0 {
+            let ahead = self.ahead_s.to_string();
+            let unshare = ["unshare", "--time", "--monotonic", &ahead, "--boottime"];
+            words.extend(unshare.map(str::to_owned));
+            // Only children are certain to have the new clocks.
+            words.extend([ahead, "--fork".into(), "--kill-child".into()]);
+        }
+        words.push(PAGEMESH.into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command
     }
 
@@ -187,14 +246,24 @@ impl Cluster {
 
     /// Starts a command that prints `ready` this many times.
     pub fn try_daemon(&self, name: &str, args: &[&str], ready: usize) -> Result<Daemon, Output> {
-        let mut command = Command::new(PAGEMESH);
+        self.try_daemon_at(Host::Client(0), name, args, ready)
+    }
+
+    fn try_daemon_at(
+        &self,
+        host: Host,
+        name: &str,
+        args: &[&str],
+        ready: usize,
+    ) -> Result<Daemon, Output> {
+        let mut command = self.at(host);
         self.tell(&mut command);
         command.args(args).arg("--until-stdin-ends");
         Daemon::start(command, self.dir(), name, ready)
     }
 
-    fn daemon(&self, name: &str, args: &[&str], ready: usize) -> Daemon {
-        self.try_daemon(name, args, ready)
+    fn daemon(&self, host: Host, name: &str, args: &[&str], ready: usize) -> Daemon {
+        self.try_daemon_at(host, name, args, ready)
             .unwrap_or_else(|ended| panic!("{name} did not start: {ended:?}"))
     }
 
@@ -258,8 +327,13 @@ impl Cluster {
         let pool = self.bricks[n].pool.to_str().unwrap();
         let socket = self.brick_socket(n);
         let socket = socket.to_str().unwrap();
-        let args = ["brick", "--pool", pool, "--map", socket, "--domain", &name];
-        let daemon = self.daemon(&name, &args, 1);
+        let mut args = vec!["brick", "--pool", pool, "--map", socket, "--domain", &name];
+        let host = Host::Brick(n);
+        let listen = format!("{}:7071", host.ip());
+        if self.net.is_some() {
+            args.extend(["--listen", &listen]);
+        }
+        let daemon = self.daemon(host, &name, &args, 1);
         self.bricks[n].daemon = Some(daemon);
     }
 
@@ -268,6 +342,11 @@ impl Cluster {
         until(&format!("{count} bricks are alive"), || {
             self.json(&["status"])["status"]["bricks_alive"] == count
         });
+    }
+
+    /// Kills the manager with SIGKILL and waits for its end.
+    pub fn kill_manager(&mut self) {
+        self.manager.take().unwrap().kill();
     }
 
     /// Ends the manager.
@@ -286,7 +365,7 @@ impl Cluster {
             "--key",
             key.to_str().unwrap(),
         ];
-        let daemon = self.daemon("manager", &args, 1);
+        let daemon = self.daemon(Host::Manager, "manager", &args, 1);
         let address = daemon.ready[0].strip_prefix("ready http://").unwrap();
         self.listen = address.to_owned();
         self.manager = Some(daemon);
@@ -294,31 +373,56 @@ impl Cluster {
 
     /// Serves volumes on one unix socket; `transport` is `auto`, `map` or `tcp`.
     pub fn export(&self, volumes: &[&str], transport: &str) -> Export {
+        self.export_from(0, volumes, transport)
+    }
+
+    /// The same on this client's machine.
+    pub fn export_from(&self, client: usize, volumes: &[&str], transport: &str) -> Export {
+        self.try_export_from(client, volumes, transport)
+            .unwrap_or_else(|ended| panic!("no export of {volumes:?}: {ended:?}"))
+    }
+
+    /// The same where another client may be quicker.
+    pub fn try_export_from(
+        &self,
+        client: usize,
+        volumes: &[&str],
+        transport: &str,
+    ) -> Result<Export, Output> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("nbd-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let socket = self.dir().join(format!("{name}.sock"));
-        self.export_at(volumes, transport, &["--socket", socket.to_str().unwrap()])
+        let place = ["--socket", socket.to_str().unwrap()];
+        self.try_export(client, volumes, transport, &place)
     }
 
     /// Serves volumes at a place, as `--listen 127.0.0.1:0`, and with options.
     pub fn export_at(&self, volumes: &[&str], transport: &str, place: &[&str]) -> Export {
+        self.try_export(0, volumes, transport, place)
+            .unwrap_or_else(|ended| panic!("no export of {volumes:?}: {ended:?}"))
+    }
+
+    fn try_export(
+        &self,
+        client: usize,
+        volumes: &[&str],
+        transport: &str,
+        place: &[&str],
+    ) -> Result<Export, Output> {
         let head = ["export", "nbd", "--transport", transport];
         let args = [&head, volumes, place].concat();
-        let daemon = self.daemon(
-            &format!("export of {}", volumes.join(" ")),
-            &args,
-            volumes.len(),
-        );
+        let name = format!("export of {}", volumes.join(" "));
+        let daemon = self.try_daemon_at(Host::Client(client), &name, &args, volumes.len())?;
         let uris: Vec<String> = daemon
             .ready
             .iter()
             .map(|line| line.strip_prefix("ready ").unwrap().to_owned())
             .collect();
-        Export {
+        Ok(Export {
             uri: uris[0].clone(),
             uris,
             daemon,
-        }
+        })
     }
 }
 

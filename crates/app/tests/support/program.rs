@@ -1,10 +1,11 @@
 //! Programs that people have, with a limit on their time.
 
 use super::LIMIT;
+use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
 /// Where Debian has them.
-const PACKAGES: [(&str, &str); 11] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("nbdcopy", "libnbd-bin"),
@@ -16,6 +17,10 @@ const PACKAGES: [(&str, &str); 11] = [
     ("cmp", "diffutils"),
     ("bash", "bash"),
     ("kill", "procps"),
+    ("ip", "iproute2"),
+    ("mount", "mount"),
+    ("umount", "mount"),
+    ("cp", "coreutils"),
 ];
 
 /// A command that is killed when it takes too long.
@@ -27,6 +32,14 @@ pub fn limited(program: &str) -> Command {
         .args(["-s", "KILL", &LIMIT.as_secs().to_string(), program])
         .env("PATH", path)
         .stdin(Stdio::null());
+    command
+}
+
+/// The same on one of several machines; the program is the first argument.
+pub fn limited_in(net: &Net, host: Host) -> Command {
+    let words = net.enter(host);
+    let mut command = limited(&words[0]);
+    command.args(&words[1..]);
     command
 }
 

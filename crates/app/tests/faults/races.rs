@@ -1,0 +1,104 @@
+//! Clients race for a volume.
+
+use crate::load::Plan;
+use crate::nbd::{Command, Nbd, SHUTDOWN};
+use crate::oracle::{BLOCK, State};
+use crate::rig::{Rig, VOLUME};
+use crate::support::{Export, Pools};
+
+const ROUNDS: u64 = 6;
+
+/// Writes one block on its own; what it holds, and whether it was taken.
+fn write(rig: &Rig, export: &Export, block: u64) -> Result<(), u32> {
+    let change = rig.oracle.next_change();
+    let mut data = [0; BLOCK];
+    rig.oracle.content(block, change, &mut data);
+    // A client that knows that it is fenced takes nobody.
+    let Ok(mut nbd) = Nbd::connect(&export.socket(), VOLUME, true) else {
+        return Err(SHUTDOWN);
+    };
+    let at = block * BLOCK as u64;
+    nbd.send(1, (Command::Write, 0), at, BLOCK as u32, &data)
+        .expect("sent");
+    match nbd.reply().expect("an answer").errno {
+        0 => {
+            let state = State {
+                change,
+                zero: false,
+            };
+            rig.oracle.block(block).begin(state);
+            rig.oracle.block(block).settle(change);
+            Ok(())
+        }
+        // Not begun: where it is found, it is wrong.
+        errno => Err(errno),
+    }
+}
+
+/// While one client works, two more attach at once: one has the volume then,
+/// and of the others nothing is written any more.
+fn clients_race(transports: [&str; 2], seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], seed);
+    rig.serve(transports[0]);
+    for round in 0..ROUNDS {
+        let load = rig.load(&Plan::default());
+        load.await_answers(200);
+        let before = rig.take_export();
+        let cluster = &rig.cluster;
+        let attached: Vec<Export> = std::thread::scope(|scope| {
+            let racers = transports.map(|transport| {
+                scope.spawn(move || cluster.try_export_from(0, &[VOLUME], transport))
+            });
+            let racers = racers.map(|racer| racer.join().expect("no panic"));
+            racers.into_iter().flatten().collect()
+        });
+        assert!(!attached.is_empty(), "round {round}: nobody won");
+        let report = load.finish();
+        let lost = report.failures.iter().find(|what| what.contains("lost"));
+        assert_eq!(lost, None, "round {round}");
+        // Each of them twice: who is refused stays refused.
+        let all: Vec<&Export> = attached.iter().chain([&before]).collect();
+        let mut taken = vec![false; all.len()];
+        for block in 0..2 {
+            for (at, export) in all.iter().enumerate() {
+                let answer = write(&rig, export, block);
+                assert!(
+                    matches!(answer, Ok(()) | Err(SHUTDOWN)),
+                    "round {round}: {answer:?}"
+                );
+                assert!(block == 0 || taken[at] == answer.is_ok(), "round {round}");
+                taken[at] = answer.is_ok();
+            }
+        }
+        assert_eq!(
+            taken.iter().filter(|taken| **taken).count(),
+            1,
+            "round {round}: {taken:?} of {} and the one before",
+            attached.len()
+        );
+        assert!(!taken[all.len() - 1], "round {round}: the one before won");
+        before.kill();
+        for (export, taken) in attached.into_iter().zip(taken) {
+            match taken {
+                true => rig.adopt(export),
+                false => {
+                    export.await_state("fenced");
+                    export.kill();
+                }
+            }
+        }
+        rig.verify();
+    }
+    rig.end_and_check();
+    rig.verify_without_each(2, transports[0]);
+}
+
+#[test]
+fn mapped_clients_race() {
+    clients_race(["map", "map"], 0x61);
+}
+
+#[test]
+fn clients_over_tcp_and_mapped_ones_race() {
+    clients_race(["tcp", "map"], 0x62);
+}
