@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim
+.PHONY: all test check deny setup demo bench sim storm
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -28,6 +28,14 @@ demo: setup all
 SEEDS ?= 2000
 sim:
 	$(CARGO) xtask sim --seeds $(SEEDS)
+
+# Bricks, manager and export killed under a checked load, in the order of a
+# seed: make storm SECONDS=600 SEED=7.
+SECONDS ?= 120
+SEED ?= 1
+storm: setup
+	PAGEMESH_STORM_SECONDS=$(SECONDS) PAGEMESH_STORM_SEED=$(SEED) \
+	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture storm::
 
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all
