@@ -39,9 +39,11 @@ mod window;
 pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 pub use connector::Connector;
 pub use driven::{Answer, Driven, Pending};
+pub use keeper::ScrubPlan;
 pub use mapped::MappedLeg;
 pub use status::{
-    CheckReport, ColumnStatus, Counters, Difference, LegStatus, Resync, VolumeState, VolumeStatus,
+    CheckReport, ColumnStatus, Counters, Damage, Difference, LegStatus, Resync, ScrubPass,
+    ScrubState, ScrubStatus, VolumeState, VolumeStatus,
 };
 pub use transport::{Transport, Transports};
 pub use volume::{AttachError, CheckError, RefreshError, Volume};

@@ -57,6 +57,28 @@ pub const RESYNC_BUSY_BYTES_PER_S: u64 = 128 << 20;
 pub const CHECK_CHUNK_PAGES: u64 = 256;
 /// Differing runs that a check reports one by one; all are counted.
 pub const DIFFERENCES_MAX: usize = 1024;
+/// Damaged pages that a check or a scrub reports and logs one by one; all are
+/// counted.
+pub const DAMAGES_MAX: usize = 64;
+/// How long after the attach the first scrub begins at the latest: a client that
+/// just came has better to do.
+pub const SCRUB_DELAY: Duration = Duration::from_secs(10 * 60);
+/// From one scrub to the next, unless told otherwise: a damaged page should be
+/// found before its other copy is damaged, too.
+pub const SCRUB_EVERY: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Bytes per second of a scrub, unless told otherwise: a hundredth of what one
+/// processor reads and sums. A TiB takes 4.7 hours.
+pub const SCRUB_BYTES_PER_S: u64 = 64 << 20;
+/// How many times slower a scrub is while there are writes.
+pub const SCRUB_BUSY_SHARE: u32 = 4;
+/// Bytes looked at before a scrub sleeps: few wake-ups, and no long burst.
+pub const SCRUB_BATCH_BYTES: u64 = 1 << 20;
+/// How often a chunk is tried whose legs do not answer, before it is passed over.
+pub const SCRUB_TRIES_MAX: u32 = 5;
+/// The pause between two such tries.
+pub const SCRUB_RETRY: Duration = Duration::from_secs(1);
+/// How often the status is told how far a scrub has come.
+pub const SCRUB_TOLD_EVERY: Duration = Duration::from_millis(500);
 /// Reads of one channel and column that are hedged and not answered by all legs
 /// asked.
 pub const HEDGES_MAX: usize = 64;

@@ -1,5 +1,6 @@
 //! What a volume tells about itself.
 
+use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use pagemesh_base::layout::{BrickId, LegState, Name, SliceId};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,6 +103,8 @@ counters! {
     ReadsHedged reads_hedged,
     /// Damaged pages rewritten from another leg.
     PagesRepaired pages_repaired,
+    /// Pages that scrubs have read on all in-sync legs.
+    PagesScrubbed pages_scrubbed,
     /// Repairs that did not work out.
     RepairsFailed repairs_failed,
     /// Flushes started because too much was unflushed.
@@ -129,6 +132,87 @@ pub struct VolumeStatus {
     pub columns: Vec<ColumnStatus>,
     /// Sums since the attach.
     pub counters: Counters,
+    /// The scrub of its copies.
+    pub scrub: ScrubStatus,
+}
+
+/// Whether the copies are being scrubbed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScrubState {
+    /// None is planned.
+    #[default]
+    Off,
+    /// The next one has its time.
+    Waiting,
+    /// One is under way.
+    Running,
+    /// One was stopped, and goes on from there when it is told to.
+    Stopped,
+}
+
+/// One scrub of the whole volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubPass {
+    /// Bytes of a copy of the volume.
+    pub bytes_todo: u64,
+    /// Bytes looked at.
+    pub bytes_done: u64,
+    /// Bytes passed over, as their bricks did not give them.
+    pub bytes_skipped: u64,
+    /// Since it began; until its end, if it has ended.
+    pub elapsed_ms: u64,
+    /// Since it ended, if it has.
+    pub ended_ms_ago: u64,
+    /// What it found.
+    pub found: CheckReport,
+}
+
+/// The scrubs of a volume since the attach.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// What is going on.
+    pub state: ScrubState,
+    /// Scrubs that came to their end.
+    pub passes: u64,
+    /// When the next one begins, if none is under way.
+    pub next_in_ms: Option<u64>,
+    /// The one under way.
+    pub pass: Option<ScrubPass>,
+    /// The last one that ended.
+    pub last: Option<ScrubPass>,
+}
+
+impl VolumeStatus {
+    /// Lets time pass since it was told.
+    pub(crate) fn age(&mut self, by: std::time::Duration) {
+        let by = by.as_millis() as u64;
+        let legs = self.columns.iter_mut().flat_map(|column| &mut column.legs);
+        for resync in legs.filter_map(|leg| leg.resync.as_mut()) {
+            resync.elapsed_ms += by;
+        }
+        let scrub = &mut self.scrub;
+        scrub.next_in_ms = scrub.next_in_ms.map(|left| left.saturating_sub(by));
+        if let Some(pass) = &mut scrub.pass {
+            pass.elapsed_ms += by;
+        }
+        if let Some(last) = &mut scrub.last {
+            last.ended_ms_ago += by;
+        }
+    }
+}
+
+/// A page that some legs cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// Its first byte, in the volume.
+    pub offset: u64,
+    /// Where the copies lie that cannot be read.
+    pub bricks: Vec<BrickId>,
+    /// Whether they can again.
+    pub repaired: bool,
+    /// Why not.
+    pub cause: String,
 }
 
 /// A run of pages that differ between legs.
@@ -157,4 +241,29 @@ pub struct CheckReport {
     pub pages_repaired: u64,
     /// Where they differ; the first of them.
     pub differences: Vec<Difference>,
+    /// What is damaged; the first of it.
+    pub damages: Vec<Damage>,
+}
+
+impl CheckReport {
+    /// Nothing wrong with so many pages.
+    pub(crate) fn of_pages(pages: u64) -> CheckReport {
+        CheckReport {
+            pages_compared: pages,
+            ..CheckReport::default()
+        }
+    }
+
+    /// Takes in what was found elsewhere.
+    pub(crate) fn add(&mut self, other: CheckReport) {
+        self.pages_compared += other.pages_compared;
+        self.pages_differing += other.pages_differing;
+        self.pages_damaged += other.pages_damaged;
+        self.pages_repaired += other.pages_repaired;
+        let room = DIFFERENCES_MAX.saturating_sub(self.differences.len());
+        self.differences
+            .extend(other.differences.into_iter().take(room));
+        let room = DAMAGES_MAX.saturating_sub(self.damages.len());
+        self.damages.extend(other.damages.into_iter().take(room));
+    }
 }

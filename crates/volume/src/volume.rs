@@ -5,7 +5,9 @@ use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
 use crate::hub::{Hub, Member, guard};
-use crate::keeper::{AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, perform};
+use crate::keeper::{
+    AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
+};
 use crate::limits::DOWN_LIMIT;
 use crate::status::{CheckReport, VolumeStatus};
 use crate::view::View;
@@ -175,14 +177,7 @@ impl Volume {
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
         let (at, mut status) = guard(&self.mailbox.status).clone()?;
-        let since = at.elapsed().as_millis() as u64;
-        let legs = status
-            .columns
-            .iter_mut()
-            .flat_map(|column| &mut column.legs);
-        for resync in legs.filter_map(|leg| leg.resync.as_mut()) {
-            resync.elapsed_ms += since;
-        }
+        status.age(at.elapsed());
         status.counters = self.hub.tally.sums();
         status.channels = guard(&self.hub.members).len().saturating_sub(1);
         Some(status)
@@ -236,6 +231,23 @@ impl Volume {
             let waited = job.changed.wait_timeout(guard(&job.progress), look_again);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
+    }
+
+    /// Scrubs the copies from time to time while the volume is in use: the
+    /// first time soon, and later as planned. Nothing is scrubbed unless this
+    /// or [`Volume::start_scrub`] is called; a later plan replaces it.
+    pub fn plan_scrubs(&self, plan: ScrubPlan) {
+        self.mailbox.post(Event::Scrub(ScrubOrder::Plan(plan)));
+    }
+
+    /// Begins a scrub now, or goes on with the one that was stopped.
+    pub fn start_scrub(&self) {
+        self.mailbox.post(Event::Scrub(ScrubOrder::Start));
+    }
+
+    /// Stops the scrub that is under way where it is.
+    pub fn stop_scrub(&self) {
+        self.mailbox.post(Event::Scrub(ScrubOrder::Stop));
     }
 
     fn check_error(&self, cause: String) -> CheckError {

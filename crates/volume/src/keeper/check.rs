@@ -1,12 +1,12 @@
 //! Comparing the legs of a volume while it is in use.
 
-use super::copy::{self, Holes, Party, chunks};
+use super::copy::{self, CopyError, Holes, Party, chunks};
 use super::reform::lost_if_gone;
 use super::settle::differs;
 use super::state::State;
 use crate::hub::guard;
-use crate::limits::DIFFERENCES_MAX;
-use crate::status::{CheckReport, Difference};
+use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
+use crate::status::{CheckReport, Count, Damage, Difference};
 use crate::view::Mask;
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -73,7 +73,7 @@ async fn check_column(
             return Err("the volume is detached".into());
         }
         if differs(state, first, others, offset, len).await {
-            check_pages(state, job, column, offset, len, report).await?;
+            compare_chunk(state, column, (offset, len), job.repair_from, report).await?;
         }
         report.pages_compared += len.div_ceil(PAGE_BYTES as u64);
         job.tell(|progress| progress.done_bytes += len);
@@ -81,12 +81,14 @@ async fn check_column(
     Ok(())
 }
 
-async fn check_pages(
+/// Compares a chunk page by page, and repairs it: what is damaged from a leg
+/// that has it right, what differs from the leg that was named. Its range must
+/// be locked.
+pub(super) async fn compare_chunk(
     state: &State,
-    job: &CheckJob,
     column: usize,
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
+    repair_from: Option<usize>,
     report: &mut CheckReport,
 ) -> Result<(), String> {
     let page = PAGE_BYTES as u64;
@@ -99,25 +101,73 @@ async fn check_pages(
         if differing {
             note(state, column, at / page, report);
         }
+        if damaged.is_empty() && !differing {
+            continue;
+        }
         let bad = if differing {
-            job.repair_from.map(|leg| legs.without(Mask::of(leg)))
+            repair_from.map(|leg| legs.without(Mask::of(leg)))
         } else {
             // Damage is repaired from whoever has the page right.
-            Some(damaged).filter(|damaged| !damaged.is_empty() && *damaged != legs)
+            Some(damaged).filter(|damaged| !damaged.is_empty())
         };
-        let Some(bad) = bad.filter(|bad| *bad != legs) else {
-            continue;
+        let outcome = match bad {
+            None => Err("the other copies differ, and which one is right is not known".into()),
+            Some(bad) if bad == legs => Err("no copy is left to repair it from".into()),
+            Some(bad) => repair(state, column, bad, (at, len)).await?,
         };
-        let from = copy::parties(state, column, legs.without(bad));
-        let to = copy::parties(state, column, bad);
-        let repaired = copy::copy_chunk(state, &from, &to, (at, len), Holes::Cleared).await;
-        repaired.map_err(|failure| {
-            lost_if_gone(state, column, failure.leg, &failure.error);
-            format!("repairing failed: {}", failure.error)
-        })?;
-        report.pages_repaired += 1;
+        report.pages_repaired += u64::from(outcome.is_ok());
+        if outcome.is_ok() {
+            state.hub.tally.add(Count::PagesRepaired, 1);
+        }
+        if !damaged.is_empty() && report.damages.len() < DAMAGES_MAX {
+            let keeps = &state.model().columns[column].legs;
+            report.damages.push(Damage {
+                offset: state.hub.view().1.volume_offset(column, at),
+                bricks: damaged.legs().map(|leg| keeps[leg].leg.brick).collect(),
+                repaired: outcome.is_ok(),
+                cause: outcome.err().unwrap_or_default(),
+            });
+        }
     }
     Ok(())
+}
+
+/// Rewrites a page on the legs that have it wrong. What cannot be repaired is
+/// no reason to end: the inner error says why.
+async fn repair(
+    state: &State,
+    column: usize,
+    bad: Mask,
+    place: (u64, u64),
+) -> Result<Result<(), String>, String> {
+    let legs = state.model().columns[column].sources();
+    let from = copy::parties(state, column, legs.without(bad));
+    let to = copy::parties(state, column, bad);
+    let mut repaired = copy::copy_chunk(state, &from, &to, place, Holes::Cleared).await;
+    if matches!(&repaired, Err(failure) if is_damage(failure) && bad.has(failure.leg)) {
+        // A hole, over a slot that does not say what it was.
+        repaired = copy::copy_chunk(state, &from, &to, place, Holes::Written).await;
+    }
+    let Err(failure) = repaired else {
+        return Ok(Ok(()));
+    };
+    lost_if_gone(state, column, failure.leg, &failure.error);
+    state.hub.tally.add(Count::RepairsFailed, 1);
+    match is_damage(&failure) {
+        true => {
+            let keeps = &state.model().columns[column].legs;
+            let brick = keeps[failure.leg].leg.brick;
+            Ok(Err(format!(
+                "the page table above it is damaged on brick {brick}; stop that brick and run \
+                 `pagemesh pool check --repair` on its pool"
+            )))
+        }
+        false => Err(format!("repairing failed: {}", failure.error)),
+    }
+}
+
+fn is_damage(failure: &CopyError) -> bool {
+    matches!(failure.error, SliceError::Damaged { .. })
 }
 
 /// Which legs cannot read a page, and whether the others differ.

@@ -36,6 +36,9 @@ pub(super) enum Holes {
     Stamped,
     /// They are cleared, and nothing else is copied: makes room.
     Only,
+    /// They are written as zeroes. Clearing needs to know what is there, which a
+    /// damaged slot does not tell; a page that is written as a whole does not.
+    Written,
 }
 
 pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Vec<Party> {
@@ -112,7 +115,7 @@ async fn copy_from(
             let len = extent.len.min(end - at);
             if extent.mapped && holes == Holes::Only {
                 // Comes later, when there is room.
-            } else if extent.mapped && len > 0 {
+            } else if (extent.mapped || holes == Holes::Written) && len > 0 {
                 let request = SliceRequest::Read {
                     offset: at,
                     len: len as u32,

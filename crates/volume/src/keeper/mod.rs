@@ -17,6 +17,7 @@ mod model;
 mod reform;
 mod report;
 mod runs;
+mod scrub;
 mod settle;
 mod start;
 mod state;
@@ -27,6 +28,8 @@ use crate::status::VolumeStatus;
 pub(crate) use call::{Call, Caller, Outcome, perform};
 pub(crate) use check::CheckJob;
 use pagemesh_base::layout::Name;
+pub(crate) use scrub::Order as ScrubOrder;
+pub use scrub::ScrubPlan;
 pub(crate) use start::AttachFailure;
 use state::State;
 use std::future::Future;
@@ -62,6 +65,8 @@ pub(crate) enum Event {
     Refresh(Sender<Result<(), String>>),
     /// The legs are to be compared.
     Check(Arc<CheckJob>),
+    /// The copies are to be scrubbed, or not.
+    Scrub(ScrubOrder),
     /// The volume is to be given back.
     Detach,
 }
@@ -196,6 +201,12 @@ impl Keeper {
                 Event::Check(job) => {
                     let task = check::check(Rc::clone(&self.state), job);
                     self.tasks.push(Box::pin(task));
+                }
+                Event::Scrub(order) => {
+                    if self.state.order_scrub(order) {
+                        let task = scrub::run(Rc::clone(&self.state));
+                        self.tasks.push(Box::pin(task));
+                    }
                 }
                 Event::Refresh(answer) => {
                     let task = start::refresh(Rc::clone(&self.state), answer);

@@ -27,6 +27,7 @@ pub(super) fn status(state: &State) -> VolumeStatus {
         channels: guard(&state.hub.members).len().saturating_sub(1),
         columns: model.columns.iter().map(column).collect(),
         counters: state.hub.tally.sums(),
+        scrub: state.scrub().status(state.now()),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::call::{Call, Caller, Outcome};
 use super::control::Control;
 use super::model::Model;
+use super::scrub::{Order, Scrub};
 use super::{AttachFailure, Event, Task};
 use crate::authority::{Attached, AuthorityError, BrickAddress};
 use crate::hub::{Hub, KEEPER};
@@ -33,6 +34,7 @@ pub(super) struct State {
     /// Channels have come that lack connections.
     pub joined: Cell<bool>,
     model: RefCell<Model>,
+    scrub: RefCell<Scrub>,
     calls: RefCell<BTreeMap<u64, Option<Outcome>>>,
     next_id: Cell<u64>,
     pub granted: RefCell<BTreeSet<u32>>,
@@ -55,6 +57,7 @@ impl State {
             touched: Cell::new(true),
             joined: Cell::default(),
             model: RefCell::default(),
+            scrub: RefCell::default(),
             calls: RefCell::default(),
             next_id: Cell::default(),
             granted: RefCell::default(),
@@ -74,6 +77,23 @@ impl State {
         self.touched.set(true);
         self.act();
         self.model.borrow_mut()
+    }
+
+    pub(super) fn scrub(&self) -> Ref<'_, Scrub> {
+        self.scrub.borrow()
+    }
+
+    pub(super) fn scrub_mut(&self) -> RefMut<'_, Scrub> {
+        self.scrub.borrow_mut()
+    }
+
+    /// Takes an order; true if there is no task yet that follows it.
+    pub(super) fn order_scrub(&self, order: Order) -> bool {
+        self.touched.set(true);
+        self.act();
+        let mut scrub = self.scrub_mut();
+        scrub.obey(order, self.now());
+        !std::mem::replace(&mut scrub.has_task, true)
     }
 
     pub(super) fn act(&self) {
@@ -114,7 +134,11 @@ impl State {
                     *slot = Some(outcome);
                 }
             }
-            Event::Abandoned(_) | Event::Check(_) | Event::Refresh(_) | Event::Detach => {}
+            Event::Abandoned(_)
+            | Event::Check(_)
+            | Event::Scrub(_)
+            | Event::Refresh(_)
+            | Event::Detach => {}
         }
     }
 

@@ -510,6 +510,14 @@ impl Slice {
         let pages = from / PAGE..to.div_ceil(PAGE);
         let whole = (to - from).is_multiple_of(PAGE);
         let mapped = |slice: &Slice, page: u64| slice.now.pages[page as usize].is_some();
+        // Where nothing is mapped, the damage is one of the slot: only a page
+        // that is written as a whole replaces it unread.
+        let mut unread = pages.clone().filter(|_| data.is_none());
+        if let Some(page) = unread.find(|page| !mapped(self, *page) && self.damaged.contains(page))
+        {
+            let offset = page * PAGE;
+            return Err(SliceError::Damaged { offset });
+        }
         if data.is_none() && !pages.clone().any(|page| mapped(self, page)) {
             return Ok(false);
         }

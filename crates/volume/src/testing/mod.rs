@@ -7,6 +7,7 @@ mod client;
 mod manager;
 mod oracle;
 mod scenarios;
+mod scrub;
 mod simulation;
 mod world;
 
