@@ -8,6 +8,7 @@
 
 use crate::file::{self, FileError};
 use crate::process;
+use crate::scrub::Scrubs;
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
@@ -45,6 +46,7 @@ pub struct Brick<M = Mapped> {
     closed: Condvar,
     stopping: AtomicBool,
     failed: AtomicBool,
+    pub(crate) scrubs: Mutex<Scrubs>,
     /// None for a pool that is no file.
     _claim: Option<file::Claim>,
 }
@@ -112,8 +114,10 @@ impl Brick {
     fn keep_house(&self) {
         while !self.stopping.load(Ordering::Acquire) && !self.has_failed() {
             let seen = self.view.control().rung();
-            if !self.tend() {
-                self.view.control().await_bell(seen, None);
+            let more = self.tend();
+            let wait = self.scrub_if_due(Instant::now());
+            if !more {
+                self.view.control().await_bell(seen, wait);
             }
         }
     }
@@ -128,6 +132,7 @@ impl<M: Media> Brick<M> {
             closed: Condvar::new(),
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            scrubs: Mutex::default(),
             _claim: claim,
         }
     }
@@ -147,11 +152,15 @@ impl<M: Media> Brick<M> {
             // Told already; the next ring tries again.
             Err(ObjectError::Stuck { .. }) => false,
             Err(cause) => {
-                if !self.failed.swap(true, Ordering::AcqRel) {
-                    tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
-                }
+                self.fail(&cause);
                 false
             }
+        }
+    }
+
+    pub(crate) fn fail(&self, cause: &ObjectError) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
         }
     }
 

@@ -9,5 +9,6 @@
 pub mod brick;
 pub mod file;
 mod process;
+pub mod scrub;
 pub mod service;
 pub mod worker;

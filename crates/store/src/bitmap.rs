@@ -255,6 +255,28 @@ impl Bitmap {
         self.at + number * LINE_BYTES
     }
 
+    /// Writes those of the lines anew that are not on media as they are here;
+    /// how many. Changed ones are left to the next flush.
+    pub(crate) fn mend<M: Media>(&self, media: &M, lines: Range<u32>) -> (u64, Option<Unfenced>) {
+        let (mut mended, mut stores): (u64, Option<Unfenced>) = (0, None);
+        for number in lines.map(|number| number as usize) {
+            let mut found = [0; LINE_BYTES];
+            media.read(self.line_at(number), &mut found);
+            let line = bytes_of(&self.line(number));
+            let is_dirty = self.is_dirty[number / 64] & 1 << (number % 64) != 0;
+            if found == line || is_dirty {
+                continue;
+            }
+            mended += 1;
+            let streamed = media.stream_line(self.line_at(number), &line);
+            stores = Some(match stores {
+                Some(earlier) => earlier.and(streamed),
+                None => streamed,
+            });
+        }
+        (mended, stores)
+    }
+
     /// Writes every changed line, if there is any.
     pub(crate) fn flush<M: Media>(&mut self, media: &M) -> Option<Unfenced> {
         let mut stores: Option<Unfenced> = None;

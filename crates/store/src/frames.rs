@@ -45,6 +45,10 @@ impl Frames {
         }
     }
 
+    pub(crate) fn bitmap(&self) -> &Bitmap {
+        &self.bitmap
+    }
+
     /// Frames neither in use nor granted.
     pub(crate) fn free(&self) -> u64 {
         self.free

@@ -34,6 +34,7 @@ pub mod pool;
 pub mod record;
 pub mod recovery;
 pub mod requests;
+pub mod scrub;
 mod seen;
 pub mod session;
 #[cfg(test)]

@@ -1,0 +1,127 @@
+//! When a brick scrubs its pool, and what it tells of it.
+
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::BrickControl;
+use pagemesh_brick::brick::Brick;
+use pagemesh_brick::file;
+use pagemesh_brick::scrub::{SCRUB_DELAY, SCRUB_PAUSE, ScrubState};
+use pagemesh_pmem::{Durability, Recorder};
+use pagemesh_store::pool::{Pool, format};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Without threads: the test is the housekeeper and its clock.
+fn brick() -> Brick<Recorder> {
+    let media = Arc::new(Recorder::new(4 << 20));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (pool, _) = Pool::open(media.clone(), media).expect("a sound pool");
+    let brick = Brick::new(pool, Durability::Process);
+    brick
+        .create(SliceId(Uuid::from_u128(5)), 1 << 20)
+        .expect("a slice");
+    brick
+}
+
+/// Does what is due until the pass has ended; steps, and the time it took.
+fn pass(brick: &Brick<Recorder>, mut now: Instant) -> (u32, Instant) {
+    let before = brick.scrub_status(now).passes;
+    for steps in 1..100 {
+        let wait = brick.scrub_if_due(now);
+        let status = brick.scrub_status(now);
+        if status.passes > before {
+            return (steps, now);
+        }
+        assert_eq!(status.state, ScrubState::Running);
+        assert_eq!(wait, Some(SCRUB_PAUSE), "a pause between two steps");
+        let early = now + SCRUB_PAUSE / 2;
+        assert_eq!(brick.scrub_if_due(early), Some(SCRUB_PAUSE / 2));
+        assert_eq!(
+            brick.scrub_status(early).pass,
+            status.pass,
+            "no step before its time"
+        );
+        now += SCRUB_PAUSE;
+    }
+    panic!("a pass does not end");
+}
+
+#[test]
+fn scrubs_keep_their_schedule() {
+    let brick = brick();
+    let start = Instant::now();
+    assert_eq!(brick.scrub_if_due(start), None, "none is planned");
+    assert_eq!(brick.scrub_status(start).state, ScrubState::Off);
+    brick.plan_scrubs(Some(DAY), start);
+    assert_eq!(brick.scrub_if_due(start), Some(SCRUB_DELAY));
+    assert_eq!(brick.scrub_status(start).state, ScrubState::Waiting);
+    let (steps, now) = pass(&brick, start + SCRUB_DELAY);
+    assert!(steps > 3, "{steps}");
+    let status = brick.scrub_status(now);
+    assert_eq!(status.next_in, Some(DAY));
+    let (found, ago) = status.last.expect("one ended");
+    assert_eq!((found.mended(), found.damaged), (0, 0));
+    assert!(found.checked > 0 && ago.is_zero());
+    assert_eq!(brick.scrub_if_due(now + DAY / 2), Some(DAY / 2));
+    let (_, now) = pass(&brick, now + DAY);
+    brick.plan_scrubs(None, now);
+    assert_eq!(brick.scrub_if_due(now + DAY * 100), None);
+    // When asked all the same; and ended before its time.
+    brick.start_scrub(now);
+    assert_eq!(brick.scrub_if_due(now), Some(SCRUB_PAUSE));
+    brick.stop_scrub(now);
+    let status = brick.scrub_status(now);
+    assert_eq!((status.state, status.passes), (ScrubState::Off, 2));
+    brick.start_scrub(now);
+    let (again, now) = pass(&brick, now);
+    assert_eq!(again, steps, "from its begin");
+    assert_eq!(brick.scrub_status(now).passes, 3);
+}
+
+#[test]
+fn a_served_pool_is_mended() {
+    for parent in ["/dev/shm", env!("CARGO_TARGET_TMPDIR")] {
+        let directory = tempfile::tempdir_in(parent).expect("a directory");
+        let path = directory.path().join("pool");
+        file::create(&path, 16 << 20).expect("a pool");
+        let (brick, keeper, _) = Brick::open(&path).expect("a brick");
+        brick
+            .create(SliceId(Uuid::from_u128(5)), 1 << 20)
+            .expect("a slice");
+        // A checkpoint would write a superblock anew, too.
+        assert!(!brick.tend());
+        let bitmap = brick.view().geometry().bitmap.start;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .expect("the pool");
+        // Both superblocks would be too much.
+        let bytes = [4096 + 40, bitmap + 9, bitmap + 64 + 56];
+        for at in bytes {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).expect("a byte");
+            file.write_all_at(&[byte[0] ^ 16], at)
+                .expect("a flipped bit");
+        }
+        brick.start_scrub(Instant::now());
+        let end = Instant::now() + Duration::from_secs(30);
+        let found = loop {
+            if let Some((found, _)) = brick.scrub_status(Instant::now()).last {
+                break found;
+            }
+            assert!(Instant::now() < end, "the housekeeper does not scrub");
+            std::thread::yield_now();
+        };
+        assert_eq!((found.superblocks, found.bitmap_lines), (1, 2), "{found:?}");
+        assert_eq!((found.mended(), found.damaged), (3, 0), "{found:?}");
+        keeper.stop();
+        drop(brick);
+        let (_brick, _keeper, recovered) = Brick::open(&path).expect("a brick");
+        assert!(!recovered.is_damaged(), "{recovered:?}");
+    }
+}

@@ -1,0 +1,284 @@
+//! The owner's scrub: what a pool keeps beside pages, compared on media with
+//! what the owner knows, in small steps while the pool is used.
+//!
+//! Superblocks, lines of the bitmap and entries of the object table are in the
+//! owner's memory, too, and are written anew where they differ. Slots above the
+//! leaves are not; one with a flipped bit is mended by its check bits, if what it
+//! then names is a node. Pages and leaves are for the scrub of a volume, which
+//! has other copies; records are read once, soon, by a checkpoint.
+//!
+//! Invariants: nothing is written that is as it should be; a step is short, and
+//! between two the pool serves its sessions.
+
+use crate::control::Range;
+use crate::geometry::OBJECT_BYTES;
+use crate::object::{Object, State};
+use crate::pool::{OWN, Pool};
+use crate::recovery::{PoolError, store_entry, superblock_pages, write_superblock};
+use crate::slot::Slot;
+use crate::superblock::Superblock;
+use crate::table::{BadTable, Location, reach};
+use crate::view::{NODE_SLOTS, frame_at};
+use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+
+/// Lines of the bitmap looked at in one step: 256 KiB.
+const STEP_LINES: u32 = 4096;
+/// Entries of the object table looked at in one step.
+const STEP_OBJECTS: u32 = 512;
+/// Leaves looked for in one step.
+const STEP_LEAVES: u64 = 1024;
+
+/// Where a scrub has come; the default is its begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor(Stage);
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Stage {
+    #[default]
+    Superblocks,
+    /// From this line on.
+    Bitmap(u32),
+    /// From this entry on.
+    Objects(u32),
+    /// From this page of this object on.
+    Tables(u32, u64),
+}
+
+/// What a scrub looked at and what it found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Superblocks, lines of the bitmap, entries and ways to leaves looked at.
+    pub checked: u64,
+    /// Superblocks written anew.
+    pub superblocks: u64,
+    /// Lines of the bitmap written anew.
+    pub bitmap_lines: u64,
+    /// Entries of the object table written anew.
+    pub objects: u64,
+    /// Slots of page tables mended.
+    pub slots: u64,
+    /// Places that only `pool check`, or another copy, can help.
+    pub damaged: u64,
+}
+
+impl Scrubbed {
+    /// Everything that was put right.
+    #[must_use]
+    pub fn mended(&self) -> u64 {
+        self.superblocks + self.bitmap_lines + self.objects + self.slots
+    }
+}
+
+impl<M: Media> Pool<M> {
+    /// Does one step of a scrub. Where to go on; none at its end.
+    ///
+    /// # Errors
+    /// When the medium fails; the pool has then failed.
+    pub fn scrub(
+        &mut self,
+        Cursor(stage): Cursor,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Cursor>, PoolError> {
+        if self.failed {
+            return Err(PoolError::Failed);
+        }
+        let stepped = match stage {
+            Stage::Superblocks => self.scrub_superblocks(found),
+            Stage::Bitmap(line) => self.scrub_bitmap(line, found),
+            Stage::Objects(index) => self.scrub_objects(index, found),
+            Stage::Tables(index, page) => self.scrub_tables(index, page, found),
+        };
+        if stepped.is_err() {
+            self.failed = true;
+            self.view.abandon();
+        }
+        Ok(stepped?.map(Cursor))
+    }
+
+    fn scrub_superblocks(&mut self, found: &mut Scrubbed) -> Result<Option<Stage>, PoolError> {
+        let media = &*self.view.data;
+        let pages = superblock_pages(media);
+        let holds = |generation: u64| {
+            let block = Superblock::decode(&pages[(generation % 2) as usize]);
+            block.is_ok_and(|it| it.pool == self.block.pool && it.generation == generation)
+        };
+        let newest = self.block.generation;
+        if !holds(newest) {
+            // In its place: the other copy stays what a crash now would find.
+            write_superblock(media, &self.block)?;
+            found.superblocks += 1;
+        }
+        if !holds(newest - 1) {
+            self.block.generation += 1;
+            write_superblock(media, &self.block)?;
+            found.superblocks += 1;
+        }
+        found.checked += 2;
+        Ok(Some(Stage::Bitmap(0)))
+    }
+
+    fn scrub_bitmap(
+        &mut self,
+        from: u32,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Stage>, PoolError> {
+        let end = self.frames.bitmap().lines().end;
+        let to = end.min(from + STEP_LINES);
+        let (mended, stores) = self.frames.bitmap().mend(&*self.view.data, from..to);
+        if let Some(stores) = stores {
+            let _fenced = self.view.data.fence(stores);
+            self.view.data.sync()?;
+        }
+        found.bitmap_lines += mended;
+        found.checked += u64::from(to - from);
+        Ok(Some(match to == end {
+            true => Stage::Objects(0),
+            false => Stage::Bitmap(to),
+        }))
+    }
+
+    fn scrub_objects(
+        &mut self,
+        from: u32,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Stage>, PoolError> {
+        let end = self.block.objects_end;
+        let to = end.min(from + STEP_OBJECTS);
+        for object in (from..to).map(ObjectId) {
+            found.checked += 1;
+            let Some(entry) = self.objects.get(&object).copied() else {
+                // Lost before the pool was opened.
+                found.damaged += 1;
+                continue;
+            };
+            let is_right = |media: &M| self.entry_on(media, object) == Some(entry);
+            let mut is_mended = false;
+            if !is_right(&self.view.meta) {
+                self.mend_entry(&self.view.meta, object, &entry)?;
+                is_mended = true;
+            }
+            if self.view.has_overlay() && self.entry_on(&self.view.data, object).is_none() {
+                // The file may lag behind as long as it can be believed.
+                self.checkpoint()?;
+                self.mend_entry(&self.view.data, object, &entry)?;
+                is_mended = true;
+            }
+            found.objects += u64::from(is_mended);
+        }
+        Ok(Some(match to == end {
+            true => Stage::Tables(0, 0),
+            false => Stage::Objects(to),
+        }))
+    }
+
+    /// What an entry says, if line and copy both say it.
+    fn entry_on(&self, media: &M, object: ObjectId) -> Option<Object> {
+        let mut bytes = [0; OBJECT_BYTES as usize];
+        media.read(self.view.entry_at(object), &mut bytes);
+        match Object::examine(&bytes) {
+            Ok((entry, true)) => Some(entry),
+            _ => None,
+        }
+    }
+
+    fn mend_entry(&self, media: &M, object: ObjectId, entry: &Object) -> Result<(), PoolError> {
+        let stores = store_entry(media, self.view.entry_at(object), &entry.encode());
+        let _fenced = media.fence(stores);
+        Ok(self.view.data.sync()?)
+    }
+
+    fn scrub_tables(
+        &mut self,
+        index: u32,
+        page: u64,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Stage>, PoolError> {
+        if index >= self.block.objects_end {
+            return Ok(None);
+        }
+        let object = ObjectId(index);
+        let live = self.objects.get(&object);
+        let live = live.filter(|entry| entry.state == State::Live);
+        let pages = live.map_or(0, |entry| entry.size_bytes / PAGE_BYTES as u64);
+        let mut page = page;
+        for _ in 0..STEP_LEAVES {
+            if page >= pages {
+                return Ok(Some(Stage::Tables(index + 1, 0)));
+            }
+            found.checked += 1;
+            let way = self
+                .view
+                .table(&self.view.meta, object)
+                .locate(0, PageNo(page));
+            let level = match way {
+                Ok(Location::At(_)) => 1,
+                Ok(Location::Unlinked(level)) => level,
+                Err(BadTable::Damaged { level, .. })
+                    if self.mend_slot(object, level, PageNo(page))? =>
+                {
+                    found.slots += 1;
+                    // The same way again, which has further slots.
+                    continue;
+                }
+                Err(BadTable::Damaged { level, .. } | BadTable::NoSuchFrame { level, .. }) => {
+                    found.damaged += 1;
+                    level
+                }
+                Err(BadTable::OutOfReach { .. }) => return Ok(Some(Stage::Tables(index + 1, 0))),
+            };
+            page = (page / reach(level) + 1) * reach(level);
+        }
+        Ok(Some(Stage::Tables(index, page)))
+    }
+
+    /// Mends the slot of `level` above `page`; false if it cannot be.
+    fn mend_slot(&mut self, object: ObjectId, level: u8, page: PageNo) -> Result<bool, PoolError> {
+        let table = self.view.table(&self.view.meta, object);
+        let Ok(Location::At(at)) = table.locate(level, page) else {
+            return Ok(false);
+        };
+        // Whoever links a node here holds this, too.
+        let range = Range::of_node(object, level, page);
+        if self.view.control.lock(&range, OWN).is_err() {
+            return Ok(false);
+        }
+        let is_mended = self.mend_at(&self.view.meta, at);
+        // On `file-sync` pools the overlay showed what the file has.
+        if is_mended && self.view.has_overlay() {
+            self.mend_at(&self.view.data, at);
+        }
+        self.view.control.unlock(&range);
+        self.view.data.sync()?;
+        Ok(is_mended)
+    }
+
+    fn mend_at(&self, media: &M, at: usize) -> bool {
+        let bits = media.load(at);
+        if Slot::decode(bits).is_ok() {
+            return true;
+        }
+        let Some(slot) = Slot::mend(bits).filter(|slot| self.names_node(*slot)) else {
+            return false;
+        };
+        media.store(at, slot.encode());
+        let _fenced = media.fence(media.flush(at, 8));
+        true
+    }
+
+    /// Whether what a mended slot names speaks for it: no data looks like a
+    /// node, and an empty node would not be told from zeroes.
+    fn names_node(&self, slot: Slot) -> bool {
+        let Some(frame) = slot.frame() else {
+            return slot == Slot::EMPTY;
+        };
+        self.view.geometry.frame_numbers().contains(&frame.0) && self.is_node(frame)
+    }
+
+    fn is_node(&self, frame: FrameNo) -> bool {
+        let load = |i| self.view.meta.load(frame_at(frame) + i * 8);
+        let slots: Vec<u64> = (0..NODE_SLOTS as usize).map(load).collect();
+        slots.iter().all(|bits| Slot::decode(*bits).is_ok()) && slots.iter().any(|bits| *bits != 0)
+    }
+}
