@@ -4,6 +4,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use pagemesh_base::layout::Name;
 use pagemesh_base::units::Size;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 /// The words of durability classes.
 const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
@@ -29,6 +31,35 @@ pub enum Output {
     /// For programs.
     Json,
 }
+
+/// A time between one thing and the next, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval(pub Option<Duration>);
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Interval, String> {
+        if text == "never" {
+            return Ok(Interval(None));
+        }
+        let seconds = |number: &str, unit: u64| number.parse::<u64>().ok()?.checked_mul(unit);
+        let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 24 * 3600)];
+        let found = units.into_iter().find_map(|(suffix, unit)| {
+            let number = text.strip_suffix(suffix)?;
+            seconds(number, unit)
+        });
+        match found {
+            Some(seconds @ 1..=INTERVAL_MAX) => Ok(Interval(Some(Duration::from_secs(seconds)))),
+            _ => {
+                Err("use a number and a unit, as 90s, 30m, 12h or 7d, up to 3650d, or never".into())
+            }
+        }
+    }
+}
+
+/// Seconds of the longest interval: ten years.
+const INTERVAL_MAX: u64 = 3650 * 24 * 3600;
 
 /// Where the manager is, and how to prove who we are.
 #[derive(Args, Clone)]
@@ -199,6 +230,11 @@ pub struct Brick {
     /// Leave the holes of a sparse pool: for measurements only.
     #[arg(long, hide = true)]
     pub sparse: bool,
+    /// How often what the pool keeps beside pages is compared with what the
+    /// brick knows, and mended: as `12h` or `7d`, or `never`. SIGUSR2 does it at
+    /// once, SIGUSR1 tells what was found.
+    #[arg(long, default_value = "1d", value_name = "TIME")]
+    pub scrub_every: Interval,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -329,8 +365,9 @@ pub enum Export {
     /// SIGINT and SIGTERM end it. SIGUSR1 makes it write how its volumes are
     /// to standard output, as one line of JSON each: whether writes wait (the
     /// state `awaiting-manager` or `unavailable`), the state of every leg and
-    /// what its brick's trouble is, how far its return has come, and sums such
-    /// as the bytes copied for it.
+    /// what its brick's trouble is, how far its return has come, what scrubs have
+    /// found, and sums such as the bytes copied. SIGUSR2 begins a scrub of all
+    /// volumes at once, and stops the one that is under way.
     Nbd {
         /// The volumes; each is an export of its name.
         #[arg(required = true)]
@@ -348,6 +385,14 @@ pub enum Export {
         /// /dev/cpu_dma_latency: faster, but it costs power.
         #[arg(long)]
         no_keep_awake: bool,
+        /// How often all copies are read in the background, and repaired where
+        /// they are damaged: as `12h` or `7d`, or `never`.
+        #[arg(long, default_value = "7d", value_name = "TIME")]
+        scrub_every: Interval,
+        /// Bytes of a volume scrubbed per second, each on all copies; a quarter
+        /// of it while there are writes.
+        #[arg(long, default_value = "64M", value_name = "SIZE")]
+        scrub_rate: Size,
         /// End when standard input ends.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,

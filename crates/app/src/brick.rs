@@ -6,15 +6,21 @@ use crate::ending::Ending;
 use crate::export::listen_address;
 use crate::key;
 use anyhow::{Context, bail};
+use pagemesh_base::layout::BrickId;
 use pagemesh_base::slice::BrickControl;
 use pagemesh_brick::brick::Brick;
+use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::Served;
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::Client;
 use pagemesh_manage::wire::BrickRegistration;
+use pagemesh_store::scrub::Scrubbed;
+use signal_hook::consts::{SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// How often a manager that did not answer is told again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -25,10 +31,17 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     let manager = Client::new(&args.client.manager, &key)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let listen = listen_address(&args.listen)?;
+    // Before anything takes time: without a listener the signal would end us.
+    let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
     let (brick, keeper, recovered) = match args.sparse {
         false => Brick::open(&args.pool)?,
         true => Brick::open_sparse(&args.pool)?,
     };
+    brick.plan_scrubs(args.scrub_every.0, Instant::now());
+    let obeys = Arc::downgrade(&brick);
+    std::thread::Builder::new()
+        .name("status".into())
+        .spawn(move || obey(asked, &obeys))?;
     tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
     let served = Arc::new(Served(brick.clone()));
     let tcp = tcp::Server::bind(listen, key, served.clone(), tcp::Options::default())?;
@@ -54,6 +67,55 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     }
     keeper.stop();
     ended
+}
+
+/// Does what signals ask for.
+fn obey(mut asked: Signals, brick: &Weak<Brick>) {
+    for signal in asked.forever() {
+        let Some(brick) = brick.upgrade() else {
+            return;
+        };
+        let now = Instant::now();
+        let status = brick.scrub_status(now);
+        match (signal, status.state) {
+            (SIGUSR2, ScrubState::Running) => brick.stop_scrub(now),
+            (SIGUSR2, _) => brick.start_scrub(now),
+            _ => tell_scrubs(brick.id(), &status),
+        }
+    }
+}
+
+/// Writes what is known of scrubs to standard output.
+fn tell_scrubs(brick: BrickId, status: &ScrubStatus) {
+    let found = |found: &Scrubbed| {
+        serde_json::json!({
+            "checked": found.checked,
+            "superblocks": found.superblocks,
+            "bitmap_lines": found.bitmap_lines,
+            "objects": found.objects,
+            "slots": found.slots,
+            "mended": found.mended(),
+            "damaged": found.damaged,
+        })
+    };
+    let line = serde_json::json!({
+        "brick": brick,
+        "scrub": {
+            "state": match status.state {
+                ScrubState::Off => "off",
+                ScrubState::Waiting => "waiting",
+                ScrubState::Running => "running",
+            },
+            "passes": status.passes,
+            "next_in_ms": status.next_in.map(|time| time.as_millis() as u64),
+            "pass": status.pass.as_ref().map(found),
+            "last": status.last.as_ref().map(|(last, _)| found(last)),
+            "ended_ms_ago": status.last.map(|(_, ago)| ago.as_millis() as u64),
+        },
+    });
+    if let Err(cause) = writeln!(std::io::stdout().lock(), "{line}") {
+        tracing::warn!(%cause, "the status was not written");
+    }
 }
 
 fn absolute(path: &Path) -> anyhow::Result<std::path::PathBuf> {

@@ -228,7 +228,17 @@ fn told(name: &Name, report: &CheckReport) -> String {
         ]
     });
     let rows = table(&["COLUMN", ">PAGE", ">PAGES"], rows);
-    format!("{found}; repair with --repair-from\n\n{rows}")
+    let left = report.damages.iter().filter(|damage| !damage.repaired);
+    let left = left.map(|damage| {
+        let bricks: Vec<String> = damage.bricks.iter().map(ToString::to_string).collect();
+        let (offset, bricks) = (damage.offset, bricks.join(", "));
+        format!("\nbyte {offset}, damaged on {bricks}: {}", damage.cause)
+    });
+    let left: String = left.collect();
+    match report.differences.is_empty() {
+        true => format!("{found}\n{left}"),
+        false => format!("{found}; repair with --repair-from\n\n{rows}\n{left}"),
+    }
 }
 
 /// Whether nothing is wrong, or nothing any more.

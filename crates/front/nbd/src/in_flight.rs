@@ -146,6 +146,10 @@ fn join(extents: &[Extent], len: u64) -> Vec<Extent> {
 }
 
 fn failure(error: &SpaceError) -> Failure {
+    if matches!(error, SpaceError::Damaged { .. }) {
+        // What clients make of it names no block: most show a bare EIO.
+        tracing::error!(%error, "a request failed");
+    }
     let errno = match error {
         SpaceError::OutOfRange { .. } => Errno::Invalid,
         SpaceError::NoSpace(_) => Errno::NoSpace,
