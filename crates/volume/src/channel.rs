@@ -435,6 +435,11 @@ impl Core {
     }
 
     fn adopt(&mut self, view: &Arc<View>) {
+        if view.fenced || self.engine.is_fenced() {
+            // Connections that arrive late are not for it any more.
+            self.arrived.clear();
+            return self.engine.fence(&mut self.ports);
+        }
         let places = view.columns.len() * COPIES_MAX;
         if self.ports.connections.len() < places {
             self.ports.connections.resize_with(places, || None);

@@ -109,6 +109,11 @@ impl Engine {
         }
     }
 
+    /// Whether another client has attached: nothing is sent any more.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
     /// Whether a change is under way that must not be abandoned.
     pub(crate) fn is_changing(&self) -> bool {
         self.columns.iter().any(|column| !column.changes.is_empty())

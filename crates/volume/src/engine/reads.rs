@@ -77,9 +77,11 @@ impl Engine {
     /// A read is late: asks another leg, too.
     pub(crate) fn hedge(&mut self, tag: u64, out: &mut impl Outbox) {
         let slot = tag as u32;
-        let piece = self.pieces.get_mut(slot as usize);
-        let Some(piece) = piece.filter(|it| tag_of(slot, it) == tag && it.phase == Phase::Sent)
-        else {
+        // A repair reads, too, but is counted as a change, and must not read
+        // the page that it is to mend.
+        let is_late_read =
+            |it: &&mut Piece| tag_of(slot, it) == tag && it.phase == Phase::Sent && !it.is_change();
+        let Some(piece) = self.pieces.get_mut(slot as usize).filter(is_late_read) else {
             return;
         };
         let column = &mut self.columns[piece.column];

@@ -740,6 +740,36 @@ fn a_damaged_page_is_read_from_another_leg_and_rewritten() {
     world.legs_are_equal();
 }
 
+/// A repair that is late is not asked of another leg, as a read would be: the
+/// column would wait for ever for an answer that it had counted as a read.
+#[test]
+fn a_late_repair_does_not_hold_its_column_up() {
+    let mut world = World::mirror(3);
+    world.write(0, 2 * PAGE, 1);
+    let leg = world.manager.layout().segments[0].columns[0].legs[1].clone();
+    guard(&world.fabric.0)
+        .slice_mut(leg.brick, leg.slice)
+        .spoil(1);
+    // The first good leg, of which the repair reads, stands still.
+    world.freeze(0, true);
+    let read = || Request::Read {
+        offset: PAGE,
+        len: PAGE as u32,
+    };
+    let reads: Vec<u64> = (0..6).map(|_| world.submit(0, read())).collect();
+    world.rest();
+    world.pass(HEDGE_DELAY_MAX * 4);
+    world.freeze(0, false);
+    for token in reads {
+        assert!(matches!(world.ending(token), Some(Ok(Reply::Data(_)))));
+    }
+    assert!(world.counters().pages_repaired > 0);
+    world.kill(2);
+    world.write(0, 2 * PAGE, 2);
+    world.heals();
+    world.holds(0, 2 * PAGE, 2);
+}
+
 /// Legs that buffer: what was flushed outlives every brick; what was not
 /// outlives all but the last.
 #[test]
