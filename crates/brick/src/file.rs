@@ -6,7 +6,7 @@
 //! files are fully allocated before they become a pool, and before one is opened.
 
 use crate::process;
-use pagemesh_pmem::{Durability, MapError, Mapped, Stated};
+use pagemesh_pmem::{Durability, MapError, Mapped, Media, Stated};
 use pagemesh_store::check::{Options, Plan, Report, check};
 use pagemesh_store::pool;
 use pagemesh_store::recovery::PoolError;
@@ -30,6 +30,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 /// What `stat` counts blocks in, whatever the file system's are.
 const STAT_BLOCK_BYTES: u64 = 512;
 
+/// What is mapped of a DAX device to see its superblocks: its alignment.
+const DAX_MAP_BYTES: u64 = 2 << 20;
+
 /// Why a pool's file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -46,6 +49,15 @@ pub enum FileError {
     /// Something is there already.
     #[error("{0} exists; remove it first if nothing on it is needed")]
     Exists(PathBuf),
+    /// A pool, on a device.
+    #[error(
+        "{0} holds a pagemesh pool; if nothing in it is needed, clear its first 8 KiB \
+         (dd if=/dev/zero of={0} bs=4096 count=2) and try again"
+    )]
+    Holds(PathBuf),
+    /// A device that is mounted, or in use by something else of the kernel.
+    #[error("{0} is mounted, or in use otherwise; name another device")]
+    Mounted(PathBuf),
     /// Another brick, or a client of one that died, holds it.
     #[error("{0} is in use by a running brick, or by a client that still maps it; end them first")]
     InUse(PathBuf),
@@ -156,6 +168,11 @@ fn create_with(
     pagemesh_store::geometry::Geometry::plan(size_bytes).map_err(bad)?;
     if is_device {
         let (file, _claim) = open_locked(path)?;
+        if superblock(path, &file).is_ok() {
+            return Err(FileError::Holds(path.into()));
+        }
+        check_is_free(path, &file)?;
+        check_length(path, &file, size_bytes)?;
         return make_pool(path, file, size_bytes, stated, Space::Sparse);
     }
     let file = OpenOptions::new()
@@ -179,6 +196,48 @@ fn create_with(
         let _ = std::fs::remove_file(path);
     }
     made
+}
+
+/// Refuses a block device that the kernel uses.
+fn check_is_free(path: &Path, file: &File) -> Result<(), FileError> {
+    let found = file.metadata().map_err(system("look at", path))?;
+    if !found.file_type().is_block_device() {
+        return Ok(());
+    }
+    let exclusive = OpenOptions::new()
+        .read(true)
+        .custom_flags(nix::libc::O_EXCL)
+        .open(path);
+    match exclusive {
+        Ok(_) => Ok(()),
+        Err(cause) if cause.kind() == io::ErrorKind::ResourceBusy => {
+            Err(FileError::Mounted(path.into()))
+        }
+        Err(cause) => Err(system("open", path)(cause)),
+    }
+}
+
+/// Refuses a medium that is shorter than the pool: beyond its end every access
+/// would be a SIGBUS.
+fn check_length(path: &Path, file: &File, wanted: u64) -> Result<(), FileError> {
+    match length(path, file)? {
+        Some(found) if found < wanted => Err(FileError::Pool {
+            path: path.into(),
+            cause: PoolError::Truncated { wanted, found },
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of a file or device; none where mapping it tells.
+fn length(path: &Path, mut file: &File) -> Result<Option<u64>, FileError> {
+    use std::io::{Seek, SeekFrom};
+    let found = file.metadata().map_err(system("look at", path))?;
+    if found.file_type().is_block_device() {
+        let end = file.seek(SeekFrom::End(0));
+        return end.map(Some).map_err(system("measure", path));
+    }
+    Ok(found.is_file().then_some(found.len()))
 }
 
 fn make_pool(
@@ -337,9 +396,10 @@ fn open_with(path: &Path, space: Space) -> Result<(Mapped, Claim), FileError> {
 fn fill_holes(path: &Path, file: &File) -> Result<(), FileError> {
     let size_bytes = superblock(path, file)?.geometry.pool_bytes;
     let found = file.metadata().map_err(system("look at", path))?;
+    // An estimate: file systems count blocks of their own among the file's.
     let missing_bytes = size_bytes.saturating_sub(found.blocks() * STAT_BLOCK_BYTES);
     // A file that is too short is refused with a word of its own.
-    if !found.is_file() || found.len() < size_bytes || missing_bytes == 0 {
+    if !found.is_file() || found.len() < size_bytes {
         return Ok(());
     }
     let holes = |cause: rustix::io::Errno| FileError::Holes {
@@ -352,24 +412,17 @@ fn fill_holes(path: &Path, file: &File) -> Result<(), FileError> {
     if room.f_bavail.saturating_mul(room.f_frsize) < missing_bytes {
         return Err(holes(rustix::io::Errno::NOSPC));
     }
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes).map_err(holes)
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) if missing_bytes == 0 => Ok(()),
+        allocated => allocated.map_err(holes),
+    }
 }
 
 /// Maps what is a pool by its superblock, as the class it has.
 fn map_pool(path: &Path, file: File) -> Result<(Mapped, Superblock), FileError> {
-    let bad = |cause| FileError::Pool {
-        path: path.into(),
-        cause,
-    };
     let block = superblock(path, &file)?;
     let size_bytes = block.geometry.pool_bytes;
-    let found = file.metadata().map_err(system("look at", path))?;
-    if found.is_file() && found.len() < size_bytes {
-        return Err(bad(PoolError::Truncated {
-            wanted: size_bytes,
-            found: found.len(),
-        }));
-    }
+    check_length(path, &file, size_bytes)?;
     let media = map(path, file, size_bytes)?;
     let media = take_up(path, media, block.stated)?;
     Ok((media, block))
@@ -445,13 +498,27 @@ impl Offline {
 /// # Errors
 /// When it is no pool.
 pub fn show(path: &Path) -> Result<Superblock, FileError> {
-    let file = File::open(path).map_err(system("open", path))?;
+    let is_char = |m: std::fs::Metadata| m.file_type().is_char_device();
+    let file = match path.metadata().is_ok_and(is_char) {
+        // It can only be mapped, and only to be written.
+        true => open_file(path)?,
+        false => File::open(path).map_err(system("open", path))?,
+    };
     superblock(path, &file)
 }
 
 fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
     use std::os::unix::fs::FileExt;
     let mut pages = [[0; 4096]; 2];
+    let found = file.metadata().map_err(system("look at", path))?;
+    if found.file_type().is_char_device() {
+        // A DAX device has no `read`; its mappings are of whole huge pages.
+        let file = file.try_clone().map_err(system("open", path))?;
+        let media = map(path, file, DAX_MAP_BYTES)?;
+        media.read(0, &mut pages[0]);
+        media.read(4096, &mut pages[1]);
+        return choose(path, &pages);
+    }
     for (page, at) in pages.iter_mut().zip([0, 4096]) {
         match file.read_exact_at(page, at) {
             Ok(()) => {}
@@ -460,6 +527,10 @@ fn superblock(path: &Path, file: &File) -> Result<Superblock, FileError> {
             Err(cause) => return Err(system("read", path)(cause)),
         }
     }
+    choose(path, &pages)
+}
+
+fn choose(path: &Path, pages: &[[u8; 4096]; 2]) -> Result<Superblock, FileError> {
     Superblock::choose([&pages[0], &pages[1]]).map_err(|cause| FileError::Pool {
         path: path.into(),
         cause: cause.into(),

@@ -1,0 +1,76 @@
+//! Pools on block devices, as root alone can make them.
+
+use pagemesh_brick::file::{self, FileError};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+
+/// A loop device over a file.
+struct Device {
+    path: PathBuf,
+}
+
+impl Device {
+    /// None without the right to make one.
+    fn new(dir: &Path, bytes: u64) -> Option<Device> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: loop devices are made by root");
+            return None;
+        }
+        let below = dir.join("below");
+        let made = std::fs::File::create(&below).and_then(|file| file.set_len(bytes));
+        made.expect("a file");
+        let mut losetup = Command::new("losetup");
+        let out = losetup.args(["--find", "--show"]).arg(&below).output();
+        let out = out.expect("losetup runs");
+        assert!(out.status.success(), "{out:?}");
+        let path = String::from_utf8(out.stdout).expect("a path");
+        let path = PathBuf::from(path.trim());
+        Some(Device { path })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let mut losetup = Command::new("losetup");
+        let _ = losetup.arg("--detach").arg(&self.path).status();
+    }
+}
+
+#[test]
+fn a_device_is_long_enough_and_holds_no_pool_before() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(device) = Device::new(dir.path(), 64 * MIB) else {
+        return;
+    };
+    let long = file::create(&device.path, 128 * MIB);
+    let said = long.expect_err("it is too short").to_string();
+    assert!(
+        said.contains("134217728") && said.contains("67108864"),
+        "{said}"
+    );
+    file::create(&device.path, 64 * MIB).expect("a pool");
+    let again = file::create(&device.path, 64 * MIB);
+    assert!(matches!(again, Err(FileError::Holds(_))), "{again:?}");
+    file::open(&device.path).expect("the pool is still there");
+}
+
+#[test]
+fn a_mounted_device_is_left_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let Some(device) = Device::new(dir.path(), 64 * MIB) else {
+        return;
+    };
+    let run = |program: &str, args: &[&Path]| {
+        let status = Command::new(program).args(args).output().expect(program);
+        assert!(status.status.success(), "{status:?}");
+    };
+    run("mkfs.ext4", &[&device.path]);
+    let at = dir.path().join("at");
+    std::fs::create_dir(&at).expect("a directory");
+    run("mount", &[&device.path, &at]);
+    let made = file::create(&device.path, 32 * MIB);
+    run("umount", &[&at]);
+    assert!(matches!(made, Err(FileError::Mounted(_))), "{made:?}");
+}
