@@ -238,10 +238,12 @@ async fn walk(state: &State) {
             state.touched.set(true);
         }
         if batch >= SCRUB_BATCH_BYTES || done >= total {
-            let is_busy = state.hub.ops() > ops;
+            // Since the last look, the sleep before this batch included.
+            let before = std::mem::replace(&mut ops, state.hub.ops());
+            let is_busy = ops > before;
             may_go_on = may_go_on.max(state.now()) + pace(state, batch, is_busy);
             state.sleep(may_go_on.saturating_sub(state.now())).await;
-            (batch, ops) = (0, state.hub.ops());
+            batch = 0;
         }
     }
     end(state);
