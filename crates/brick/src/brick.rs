@@ -262,6 +262,12 @@ impl<M: Media> Brick<M> {
             let Err(ObjectError::Stuck { session, pid }) = result else {
                 return result;
             };
+            // That one may only wait for a lock of another that is stopped.
+            let inside = pool.inside().into_iter();
+            let stopped = inside
+                .map(|number| (number, pool.process(number)))
+                .find(|(_, pid)| process::is_stopped(*pid));
+            let (session, pid) = stopped.unwrap_or((session, pid));
             tracing::warn!(
                 session,
                 pid,

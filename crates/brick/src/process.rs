@@ -35,6 +35,17 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
     !matches!(poll(&mut fds, Some(&at_once)), Ok(1..))
 }
 
+/// Whether a process is stopped, by a signal or a debugger.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The name, in parentheses, may hold anything; the state follows it.
+    let state = stat.ok().and_then(|it| {
+        let (_, rest) = it.rsplit_once(')')?;
+        rest.trim_start().chars().next()
+    });
+    matches!(state, Some('T' | 't'))
+}
+
 /// Ends a process for good, if it is still the one that started then.
 pub(crate) fn end(pid: u32, started: u64) -> Result<(), String> {
     let told = |cause: rustix::io::Errno| {

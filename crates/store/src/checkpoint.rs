@@ -111,6 +111,11 @@ impl<M: Media> Pool<M> {
         if self.frames.free() < wanted {
             self.recall_others(number);
         }
+        if self.frames.free() < wanted || self.is_lane_full(number) {
+            // An operation that stands still keeps records, and frames that
+            // they freed, from being used again: no wait would end.
+            self.await_windows()?;
+        }
         let book = self.lanes.book(number);
         book.refill(&self.view, number, &mut self.frames, wanted);
         self.view.control.cells(number).answer(ticket);
@@ -633,6 +638,13 @@ impl<M: Media> Pool<M> {
         }
         self.fence(stores);
         Ok(())
+    }
+
+    /// Whether the last checkpoint left much of a session's lane retained.
+    fn is_lane_full(&self, number: u32) -> bool {
+        let committed = self.view.control.cells(number).committed();
+        let retained = committed.load(Ordering::Acquire) - self.block.heads[number as usize];
+        retained >= self.view.geometry.lane_lines() / 4
     }
 
     /// A lane that is full of operations that are incomplete elsewhere: notes

@@ -40,6 +40,8 @@ pub mod session;
 #[cfg(test)]
 mod settled;
 pub mod slot;
+#[cfg(test)]
+mod stopped;
 pub mod superblock;
 pub mod table;
 #[cfg(test)]

@@ -605,6 +605,17 @@ impl<M: Media> Pool<M> {
         cells.start_time().load(Ordering::Relaxed)
     }
 
+    /// Sessions that are inside an operation now.
+    #[must_use]
+    pub fn inside(&self) -> Vec<u32> {
+        let mut open = self.lanes.numbers_open();
+        open.retain(|&number| {
+            let active = self.view.control.cells(number).active();
+            active.load(Ordering::SeqCst) % 2 == 1
+        });
+        open
+    }
+
     /// Makes everything committed so far durable.
     ///
     /// # Errors
