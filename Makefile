@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm
+.PHONY: all test check deny setup demo bench sim storm kills
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -13,6 +13,7 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+# Without advisories: their database is not on a registry of packages.
 deny:
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --all-features check bans licenses sources
@@ -36,6 +37,12 @@ SEED ?= 1
 storm: setup
 	PAGEMESH_STORM_SECONDS=$(SECONDS) PAGEMESH_STORM_SEED=$(SEED) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture storm::
+
+# Clients killed under load, so many times per layout: make kills ROUNDS=50.
+ROUNDS ?= 50
+kills: setup
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
 
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all
