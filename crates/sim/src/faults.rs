@@ -9,8 +9,23 @@ use std::time::Duration;
 
 /// How long a stopped client stands still, at most.
 const STOP_MS_MAX: u64 = 10_000;
+/// How long a stalled channel looks at no answers, at most.
+const STALL_MS_MAX: u64 = 3000;
 /// Longer than anybody waits for a column without legs.
 const LONG: Duration = Duration::from_secs(30);
+
+/// What a client that is cut off does not reach.
+enum Stage {
+    Manager,
+    All,
+    Bricks,
+}
+
+/// See [`Life::besiege`].
+pub(crate) struct Siege {
+    client: u32,
+    stage: Stage,
+}
 
 impl Life {
     fn count(&mut self, name: &'static str) {
@@ -42,7 +57,10 @@ impl Life {
         if self.plan.damaged.is_some() {
             return self.mild_fault();
         }
-        match self.dice.roll(22) {
+        if let Some(siege) = self.siege.take() {
+            return self.go_on(siege);
+        }
+        match self.dice.roll(26) {
             0 => self.kill(),
             1 | 2 => self.light(),
             3..=6 => self.start(),
@@ -67,6 +85,8 @@ impl Life {
                 self.pass(LONG);
             }
             21 => self.hang_up(),
+            22 => self.besiege(),
+            23..=25 => self.stall(),
             _ => {}
         }
     }
@@ -82,6 +102,7 @@ impl Life {
             1 => self.replace_channel(),
             2 => self.weather(),
             3 => self.hang_up(),
+            5 => self.stall(),
             _ => self.damage(),
         }
     }
@@ -139,9 +160,6 @@ impl Life {
 
     /// All machines lose their power, those of the clients, too.
     fn black_out(&mut self) {
-        if !self.dice.one_in(3) {
-            return;
-        }
         self.count("power lost everywhere");
         for house in 0..self.plan.pools.len() {
             self.cluster.kill(house, Death::Power);
@@ -227,6 +245,71 @@ impl Life {
                 self.stop();
             }
             self.enter();
+        }
+    }
+
+    /// Begins to cut a client off, while another takes its volume: a brick
+    /// dies, and the manager does not answer to that.
+    fn besiege(&mut self) {
+        if !self.plan.is_contested || self.plan.copies < 2 || self.clients.len() != 1 {
+            return;
+        }
+        self.count("siege");
+        let client = self.clients[0].number;
+        tell!(self.cluster, "client {client} is cut off from the manager");
+        self.desk.cut(client);
+        self.kill();
+        self.siege = Some(Siege {
+            client,
+            stage: Stage::Manager,
+        });
+    }
+
+    /// The next stage of a siege: the client loses the bricks, too, and another
+    /// one enters; then it has the manager again; then all.
+    fn go_on(&mut self, Siege { client, stage }: Siege) {
+        if self.clients.iter().all(|other| other.number != client) {
+            return;
+        }
+        let next = match stage {
+            Stage::Manager => {
+                for house in 0..self.plan.pools.len() {
+                    self.cluster
+                        .net()
+                        .cut(Peer::Client(client), house, true, true);
+                }
+                tell!(self.cluster, "client {client} is cut off from all bricks");
+                self.enter();
+                Stage::All
+            }
+            Stage::All => {
+                tell!(self.cluster, "client {client} reaches the manager again");
+                self.desk.mend();
+                Stage::Bricks
+            }
+            Stage::Bricks => {
+                tell!(self.cluster, "the network is whole");
+                return self.cluster.net().mend();
+            }
+        };
+        let stage = next;
+        self.siege = Some(Siege { client, stage });
+    }
+
+    /// A thread of a client is busy with something else for a while.
+    fn stall(&mut self) {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let until = self.cluster.now() + self.dice.micros(STALL_MS_MAX * 1000);
+        let threads = self.clients.get_mut(at).map(|client| &mut client.threads);
+        if let Some(threads) = threads.filter(|threads| !threads.is_empty()) {
+            let thread = self.dice.roll(threads.len() as u64) as usize;
+            threads[thread].stopped_until = until;
+            let number = threads[thread].number;
+            tell!(self.cluster, "channel {number} stands still");
+            self.count("channel stalled");
+            if self.dice.one_in(2) {
+                self.hang_up();
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::cluster::{Cluster, tell};
 use crate::desk::Desk;
 use crate::dice::Dice;
+use crate::faults::Siege;
 use crate::history::History;
 use pagemesh_base::layout::Name;
 use pagemesh_manage::Kind;
@@ -114,6 +115,7 @@ pub(crate) struct Life {
     pub(crate) sectors: u64,
     pub(crate) next_beat: Duration,
     pub(crate) idle: u32,
+    pub(crate) siege: Option<Siege>,
     pub(crate) outcome: Outcome,
 }
 
@@ -152,6 +154,7 @@ impl Life {
             sectors,
             next_beat: HEARTBEAT,
             idle: 0,
+            siege: None,
             outcome: Outcome::default(),
         };
         life.enter();

@@ -55,6 +55,9 @@ impl Life {
         }
         for client in &mut self.clients {
             client.stopped_until = Duration::ZERO;
+            for thread in &mut client.threads {
+                thread.stopped_until = Duration::ZERO;
+            }
         }
     }
 

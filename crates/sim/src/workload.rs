@@ -1,6 +1,7 @@
 //! What clients ask of the volume, and what becomes of it.
 
 use crate::checker::{Ending, Kind, SECTOR, fill};
+use crate::client::{Asked, Client};
 use crate::cluster::tell;
 use crate::life::Life;
 use bytes::Bytes;
@@ -51,8 +52,17 @@ impl Life {
     fn send(&mut self, at: usize, thread: usize, operation: usize, request: Request) {
         self.next_value += 1;
         let token = self.next_value;
+        let from = match &request {
+            Request::Read { offset, .. } => *offset,
+            _ => 0,
+        };
+        let asked = Asked {
+            operation,
+            from,
+            begun: self.clients[at].witness.begin(),
+        };
         let thread = &mut self.clients[at].threads[thread];
-        thread.pending.insert(token, operation);
+        thread.pending.insert(token, asked);
         thread.channel.submit(Token(token), request);
     }
 
@@ -131,14 +141,23 @@ impl Life {
     pub(crate) fn reap(&mut self, at: usize) -> Result<bool, String> {
         let mut acted = false;
         let mut completions = vec![];
-        for thread in 0..self.clients[at].threads.len() {
-            let thread = &mut self.clients[at].threads[thread];
+        let now = self.cluster.now();
+        let Client {
+            threads, witness, ..
+        } = &mut self.clients[at];
+        let pending = threads.iter().flat_map(|thread| thread.pending.values());
+        witness.forget(pending.map(|asked| asked.begun).min().unwrap_or(u64::MAX));
+        for thread in threads.iter_mut().filter(|it| it.stopped_until <= now) {
             thread.channel.reap(&mut completions);
             for completion in completions.drain(..) {
                 acted = true;
                 let token = completion.token.0;
-                let operation = thread.pending.remove(&token);
-                let operation = operation
+                let asked = thread.pending.remove(&token);
+                let Asked {
+                    operation,
+                    from,
+                    begun,
+                } = asked
                     .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
                 let is_done = completion.result.is_ok();
                 self.outcome.acknowledged += u64::from(is_done);
@@ -152,7 +171,10 @@ impl Life {
                 };
                 tell!(self.cluster, "#{operation}: {word}");
                 match completion.result {
-                    Ok(Reply::Data(data)) => self.checker.read(operation, &data)?,
+                    Ok(Reply::Data(data)) => {
+                        witness.check(begun, from, &data)?;
+                        self.checker.read(operation, &data)?;
+                    }
                     Ok(_) => self.checker.end(operation, Ending::Done)?,
                     Err(SpaceError::NoSpace(_)) => {
                         if !self.plan.is_tight {

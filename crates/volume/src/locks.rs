@@ -9,6 +9,7 @@
 
 use crate::hub::KEEPER;
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -89,7 +90,8 @@ impl RangeLocks {
     pub(crate) fn acquire(&self, range: LockRange, holder: Holder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.line();
-        let waits = line.entries.iter().any(|e| e.range.overlaps(&range));
+        let mut waits = line.entries.iter().any(|e| e.range.overlaps(&range));
+        waits &= !defect::is(Defect::NoTurns);
         line.waiting += usize::from(waits);
         line.entries.push(Entry {
             range,

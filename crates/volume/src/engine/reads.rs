@@ -10,6 +10,7 @@ use super::{Engine, Outbox, Piece};
 use crate::limits::{PIECES_MAX, REPAIRS_MAX};
 use crate::status::Count;
 use crate::view::{Mask, Place};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -19,7 +20,7 @@ impl Engine {
         let piece = &mut self.pieces[slot as usize];
         piece.phase = Phase::Held;
         let column = piece.column;
-        if self.trails(slot) {
+        if self.trails(slot) && !defect::is(Defect::ReadOvertakes) {
             self.columns[column].trailing.push(slot);
         } else {
             self.send_read(slot, out);
@@ -119,7 +120,7 @@ impl Engine {
             let column = &mut self.columns[number];
             let late = std::mem::replace(&mut piece.pending, Mask::NONE);
             column.overdue.extend(late.legs().map(|leg| (leg, tag)));
-            let is_read = matches!(piece.act, Act::Read);
+            let is_read = matches!(piece.act, Act::Read) && !defect::is(Defect::ReadNotHeld);
             piece.answer = result.ok();
             if is_read && !out.is_still(piece.extent(), slot) {
                 piece.phase = Phase::Watching;
