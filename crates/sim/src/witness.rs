@@ -29,6 +29,8 @@ struct Served {
     connected: Moment,
     asked: Moment,
     answered: Moment,
+    /// Whether the layout of that moment let it be read.
+    was_sound: bool,
     offset: u64,
     data: Vec<u8>,
 }
@@ -57,13 +59,17 @@ impl Seen {
         self.now
     }
 
+    /// A read may go by the layout of when it was answered, or of when its
+    /// request ended: another part of that may have taken longer.
     fn is_sound(&self, served: &Served, begun: Moment) -> bool {
-        let standing = self.standing.get(&served.slice).copied();
-        let standing = standing.unwrap_or_default();
-        let since = standing.in_sync_since;
         served.answered > begun
-            && served.connected >= standing.left
-            && since.is_some_and(|since| served.asked >= since)
+            && (served.was_sound || self.may_serve(served.slice, served.connected, served.asked))
+    }
+
+    fn may_serve(&self, slice: SliceId, connected: Moment, asked: Moment) -> bool {
+        let standing = self.standing.get(&slice).copied().unwrap_or_default();
+        let since = standing.in_sync_since;
+        connected >= standing.left && since.is_some_and(|since| asked >= since)
     }
 }
 
@@ -174,7 +180,9 @@ impl<L: Leg> Leg for Watched<L> {
             let asked = self.asked.remove(tag);
             if let (Some((asked, offset)), Ok(SliceReply::Data(data))) = (asked, result) {
                 let answered = seen.tick();
+                let was_sound = seen.may_serve(self.slice, self.connected, asked);
                 seen.served.push(Served {
+                    was_sound,
                     slice: self.slice,
                     connected: self.connected,
                     asked,
