@@ -29,7 +29,11 @@ fn name(text: &str) -> &str {
 fn named(text: &str) -> BTreeSet<&str> {
     let quoted = text.split('`').skip(1).step_by(2);
     let looks = |word: &&str| {
-        name(word) == *word && word.len() >= NAME_CHARS_MIN && word.matches('_').count() >= 2
+        let lower = !word.contains(|c: char| c.is_ascii_uppercase());
+        lower
+            && name(word) == *word
+            && word.len() >= NAME_CHARS_MIN
+            && word.matches('_').count() >= 2
     };
     quoted.filter(looks).collect()
 }
