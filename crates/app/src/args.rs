@@ -381,8 +381,9 @@ pub enum Export {
         /// Refuse changes.
         #[arg(long)]
         read_only: bool,
-        /// Let idle processors sleep while clients are busy. Otherwise they poll, where this process may open
-        /// /dev/cpu_dma_latency: faster, but it costs power.
+        /// Let idle processors sleep while clients are busy. Otherwise they
+        /// poll, where this process may open /dev/cpu_dma_latency: faster, but
+        /// it costs power.
         #[arg(long)]
         no_keep_awake: bool,
         /// How often all copies are read in the background, and repaired where

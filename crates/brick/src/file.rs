@@ -382,10 +382,11 @@ pub fn open_sparse(path: &Path) -> Result<(Mapped, Claim), FileError> {
 
 fn open_with(path: &Path, space: Space) -> Result<(Mapped, Claim), FileError> {
     let (file, claim) = open_locked(path)?;
+    let block = superblock(path, &file)?;
     if space == Space::Allocated {
-        fill_holes(path, &file)?;
+        fill_holes(path, &file, block.geometry.pool_bytes)?;
     }
-    let (media, block) = map_pool(path, file)?;
+    let media = map_pool(path, file, &block)?;
     match block.boot {
         Some(boot) if boot != this_boot()? => Err(FileError::Restarted(path.into())),
         _ => Ok((media, claim)),
@@ -393,8 +394,7 @@ fn open_with(path: &Path, space: Space) -> Result<(Mapped, Claim), FileError> {
 }
 
 /// Allocates what a plain file lacks, as a copy does that leaves out zeroes.
-fn fill_holes(path: &Path, file: &File) -> Result<(), FileError> {
-    let size_bytes = superblock(path, file)?.geometry.pool_bytes;
+fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError> {
     let found = file.metadata().map_err(system("look at", path))?;
     // An estimate: file systems count blocks of their own among the file's.
     let missing_bytes = size_bytes.saturating_sub(found.blocks() * STAT_BLOCK_BYTES);
@@ -419,13 +419,11 @@ fn fill_holes(path: &Path, file: &File) -> Result<(), FileError> {
 }
 
 /// Maps what is a pool by its superblock, as the class it has.
-fn map_pool(path: &Path, file: File) -> Result<(Mapped, Superblock), FileError> {
-    let block = superblock(path, &file)?;
+fn map_pool(path: &Path, file: File, block: &Superblock) -> Result<Mapped, FileError> {
     let size_bytes = block.geometry.pool_bytes;
     check_length(path, &file, size_bytes)?;
     let media = map(path, file, size_bytes)?;
-    let media = take_up(path, media, block.stated)?;
-    Ok((media, block))
+    take_up(path, media, block.stated)
 }
 
 /// A pool that is locked and mapped, and not recovered: to be checked.
@@ -447,7 +445,8 @@ pub fn open_offline(path: &Path) -> Result<Offline, FileError> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(FileError::InUse(path.into())),
         Err(cause) => return Err(system("lock", path)(cause.into())),
     }
-    let (media, _) = map_pool(path, file)?;
+    let block = superblock(path, &file)?;
+    let media = map_pool(path, file, &block)?;
     Ok(Offline {
         path: path.into(),
         media,

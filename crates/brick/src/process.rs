@@ -8,12 +8,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+/// A field of a process's `stat`, by its number in proc(5), from 3 on; none if
+/// the process is gone.
+fn stat(pid: u32, number: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; the third field follows it.
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_ascii_whitespace().nth(number - 3)?.to_owned())
+}
+
 /// The start time of a process, in clock ticks since boot; none if it is gone.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; field 22 counts from 1.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    stat(pid, 22)?.parse().ok()
 }
 
 /// Whether the process that started then has a thread that may still run.
@@ -37,13 +43,7 @@ pub(crate) fn is_running(pid: u32, started: u64) -> bool {
 
 /// Whether a process is stopped, by a signal or a debugger.
 pub(crate) fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    // The name, in parentheses, may hold anything; the state follows it.
-    let state = stat.ok().and_then(|it| {
-        let (_, rest) = it.rsplit_once(')')?;
-        rest.trim_start().chars().next()
-    });
-    matches!(state, Some('T' | 't'))
+    matches!(stat(pid, 3).as_deref(), Some("T" | "t"))
 }
 
 /// Ends a process for good, if it is still the one that started then.

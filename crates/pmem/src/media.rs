@@ -13,6 +13,14 @@ impl Unfenced {
     pub fn and(self, _other: Unfenced) -> Unfenced {
         self
     }
+
+    /// The same with what there may have been before.
+    pub fn after(self, earlier: Option<Unfenced>) -> Unfenced {
+        match earlier {
+            Some(earlier) => earlier.and(self),
+            None => self,
+        }
+    }
 }
 
 /// Proof that a fence followed the stores it was made from.

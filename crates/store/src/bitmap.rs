@@ -91,10 +91,7 @@ impl Bitmap {
             }
             let at = bitmap.at + first * LINE_BYTES;
             let (_, streamed) = M::stream_page(&[(media, at)], &page);
-            stores = Some(match stores {
-                Some(earlier) => earlier.and(streamed),
-                None => streamed,
-            });
+            stores = Some(streamed.after(stores.take()));
         }
         if let Some(stores) = stores {
             let _fenced = media.fence(stores);
@@ -269,10 +266,7 @@ impl Bitmap {
             }
             mended += 1;
             let streamed = media.stream_line(self.line_at(number), &line);
-            stores = Some(match stores {
-                Some(earlier) => earlier.and(streamed),
-                None => streamed,
-            });
+            stores = Some(streamed.after(stores.take()));
         }
         (mended, stores)
     }
@@ -285,10 +279,7 @@ impl Bitmap {
             self.is_dirty[number / 64] = 0;
             let line = self.line(number);
             let streamed = media.stream_line(self.line_at(number), &bytes_of(&line));
-            stores = Some(match stores {
-                Some(earlier) => earlier.and(streamed),
-                None => streamed,
-            });
+            stores = Some(streamed.after(stores.take()));
         }
         self.dirty.clear();
         stores

@@ -8,7 +8,7 @@
 //! before they take a seq.
 
 use crate::defect::{self, Defect};
-use crate::geometry::{FRAME_ENTRY_BYTES, OBJECT_BYTES};
+use crate::geometry::OBJECT_BYTES;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
@@ -63,10 +63,7 @@ impl Pass {
     }
 
     fn add(&mut self, stores: Unfenced) {
-        self.stores = Some(match self.stores.take() {
-            Some(earlier) => earlier.and(stores),
-            None => stores,
-        });
+        self.stores = Some(stores.after(self.stores.take()));
     }
 }
 
@@ -399,8 +396,7 @@ impl<M: Media> Pool<M> {
             if let Some(frame) = new {
                 pass.used.push(frame.0);
                 if record.level == 0 && !self.view.has_overlay() {
-                    let at = (self.view.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES)
-                        as usize;
+                    let at = self.view.geometry.frame_entry_at(frame);
                     if at / LINE_BYTES != pass.frame_line
                         && !defect::is(Defect::FrameTableNotFlushed)
                     {
@@ -455,7 +451,10 @@ impl<M: Media> Pool<M> {
             for (i, change) in record.changes.iter().enumerate() {
                 data.store(at + i * 8, change.new.encode());
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    data.store(self.view.frame_entry_at(frame), u64::from(change.data_crc));
+                    data.store(
+                        self.view.geometry.frame_entry_at(frame),
+                        u64::from(change.data_crc),
+                    );
                 }
             }
             pass.add(data.flush(at, record.changes.len() * 8));
@@ -534,7 +533,7 @@ impl<M: Media> Pool<M> {
         if let Location::At(at) = self.view.locate(record.object, record.level, record.page)? {
             for (i, change) in record.changes.iter().enumerate() {
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    let at = self.view.frame_entry_at(frame);
+                    let at = self.view.geometry.frame_entry_at(frame);
                     self.view.meta.store(at, u64::from(change.data_crc));
                 }
                 // Whoever finds it swapped already was the session itself.
@@ -568,11 +567,11 @@ impl<M: Media> Pool<M> {
     /// Whether a slot holds what the record says: it was committed, and its
     /// page was damaged since.
     fn is_swapped(&self, record: &Record) -> Result<bool, ObjectError> {
-        let Location::At(at) = self.view.locate(record.object, record.level, record.page)? else {
-            return Ok(false);
-        };
-        let mut changes = (at..).step_by(8).zip(&record.changes);
-        Ok(changes.any(|(at, change)| self.view.meta.load(at) == change.new.encode()))
+        let found = self.view.locate(record.object, record.level, record.page)?;
+        Ok(match found {
+            Location::At(at) => record.is_in(&*self.view.meta, at),
+            Location::Unlinked(_) => false,
+        })
     }
 
     fn has_data(&self, record: &Record) -> bool {
@@ -705,7 +704,10 @@ impl<M: Media> Pool<M> {
         }
         let (new, data_crc) = match old.frame() {
             Some(frame) => {
-                let crc = self.view.meta.load(self.view.frame_entry_at(frame)) as u32;
+                let crc =
+                    self.view
+                        .meta
+                        .load(self.view.geometry.frame_entry_at(frame)) as u32;
                 (old.map(frame, round), crc)
             }
             None => (old.unmap(round), 0),

@@ -1,6 +1,7 @@
 //! Where everything lies in a pool: a function of its size alone.
 
 use crate::bitmap::LINE_FRAMES;
+use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
 
@@ -152,6 +153,12 @@ impl Geometry {
     #[must_use]
     pub fn frame_numbers(&self) -> Range<u64> {
         self.frames.start / PAGE..self.frames.end() / PAGE
+    }
+
+    /// Where the frame table's word of a frame lies.
+    #[must_use]
+    pub fn frame_entry_at(&self, frame: FrameNo) -> usize {
+        (self.frame_table.start + frame.0 * FRAME_ENTRY_BYTES) as usize
     }
 
     /// Entries of the object table.

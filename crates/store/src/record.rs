@@ -12,6 +12,7 @@ use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::checksum::{crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::LINE_BYTES;
+use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_words;
 use uuid::Uuid;
 
@@ -246,6 +247,13 @@ fn entry_at(index: usize) -> (usize, usize) {
 }
 
 impl Record {
+    /// Whether some slot holds what the record put there; the first of them lies
+    /// at `at`.
+    pub(crate) fn is_in<M: Media>(&self, media: &M, at: usize) -> bool {
+        let mut changes = (at..).step_by(8).zip(&self.changes);
+        changes.any(|(at, change)| media.load(at) == change.new.encode())
+    }
+
     /// Appends the record to `into`, for [`seal`] to finish.
     ///
     /// # Panics

@@ -9,7 +9,7 @@
 
 use crate::bitmap::{BadLine, Bitmap};
 use crate::defect::{self, Defect};
-use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
+use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::in_flight;
 use crate::lane::{Damage, Lane};
 use crate::object::{COPY_AT, COPY_BYTES, HEIGHT, Object, ROOT_AT};
@@ -471,11 +471,10 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
         let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
-        let Ok(Location::At(at)) = table.locate(record.level, record.page) else {
-            return false;
-        };
-        let mut changes = (at..).step_by(8).zip(&record.changes);
-        changes.any(|(at, change)| self.media.load(at) == change.new.encode())
+        match table.locate(record.level, record.page) {
+            Ok(Location::At(at)) => record.is_in(self.media, at),
+            _ => false,
+        }
     }
 
     fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
@@ -578,9 +577,9 @@ impl<'m, M: Media> Replay<'m, M> {
             self.stores.push(stores);
         }
         if let (0, Some(frame)) = (level, new.frame()) {
-            let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
-            self.media.store(entry as usize, u64::from(data_crc));
-            self.stores.push(self.media.flush(entry as usize, 8));
+            let entry = self.geometry.frame_entry_at(frame);
+            self.media.store(entry, u64::from(data_crc));
+            self.stores.push(self.media.flush(entry, 8));
         }
         self.media.store(at, new.encode());
     }

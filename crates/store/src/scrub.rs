@@ -17,9 +17,8 @@ use crate::pool::{OWN, Pool};
 use crate::recovery::{PoolError, store_entry, superblock_pages, write_superblock};
 use crate::slot::Slot;
 use crate::superblock::Superblock;
-use crate::table::{BadTable, Location, reach};
-use crate::view::{NODE_SLOTS, frame_at};
-use pagemesh_base::ids::{FrameNo, ObjectId, PageNo};
+use crate::table::{BadTable, Location, reach, slots_in_use};
+use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
@@ -273,12 +272,7 @@ impl<M: Media> Pool<M> {
         let Some(frame) = slot.frame() else {
             return slot == Slot::EMPTY;
         };
-        self.view.geometry.frame_numbers().contains(&frame.0) && self.is_node(frame)
-    }
-
-    fn is_node(&self, frame: FrameNo) -> bool {
-        let load = |i| self.view.meta.load(frame_at(frame) + i * 8);
-        let slots: Vec<u64> = (0..NODE_SLOTS as usize).map(load).collect();
-        slots.iter().all(|bits| Slot::decode(*bits).is_ok()) && slots.iter().any(|bits| *bits != 0)
+        self.view.geometry.frame_numbers().contains(&frame.0)
+            && slots_in_use(&*self.view.meta, frame).is_some_and(|slots| slots > 0)
     }
 }

@@ -403,7 +403,9 @@ impl<M: Media> Session<M> {
         for (change, &frame) in self.record.changes.iter_mut().zip(&self.frames) {
             change.new = change.old.map(frame, self.round);
             // Its store would else be waited for by the swap of the slot.
-            self.view.meta.prefetch(self.view.frame_entry_at(frame));
+            self.view
+                .meta
+                .prefetch(self.view.geometry.frame_entry_at(frame));
         }
     }
 
@@ -942,7 +944,7 @@ fn fill_changes<M: Media>(
         // by a check of the pool; nothing is freed on the word of damage.
         let old = match Slot::decode(session.view.meta.load(at)) {
             Err(_) => Slot::EMPTY,
-            Ok(_) => session.view.slot(at, PageNo(page.0 + i as u64))?,
+            Ok(slot) => session.view.within(slot, PageNo(page.0 + i as u64))?,
         };
         session.record.changes.push(Change {
             old,
@@ -964,10 +966,7 @@ fn commit<M: Media>(
 ) -> Result<(), Failure> {
     for member in members.iter_mut() {
         let streamed = member.session.stream_record();
-        stores = Some(match stores {
-            Some(earlier) => earlier.and(streamed),
-            None => streamed,
-        });
+        stores = Some(streamed.after(stores.take()));
     }
     if defect::is(Defect::UnlockBeforeFence) {
         for Member { session, .. } in members.iter() {
@@ -982,7 +981,7 @@ fn commit<M: Media>(
         let session = &mut *member.session;
         for change in &session.record.changes {
             if let Some(frame) = change.new.frame() {
-                let at = session.view.frame_entry_at(frame);
+                let at = session.view.geometry.frame_entry_at(frame);
                 session.view.meta.store(at, u64::from(change.data_crc));
             }
         }

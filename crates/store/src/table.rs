@@ -83,6 +83,19 @@ pub fn reach(height: u8) -> u64 {
     1 << (NODE_SHIFT * u32::from(height))
 }
 
+/// How many slots of a node name something; none if not all of them are slots,
+/// so that the frame is no sound node.
+pub(crate) fn slots_in_use<M: Media>(media: &M, node: FrameNo) -> Option<usize> {
+    let slots = (0..1 << NODE_SHIFT)
+        .map(|slot| media.load(node.0 as usize * PAGE_BYTES + slot * SLOT_BYTES));
+    let mut in_use = 0;
+    for bits in slots {
+        Slot::decode(bits).ok()?;
+        in_use += usize::from(bits != 0);
+    }
+    Some(in_use)
+}
+
 impl<'m, M: Media> Table<'m, M> {
     /// The table of `height` whose root slot lies at byte `root_at`, in a pool
     /// whose frames are `frames`.

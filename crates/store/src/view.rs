@@ -6,7 +6,7 @@
 //! never changes anything.
 
 use crate::control::Control;
-use crate::geometry::{FRAME_ENTRY_BYTES, Geometry, OBJECT_BYTES};
+use crate::geometry::{Geometry, OBJECT_BYTES};
 use crate::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::slot::Slot;
 use crate::table::{BadTable, Location, Table};
@@ -251,17 +251,17 @@ impl<M: Media> View<M> {
     /// A data slot, checked.
     pub(crate) fn slot(&self, at: usize, page: PageNo) -> Result<Slot, StoreError> {
         let slot = Slot::decode(self.meta.load(at)).map_err(|_| damaged_page(page))?;
+        self.within(slot, page)
+    }
+
+    /// A data slot whose frame the pool has.
+    pub(crate) fn within(&self, slot: Slot, page: PageNo) -> Result<Slot, StoreError> {
         match slot.frame() {
             Some(frame) if !self.geometry.frame_numbers().contains(&frame.0) => {
                 Err(damaged_page(page))
             }
             _ => Ok(slot),
         }
-    }
-
-    /// Where the frame table's word of a frame lies.
-    pub(crate) fn frame_entry_at(&self, frame: FrameNo) -> usize {
-        (self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES) as usize
     }
 
     /// Copies the page behind the slot at `at` out. Returns its checksum, or
@@ -278,7 +278,7 @@ impl<M: Media> View<M> {
                 into.fill(0);
                 return Ok(None);
             };
-            let expected = self.meta.load(self.frame_entry_at(frame)) as u32;
+            let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
             self.data.read(frame_at(frame), into);
             let found = crc32c(into);
             // The load of the slot must not move up before the copy.

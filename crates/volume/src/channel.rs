@@ -405,9 +405,11 @@ impl Core {
                 continue;
             }
             let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
-            let now = current.and_then(|connection| connection.leg.now());
-            if let Some(now) = now {
-                self.ports.hedges[column].answered(answer.tag, leg, now);
+            let hedge = &mut self.ports.hedges[column];
+            if hedge.is_expecting()
+                && let Some(now) = current.and_then(|connection| connection.leg.now())
+            {
+                hedge.answered(answer.tag, leg, now);
             }
             let ports = &mut self.ports;
             self.engine

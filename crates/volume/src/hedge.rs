@@ -47,6 +47,11 @@ impl Hedge {
         self.sent.push_back(Sent { tag, leg, at });
     }
 
+    /// Whether any read has no answer: only then a time is worth asking for.
+    pub(crate) fn is_expecting(&self) -> bool {
+        !self.sent.is_empty() || !self.late.is_empty()
+    }
+
     pub(crate) fn answered(&mut self, tag: u64, leg: usize, now: Instant) {
         let is_it = |sent: &Sent| sent.tag == tag && sent.leg == leg;
         let sent = match self.sent.iter().position(is_it) {

@@ -105,10 +105,7 @@ impl Plan {
         for &(at, word) in &self.words {
             media.store(at, word);
             let flushed = media.flush(at, 8);
-            stores = Some(match stores {
-                Some(earlier) => earlier.and(flushed),
-                None => flushed,
-            });
+            stores = Some(flushed.after(stores.take()));
         }
         if let Some(stores) = stores {
             let _fenced = media.fence(stores);

@@ -1,13 +1,13 @@
 //! Following every page table of a pool, once, and noting each frame.
 
 use super::{Options, Place, Plan, Remedy, Report, What};
-use crate::geometry::{FRAME_ENTRY_BYTES, Geometry};
+use crate::geometry::Geometry;
 use crate::object::{HEIGHT, Object};
 use crate::seen::Seen;
 use crate::slot::Slot;
 use crate::superblock::Superblock;
-use crate::table::reach;
-use crate::view::{NODE_SLOTS, frame_at};
+use crate::table::{reach, slots_in_use};
+use crate::view::frame_at;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
@@ -150,8 +150,8 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
     fn sums(&self, frame: FrameNo) -> (u32, u32) {
         let mut bytes = [0; PAGE_BYTES];
         self.media.read(frame_at(frame), &mut bytes);
-        let entry = self.geometry.frame_table.start + frame.0 * FRAME_ENTRY_BYTES;
-        (crc32c(&bytes), self.media.load(entry as usize) as u32)
+        let entry = self.geometry.frame_entry_at(frame);
+        (crc32c(&bytes), self.media.load(entry) as u32)
     }
 
     /// The slot as it is, or as it was before a bit flipped.
@@ -185,9 +185,7 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
             let (found, expected) = self.sums(frame);
             return found == expected;
         }
-        let at = frame_at(frame);
-        let slots = (0..NODE_SLOTS as usize).map(|i| self.media.load(at + i * 8));
-        slots.into_iter().all(|bits| Slot::decode(bits).is_ok())
+        slots_in_use(self.media, frame).is_some()
     }
 
     /// What is below this slot is not known any more.

@@ -6,7 +6,7 @@
 //! read has shown is on every leg. (Extents are hints, and do not wait.)
 
 use super::piece::{Act, Phase, tag_of};
-use super::{Engine, Outbox, Piece};
+use super::{Column, Engine, Outbox, Piece};
 use crate::limits::{PIECES_MAX, REPAIRS_MAX};
 use crate::status::Count;
 use crate::view::{Mask, Place};
@@ -49,20 +49,7 @@ impl Engine {
         if let Some(leg) = column.choose(piece.failed) {
             piece.phase = Phase::Sent;
             piece.epoch = self.view.epoch;
-            piece.pending = Mask::of(leg);
-            column.load[leg] += 1;
-            let offset = piece.offset;
-            let request = match piece.act {
-                Act::Read => SliceRequest::Read {
-                    offset,
-                    len: piece.len as u32,
-                },
-                _ => SliceRequest::Extents {
-                    offset,
-                    len: piece.len,
-                },
-            };
-            out.send(piece.column, Mask::of(leg), tag_of(slot, piece), request);
+            ask(piece, slot, column, leg, out);
         } else if column.is_failed() {
             self.fail_unavailable(slot, out);
         } else if !column.in_sync.is_empty() && piece.failed.covers(column.in_sync) {
@@ -86,12 +73,8 @@ impl Engine {
         };
         let column = &mut self.columns[piece.column];
         if let Some(leg) = column.choose(piece.failed.or(piece.pending)) {
-            piece.pending.add(leg);
-            column.load[leg] += 1;
             out.count(Count::ReadsHedged, 1);
-            let (offset, len) = (piece.offset, piece.len as u32);
-            let request = SliceRequest::Read { offset, len };
-            out.send(piece.column, Mask::of(leg), tag, request);
+            ask(piece, slot, column, leg, out);
         }
     }
 
@@ -261,4 +244,19 @@ impl Engine {
             None => SpaceError::Unavailable(format!("bricks {} gave no answer", place())),
         }
     }
+}
+
+/// Asks one more leg for what a piece reads.
+fn ask(piece: &mut Piece, slot: u32, column: &mut Column, leg: usize, out: &mut impl Outbox) {
+    piece.pending.add(leg);
+    column.load[leg] += 1;
+    let (offset, len) = (piece.offset, piece.len);
+    let request = match piece.act {
+        Act::Read => SliceRequest::Read {
+            offset,
+            len: len as u32,
+        },
+        _ => SliceRequest::Extents { offset, len },
+    };
+    out.send(piece.column, Mask::of(leg), tag_of(slot, piece), request);
 }

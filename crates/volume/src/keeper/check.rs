@@ -1,6 +1,6 @@
 //! Comparing the legs of a volume while it is in use.
 
-use super::copy::{self, CopyError, Holes, Party, chunks};
+use super::copy::{self, Holes, Party, chunks};
 use super::reform::lost_if_gone;
 use super::settle::differs;
 use super::state::State;
@@ -144,7 +144,7 @@ async fn repair(
     let from = copy::parties(state, column, legs.without(bad));
     let to = copy::parties(state, column, bad);
     let mut repaired = copy::copy_chunk(state, &from, &to, place, Holes::Cleared).await;
-    if matches!(&repaired, Err(failure) if is_damage(failure) && bad.has(failure.leg)) {
+    if matches!(&repaired, Err(failure) if failure.is_damage() && bad.has(failure.leg)) {
         // A hole, over a slot that does not say what it was.
         repaired = copy::copy_chunk(state, &from, &to, place, Holes::Written).await;
     }
@@ -153,7 +153,7 @@ async fn repair(
     };
     lost_if_gone(state, column, failure.leg, &failure.error);
     state.hub.tally.add(Count::RepairsFailed, 1);
-    match is_damage(&failure) {
+    match failure.is_damage() {
         true => {
             let keeps = &state.model().columns[column].legs;
             let brick = keeps[failure.leg].leg.brick;
@@ -164,10 +164,6 @@ async fn repair(
         }
         false => Err(format!("repairing failed: {}", failure.error)),
     }
-}
-
-fn is_damage(failure: &CopyError) -> bool {
-    matches!(failure.error, SliceError::Damaged { .. })
 }
 
 /// Which legs cannot read a page, and whether the others differ.

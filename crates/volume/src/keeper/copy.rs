@@ -19,6 +19,16 @@ pub(super) struct CopyError {
     pub error: SliceError,
 }
 
+impl CopyError {
+    pub(super) fn is_damage(&self) -> bool {
+        matches!(self.error, SliceError::Damaged { .. })
+    }
+
+    pub(super) fn is_damage_of(&self, leg: usize) -> bool {
+        self.leg == leg && self.is_damage()
+    }
+}
+
 pub(super) struct Party {
     pub leg: usize,
     pub control: Rc<Control>,
@@ -65,7 +75,7 @@ pub(super) async fn copy_chunk(
     let mut last = None;
     for source in from {
         match copy_from(state, source, to, (offset, len), holes).await {
-            Err(failure) if is_damage(&failure, source) => last = Some(failure),
+            Err(failure) if failure.is_damage_of(source.leg) => last = Some(failure),
             other => return other,
         }
     }
@@ -85,17 +95,13 @@ pub(super) async fn copy_chunk(
         for source in from {
             let one = (at, page.min(offset + len - at));
             done = copy_from(state, source, to, one, holes).await;
-            if !matches!(&done, Err(failure) if is_damage(failure, source)) {
+            if !matches!(&done, Err(failure) if failure.is_damage_of(source.leg)) {
                 break;
             }
         }
         done?;
     }
     Ok(())
-}
-
-fn is_damage(failure: &CopyError, source: &Party) -> bool {
-    failure.leg == source.leg && matches!(failure.error, SliceError::Damaged { .. })
 }
 
 async fn copy_from(

@@ -112,7 +112,7 @@ async fn make_equal(
         let range = (offset, len);
         let copied = copy::copy_chunk(state, &winner, &targets, range, Holes::Cleared).await;
         match copied {
-            Err(failure) if is_damage(&failure, &unequal) => {
+            Err(failure) if failure.is_damage_of(unequal.winner) => {
                 make_pages_equal(state, column, in_sync, unequal, range).await?;
             }
             other => other.map_err(|failure| told(state, column, failure))?,
@@ -120,10 +120,6 @@ async fn make_equal(
         state.hub.tally.add(Count::BytesSettled, len);
     }
     Ok(())
-}
-
-fn is_damage(failure: &CopyError, unequal: &Unequal) -> bool {
-    failure.leg == unequal.winner && matches!(failure.error, SliceError::Damaged { .. })
 }
 
 fn told(state: &State, column: usize, CopyError { leg, error }: CopyError) -> Interrupted {
@@ -152,9 +148,7 @@ async fn make_pages_equal(
             let from = parties(state, column, Mask::of(source));
             let to = parties(state, column, all.without(Mask::of(source)));
             copied = copy::copy_chunk(state, &from, &to, one, Holes::Cleared).await;
-            let damaged = |failure: &CopyError| {
-                failure.leg == source && matches!(failure.error, SliceError::Damaged { .. })
-            };
+            let damaged = |failure: &CopyError| failure.is_damage_of(source);
             if !copied.as_ref().is_err_and(damaged) {
                 break;
             }
