@@ -71,9 +71,14 @@ impl Kept {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    fn restart_if_ended(&mut self) {
-        if self.is_running() || self.started.elapsed() < RESTART_PAUSE {
-            return;
+    /// Starts it again if it ended, or says when that may be done.
+    fn restart_if_ended(&mut self) -> Option<Instant> {
+        if self.is_running() {
+            return None;
+        }
+        let due = self.started + RESTART_PAUSE;
+        if Instant::now() < due {
+            return Some(due);
         }
         eprintln!(
             "{} ended ({}); starting it again",
@@ -82,8 +87,14 @@ impl Kept {
         );
         self.started = Instant::now();
         match spawn(&self.arguments, &self.log) {
-            Ok((child, from)) => (self.child, self.log_from) = (child, from),
-            Err(cause) => eprintln!("{} was not started: {cause:#}", self.name),
+            Ok((child, from)) => {
+                (self.child, self.log_from) = (child, from);
+                None
+            }
+            Err(cause) => {
+                eprintln!("{} was not started: {cause:#}", self.name);
+                Some(self.started + RESTART_PAUSE)
+            }
         }
     }
 
@@ -191,9 +202,11 @@ impl Cluster {
         }
     }
 
-    /// Starts children again that ended.
-    pub fn tend(&mut self) {
-        self.children.iter_mut().for_each(Kept::restart_if_ended);
+    /// Starts children again that ended. Those that ended too soon are left
+    /// until the moment that it returns.
+    pub fn tend(&mut self) -> Option<Instant> {
+        let kept = self.children.iter_mut();
+        kept.filter_map(Kept::restart_if_ended).min()
     }
 
     /// The processes of the bricks.

@@ -164,7 +164,7 @@ fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {
         let serving = scope.spawn(move || {
             let served = server.serve();
             // The other side may be waiting for a signal.
-            let _ = tell.send(());
+            tell.end();
             served
         });
         ending.wait();

@@ -13,10 +13,6 @@ use pagemesh_base::key::Key;
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// How often children are looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Runs a cluster until it is told to end.
 pub fn run(args: &args::Up) -> anyhow::Result<()> {
@@ -36,9 +32,7 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
     let key_is_shared = share_key(&cluster.url, &cluster.key);
     println!("ready {}", cluster.url);
     greet(&dir, &cluster.url, key_is_shared, args);
-    while !ending.within(LOOK_INTERVAL) {
-        cluster.tend();
-    }
+    while !ending.or_child(cluster.tend()) {}
     println!("ending; the data stays in {}", dir.display());
     Ok(())
 }

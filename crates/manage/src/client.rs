@@ -15,7 +15,10 @@ use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
-use ureq::http::{Method, Request, Response};
+use ureq::config::Config;
+use ureq::http::{Method, Request, Response, Uri};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Body};
 
 /// A connection must be there in this time.
@@ -99,6 +102,30 @@ pub enum ManagerError {
     },
 }
 
+/// Looks up names of hosts. An address needs no look-up, so it does without
+/// the thread that the library starts for each, which was most of the work of
+/// a heartbeat.
+#[derive(Debug, Default)]
+struct Addresses(DefaultResolver);
+
+impl Resolver for Addresses {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        match uri.authority().map(|at| at.as_str().parse()) {
+            Some(Ok(address)) => {
+                let mut found = self.empty();
+                found.push(address);
+                Ok(found)
+            }
+            _ => self.0.resolve(uri, config, timeout),
+        }
+    }
+}
+
 /// A client of one manager. Clones share connections.
 #[derive(Clone)]
 pub struct Client {
@@ -129,7 +156,7 @@ impl Client {
             .user_agent(concat!("pagemesh/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(Client {
-            agent: config.into(),
+            agent: Agent::with_parts(config, DefaultConnector::new(), Addresses::default()),
             url: base(url)?,
             authorization: format!("Bearer {}", token(key)),
         })
