@@ -452,4 +452,7 @@ pub enum Bench {
     Peers(Measure),
     /// How long a pool takes to recover after its brick was killed under load.
     Recovery(Measure),
+    /// What three bricks, a manager and an export take of a processor while
+    /// nobody uses them.
+    Idle(Measure),
 }

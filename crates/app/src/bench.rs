@@ -15,7 +15,7 @@ use pagemesh_base::layout::Name;
 use pagemesh_bench::peers::{self, Peer, process_cpu};
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{load, ramp, sweep, table};
+use pagemesh_bench::{idle, load, ramp, sweep, table};
 use pagemesh_manage::wire::CreateVolume;
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
@@ -31,6 +31,8 @@ const VOLUME_BYTES: u64 = 1 << 30;
 const ROOM_BYTES: u64 = 512 << 20;
 /// Operations of one part of a round of `session`, per second asked for.
 const SESSION_OPERATIONS_PER_S: u64 = 400_000;
+/// What work left behind is over by then.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// A cluster that is gone when dropped.
 struct Scratch {
@@ -40,7 +42,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn start(measure: &Measure, volumes: u64) -> anyhow::Result<Scratch> {
+    fn start(measure: &Measure, bricks: u32, volumes: u64) -> anyhow::Result<Scratch> {
         let ending = Ending::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
@@ -48,7 +50,7 @@ impl Scratch {
         let plan = Plan {
             dir: dir.path(),
             pools: pools.path(),
-            bricks: 2,
+            bricks,
             size_bytes: VOLUME_BYTES * volumes + ROOM_BYTES,
             listen: "127.0.0.1:0",
         };
@@ -163,6 +165,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
         Bench::Table { measure, transport } => finish(&table(measure, *transport)?, measure),
         Bench::Peers(measure) => finish(&peers(measure)?, measure),
         Bench::Recovery(measure) => finish(&recovery::run(measure)?, measure),
+        Bench::Idle(measure) => finish(&idle(measure)?, measure),
     }
 }
 
@@ -180,7 +183,7 @@ fn finish(report: &Report, measure: &Measure) -> anyhow::Result<()> {
 }
 
 fn session(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 1)?;
+    let scratch = Scratch::start(measure, 2, 1)?;
     let name: Name = "session".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, args::Transport::Map)?;
@@ -215,7 +218,7 @@ fn swept(measure: &Measure, class: String, transport: args::Transport) -> sweep:
 }
 
 fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 1)?;
+    let scratch = Scratch::start(measure, 2, 1)?;
     let name: Name = "ramp".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
@@ -227,7 +230,7 @@ fn ramp(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report>
 }
 
 fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 1)?;
+    let scratch = Scratch::start(measure, 2, 1)?;
     let name: Name = "table".parse()?;
     let class = scratch.create(&name)?;
     let volume = scratch.attach(&name, transport)?;
@@ -243,7 +246,7 @@ fn table(measure: &Measure, transport: args::Transport) -> anyhow::Result<Report
 }
 
 fn peers(measure: &Measure) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2)?;
+    let scratch = Scratch::start(measure, 2, 2)?;
     let options = peers::Options {
         rounds: measure.rounds,
         runtime: Duration::from_secs(measure.seconds),
@@ -271,4 +274,29 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
     peers.push(Peer::qemu_quorum(options.size_bytes)?);
     Ok(peers::run_peers(&peers, &options)?)
+}
+
+fn idle(measure: &Measure) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure, 3, 1)?;
+    let name: Name = "idle".parse()?;
+    let class = scratch.create(&name)?;
+    let (exporter, _) = scratch.export(&name, "map")?;
+    std::thread::sleep(SETTLE);
+    let mut cluster = scratch.cluster.pids();
+    // This process looks after the others as `up` does.
+    cluster.push(std::process::id());
+    let group = |name: &str, pids| idle::Group {
+        name: name.into(),
+        pids,
+    };
+    let groups = [
+        group("3 bricks, manager, up", cluster),
+        group("export", vec![exporter.0.id()]),
+    ];
+    let options = idle::Options {
+        rounds: measure.rounds,
+        runtime: Duration::from_secs(measure.seconds),
+        class,
+    };
+    Ok(idle::run_idle(&groups, &options)?)
 }

@@ -209,12 +209,14 @@ impl Cluster {
         kept.filter_map(Kept::restart_if_ended).min()
     }
 
+    /// The processes: the manager's, then the bricks'.
+    pub fn pids(&self) -> Vec<u32> {
+        self.children.iter().map(|kept| kept.child.id()).collect()
+    }
+
     /// The processes of the bricks.
     pub fn brick_pids(&self) -> Vec<u32> {
-        self.children[1..]
-            .iter()
-            .map(|kept| kept.child.id())
-            .collect()
+        self.pids().split_off(1)
     }
 }
 

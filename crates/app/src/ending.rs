@@ -41,7 +41,8 @@ impl Ending {
     /// input if `with_stdin`.
     pub fn listen(with_stdin: bool) -> anyhow::Result<Ending> {
         let (tell, events) = mpsc::channel();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD]).context("cannot listen for signals")?;
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGCHLD]).context("cannot listen for signals")?;
         let on_signal = tell.clone();
         std::thread::Builder::new()
             .name("signals".into())

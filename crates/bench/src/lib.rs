@@ -17,6 +17,7 @@
 #![warn(missing_docs)]
 
 mod error;
+pub mod idle;
 pub mod load;
 pub mod peers;
 pub mod plot;

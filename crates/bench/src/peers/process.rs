@@ -6,9 +6,11 @@
 //! to a file, so that a talkative program never blocks.
 
 use crate::error::BenchError;
+use nix::time::clock_getcpuclockid;
+use nix::unistd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
 use std::os::fd::OwnedFd;
 use std::process::{Command, ExitStatus, Stdio};
@@ -167,45 +169,12 @@ pub(crate) fn require(program: &'static str, package: &'static str) -> Result<()
     Child::spawn(program, command, package)?.succeed_within(VERSION_MAX)
 }
 
-/// CPU time that a process has used, all its threads together; nothing if it
-/// is gone.
+/// CPU time that a process has used, all its threads together, also those that
+/// have ended, to the nanosecond; nothing if it is gone.
 pub fn process_cpu(pid: u32) -> Option<Duration> {
-    // Threads that have ended are in the ticks only.
-    threads_cpu(pid).max(ticks_cpu(pid))
-}
-
-/// The sum over the threads that are alive, to the nanosecond: the first field
-/// of schedstat.
-fn threads_cpu(pid: u32) -> Option<Duration> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let of_thread = |entry: fs::DirEntry| {
-        let text = fs::read_to_string(entry.path().join("schedstat")).ok()?;
-        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
-    };
-    let mut sum: Option<u64> = None;
-    for ns in threads.filter_map(|entry| of_thread(entry.ok()?)) {
-        *sum.get_or_insert(0) += ns;
-    }
-    sum.map(Duration::from_nanos)
-}
-
-fn ticks_cpu(pid: u32) -> Option<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let ticks = cpu_ticks(&stat)?;
-    let per_second = rustix::param::clock_ticks_per_second();
-    Some(Duration::from_nanos(
-        ticks.saturating_mul(1_000_000_000 / per_second.max(1)),
-    ))
-}
-
-/// The sum of fields 14 and 15 of proc(5)'s stat. The second field is a name
-/// in parentheses that may hold blanks and parentheses.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_ascii_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
+    let pid = unistd::Pid::from_raw(i32::try_from(pid).ok()?);
+    let used = clock_getcpuclockid(pid).ok()?.now().ok()?;
+    Some(used.into())
 }
 
 #[cfg(test)]
@@ -213,11 +182,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_found_behind_any_name() {
-        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 300 44 0 0 20";
-        assert_eq!(cpu_ticks(stat), Some(344));
-        assert_eq!(cpu_ticks("12 (a) S 1"), None);
-        assert!(process_cpu(std::process::id()).is_some());
+    fn a_process_has_used_time_while_it_is_there() {
+        let used = process_cpu(std::process::id()).expect("it runs");
+        assert!(used > Duration::ZERO);
         assert_eq!(process_cpu(u32::MAX), None);
     }
 

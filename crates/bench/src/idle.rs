@@ -1,0 +1,99 @@
+//! What processes cost that have nothing to do.
+//!
+//! Each round watches all groups of processes for the same time, so that they
+//! are alternatives to nothing and need no turns. A group's figure is the CPU
+//! time of its processes by the time that passed.
+
+use crate::error::BenchError;
+use crate::peers::process_cpu;
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::median;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds, [`crate::session::ROUNDS_MIN`] to
+    /// [`crate::session::ROUNDS_MAX`].
+    pub rounds: usize,
+    /// How long each round watches.
+    pub runtime: Duration,
+    /// The durability class of the pools that are served.
+    pub class: String,
+}
+
+/// Processes that are measured together.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// What they are.
+    pub name: String,
+    /// The processes.
+    pub pids: Vec<u32>,
+}
+
+impl Group {
+    fn cpu(&self) -> Result<Duration, BenchError> {
+        let of = |pid: &u32| {
+            process_cpu(*pid).ok_or_else(|| {
+                let text = format!("process {pid} of {} is gone", self.name);
+                BenchError::Option(text)
+            })
+        };
+        self.pids.iter().map(of).sum()
+    }
+}
+
+/// Watches; see the module. The report has a row per group, in per cent of one
+/// processor.
+///
+/// # Errors
+/// When an option makes no sense, or a process is gone.
+pub fn run_idle(groups: &[Group], options: &Options) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    if options.runtime.is_zero() {
+        let text = "rounds of no time show nothing; give them some seconds";
+        return Err(BenchError::Option(text.to_owned()));
+    }
+    let mut shares: Vec<Vec<f64>> = vec![Vec::new(); groups.len()];
+    let read = || -> Result<Vec<Duration>, BenchError> { groups.iter().map(Group::cpu).collect() };
+    for _ in 0..options.rounds {
+        let (start, before) = (Instant::now(), read()?);
+        std::thread::sleep(options.runtime);
+        let (after, wall) = (read()?, start.elapsed());
+        for (at, share) in shares.iter_mut().enumerate() {
+            let used = after[at].saturating_sub(before[at]);
+            share.push(100.0 * used.as_secs_f64() / wall.as_secs_f64());
+        }
+    }
+    Ok(report(groups, &shares, options))
+}
+
+fn report(groups: &[Group], shares: &[Vec<f64>], options: &Options) -> Report {
+    let title = "CPU time of a cluster that has nothing to do";
+    let columns = [
+        ("processes", ""),
+        ("median", "% of one processor"),
+        ("min", "%"),
+        ("max", "%"),
+    ];
+    let mut report = Report::new("idle", title, &options.class, &columns);
+    for (group, shares) in groups.iter().zip(shares) {
+        let row: Vec<Cell> = vec![
+            group.name.clone().into(),
+            median(shares).into(),
+            shares.iter().copied().reduce(f64::min).into(),
+            shares.iter().copied().reduce(f64::max).into(),
+        ];
+        report.push(row);
+    }
+    report.note(format!(
+        "{} rounds of {:.0} s",
+        options.rounds,
+        options.runtime.as_secs_f64()
+    ));
+    let names: Vec<&String> = groups.iter().map(|group| &group.name).collect();
+    report.raw = json!({ "groups": names, "percent_by_group_round": shares });
+    report
+}
