@@ -24,14 +24,9 @@ impl Manager {
     /// id, it serves an older copy of its pool, or the store fails.
     pub fn heartbeat(&self, registration: BrickRegistration) -> Result<HeartbeatReply, Fault> {
         check(&registration)?;
-        let id = registration.brick;
-        let seen = Seen {
-            at: self.clock.elapsed(),
-            sessions: registration.sessions,
-        };
-        let record = record(registration);
+        let (record, seen) = self.heard(registration);
         let mut book = self.book();
-        let known = book.bricks.get(&id);
+        let known = book.bricks.get(&record.brick);
         if known.is_none() && book.bricks.len() >= BRICKS_MAX {
             return Err(Fault::TooMany {
                 what: "bricks",
@@ -46,6 +41,32 @@ impl Manager {
         if known.is_none_or(|brick| is_news(&brick.record, &record)) {
             self.store.commit(&[Write::PutBrick(&record)])?;
         }
+        Ok(self.take_down(&mut book, record, seen))
+    }
+
+    /// The same, if it tells nothing new and nothing must be waited for: no
+    /// thread has to be woken for that. Nothing otherwise.
+    pub(crate) fn repeated(&self, registration: &BrickRegistration) -> Option<HeartbeatReply> {
+        let (record, seen) = self.heard(registration.clone());
+        let mut book = self.book_unless_in_use()?;
+        let known = book.bricks.get(&record.brick)?;
+        if is_news(&known.record, &record) {
+            return None;
+        }
+        Some(self.take_down(&mut book, record, seen))
+    }
+
+    fn heard(&self, registration: BrickRegistration) -> (BrickRecord, Seen) {
+        let seen = Seen {
+            at: self.clock.elapsed(),
+            sessions: registration.sessions,
+        };
+        (record(registration), seen)
+    }
+
+    fn take_down(&self, book: &mut Book, record: BrickRecord, seen: Seen) -> HeartbeatReply {
+        let id = record.brick;
+        let known = book.bricks.get(&id);
         let was_alive = known.is_some_and(|brick| self.is_alive(brick));
         let told_alive = known.is_some_and(|brick| brick.told_alive);
         let brick = Brick {
@@ -57,10 +78,10 @@ impl Manager {
         if !was_alive {
             self.returned.notify_one();
         }
-        Ok(HeartbeatReply {
+        HeartbeatReply {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
-        })
+        }
     }
 
     /// A brick that moved has opened its pool anew; a copy of the pool has

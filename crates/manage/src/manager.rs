@@ -13,7 +13,7 @@ use crate::wire::{BrickAddress, Status};
 use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -227,6 +227,15 @@ impl Manager {
     /// behind is whole.
     pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless another call has it, which may be waiting for the store.
+    pub(crate) fn book_unless_in_use(&self) -> Option<MutexGuard<'_, Book>> {
+        match self.book.try_lock() {
+            Ok(book) => Some(book),
+            Err(TryLockError::Poisoned(panicked)) => Some(panicked.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn is_alive(&self, brick: &Brick) -> bool {

@@ -70,6 +70,9 @@ pub(super) async fn heartbeat(
         let what = format!("the path names {brick}, the body {}", registration.brick);
         return Err(Fault::bad(what, "name the same brick in both").into());
     }
+    if let Some(reply) = api.manager.repeated(&registration) {
+        return Ok(Json(reply));
+    }
     let beat = move |manager: &crate::Manager| manager.heartbeat(registration);
     api.quick(beat).await.map(Json)
 }
