@@ -12,6 +12,8 @@ mod bricks;
 mod clients;
 #[path = "faults/clocks.rs"]
 mod clocks;
+#[path = "faults/fio.rs"]
+mod fio;
 #[path = "faults/full.rs"]
 mod full;
 #[path = "faults/load.rs"]
