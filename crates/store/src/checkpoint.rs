@@ -544,13 +544,18 @@ impl<M: Media> Pool<M> {
                     .swap(at, change.old.encode(), change.new.encode());
             }
         }
-        let fresh = |change: &&Change| {
-            change.new.frame().is_some() && change.new.frame() != change.old.frame()
+        let fresh = |change: &Change| {
+            let frame = change.new.frame();
+            frame.filter(|_| frame != change.old.frame())
         };
-        let consumed = record.changes.iter().filter(fresh).count() as u64;
+        let book = self.lanes.book(number);
+        let taken = record.changes.iter().filter_map(fresh);
+        let consumed = taken.filter_map(|frame| book.consumed_with(frame.0)).max();
         let end = scan.entries[0].0 + entry.lines() as u64;
         let cells = self.view.control.cells(number);
-        cells.consumed().fetch_add(consumed, Ordering::AcqRel);
+        // The session may have come to say so before it died.
+        let consumed = consumed.unwrap_or(0);
+        cells.consumed().fetch_max(consumed, Ordering::AcqRel);
         cells.committed().store(end, Ordering::Release);
         Ok(())
     }

@@ -132,6 +132,15 @@ impl Book {
         cells.ring_end().store(end, Ordering::Release);
     }
 
+    /// How many frames the session had consumed when it had taken this one, if
+    /// it may be that it did not say so.
+    pub(crate) fn consumed_with(&self, frame: u64) -> Option<u64> {
+        // It is granted again only after its last user was published.
+        let mut runs = self.runs.iter().rev();
+        let (end, run) = runs.find(|(_, run)| (run.start..run.start + run.len).contains(&frame))?;
+        Some(end - (run.start + run.len - 1 - frame))
+    }
+
     /// Takes back what the session has not consumed. It must be outside the
     /// window, and will see the recall before it enters again.
     pub(crate) fn take_back<M: Media>(&mut self, view: &View<M>, number: u32, frames: &mut Frames) {
