@@ -1,5 +1,5 @@
 //! Chores of the repository: `cargo xtask sim`, `cargo xtask enumerate`,
-//! `cargo xtask fuzz`.
+//! `cargo xtask fuzz`, `cargo xtask models`.
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
@@ -58,6 +58,15 @@ enum Chore {
         #[arg(long)]
         keep: bool,
     },
+    /// Runs random interleavings, see docs/rfd/008-concurrency-models.md.
+    Models {
+        /// How long each model runs, after its exhaustive part.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
@@ -79,6 +88,24 @@ fn main() -> anyhow::Result<()> {
             seed,
             keep,
         } => fuzz(seconds, target.as_deref(), seed, keep),
+        Chore::Models { seconds, seed } => models(seconds, seed),
+    }
+}
+
+/// Runs the concurrency models, optimized.
+fn models(seconds: u64, seed: u64) -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["test", "--profile", "sim", "--locked", "--lib"])
+        .args(["--package", "pagemesh-store"])
+        .args(["--package", "pagemesh-volume", "models::"])
+        .args(["--", "--nocapture"])
+        .env("PAGEMESH_MODELS_SECONDS", seconds.to_string())
+        .env("PAGEMESH_MODELS_SEED", seed.to_string());
+    match command.status()?.success() {
+        true => Ok(()),
+        false => bail!("a model failed; its schedule is named above"),
     }
 }
 

@@ -17,12 +17,13 @@ use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::table::{Location, Table};
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
+use crate::wait::{self, Deadline};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Unfenced};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a session may stay inside a window while the owner waits for it:
 /// far longer than any operation, even on a loaded machine.
@@ -135,9 +136,12 @@ impl<M: Media> Pool<M> {
             // until it has ended. One that is given up never was.
             let before = cells.recalls().fetch_add(1, Ordering::SeqCst);
             let active = cells.active().load(Ordering::SeqCst);
-            if active % 2 == 1 && !self.awaits_leave(number, active) {
+            let is_inside = active % 2 == 1 && !defect::is(Defect::RecallNotAwaited);
+            if is_inside && !self.awaits_leave(number, active) {
                 let cells = self.view.control.cells(number);
-                cells.recalls().store(before, Ordering::SeqCst);
+                if !defect::is(Defect::GivenUpRecallKept) {
+                    cells.recalls().store(before, Ordering::SeqCst);
+                }
                 continue;
             }
             let book = self.lanes.book(number);
@@ -149,12 +153,12 @@ impl<M: Media> Pool<M> {
 
     fn awaits_leave(&self, number: u32, active: u64) -> bool {
         let cells = self.view.control.cells(number);
-        let end = Instant::now() + WINDOW_MAX;
+        let end = Deadline::after(WINDOW_MAX);
         while cells.active().load(Ordering::SeqCst) == active {
-            if Instant::now() > end {
+            if end.is_over() {
                 return false;
             }
-            std::thread::yield_now();
+            wait::pause();
         }
         true
     }
@@ -470,6 +474,9 @@ impl<M: Media> Pool<M> {
     pub(crate) fn bury(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.view.control.cells(number);
         cells.revoked().store(1, Ordering::SeqCst);
+        if defect::is(Defect::LocksFreedFirst) {
+            self.view.control.release_all(number);
+        }
         if !defect::is(Defect::DeadNotFinished) {
             self.finish(number)?;
         }

@@ -1,8 +1,8 @@
-//! Deliberate defects: proof that the crash enumeration can fail.
+//! Deliberate defects: proof that the crash enumeration and the models can fail.
 //!
-//! Each is a way to break the commit protocol that a crash shows. Tests switch
-//! one on for their thread and must see it caught (`enumerate::defects`). Built
-//! for anything else, [`is`] is false at compile time and nothing is left.
+//! Each is a way to break the commit protocol that a crash shows, or what threads
+//! do at the same time. Tests switch one on for their thread and must see it
+//! caught (`enumerate::defects`, `models`). Built for anything else, [`is`] is false at compile time and nothing is left.
 
 #[cfg(test)]
 use crate::{checkpoint::Pass, pool::Pool, recovery::PoolError};
@@ -76,6 +76,33 @@ pub(crate) enum Defect {
     SlotsBeforeFrames,
     /// `file-sync`: a node whose zeroes were lost is used as it is.
     LostNodeKept,
+
+    // Of what threads do at the same time: caught by the models.
+    /// Who waits for a lock word sleeps without a mark on it.
+    WaiterUnmarked,
+    /// The lock words of a dead session stay taken.
+    LocksKept,
+    /// With a dead session's lock words all others are freed.
+    LocksOfAllFreed,
+    /// The lock words of a dead session are free before its operation is
+    /// finished.
+    LocksFreedFirst,
+    /// A write does not take its lock words.
+    NotLocked,
+    /// Whether the owner sleeps is looked at before the bell is rung.
+    BellUnheard,
+    /// A session enters the window after it was revoked.
+    RevokedEnters,
+    /// A session enters the window after its grants were taken back.
+    RecallUnseen,
+    /// Grants are taken back from who entered the window meanwhile.
+    RecallNotAwaited,
+    /// A recall that is given up goes on for ever.
+    GivenUpRecallKept,
+    /// The floor is published after the seq was taken.
+    FloorAfterSeq,
+    /// A reader does not look whether the slot is still the same.
+    SlotNotLookedAtAgain,
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ mod grants;
 mod in_flight;
 pub mod lane;
 mod leaves;
+#[cfg(test)]
+mod models;
 pub mod object;
 pub mod pool;
 pub mod record;
@@ -44,6 +46,5 @@ pub mod slot;
 mod stopped;
 pub mod superblock;
 pub mod table;
-#[cfg(test)]
-mod turns;
 pub mod view;
+mod wait;

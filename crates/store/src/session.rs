@@ -27,6 +27,7 @@ use crate::record::{Change, Place, Record, lines, seal, set_data_crc};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
+use crate::wait::{self, Deadline};
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -34,7 +35,7 @@ use pagemesh_pmem::{Media, Unfenced};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pages of the longest record: half a node, so that an entry stays well
 /// below the length of a lane.
@@ -249,7 +250,7 @@ impl<M: Media> Session<M> {
         if recalls.is_multiple_of(2) {
             return Ok(recalls);
         }
-        let end = Instant::now() + self.owner_wait;
+        let end = Deadline::after(self.owner_wait);
         loop {
             let recalls = cells.recalls().load(Ordering::Acquire);
             if recalls.is_multiple_of(2) {
@@ -258,10 +259,10 @@ impl<M: Media> Session<M> {
             if self.view.is_gone() {
                 return Err(StoreError::Gone);
             }
-            if Instant::now() > end {
+            if end.is_over() {
                 return Err(StoreError::Stalled);
             }
-            std::thread::yield_now();
+            wait::pause();
         }
     }
 
@@ -331,13 +332,14 @@ impl<M: Media> Session<M> {
 
     fn admit(&self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
         let cells = self.cells();
-        if cells.revoked().load(Ordering::Acquire) != 0 {
+        if cells.revoked().load(Ordering::Acquire) != 0 && !defect::is(Defect::RevokedEnters) {
             return Err(StoreError::Revoked);
         }
         if self.view.is_gone() {
             return Err(StoreError::Gone);
         }
-        if cells.recalls().load(Ordering::Acquire) != self.grants.recalls {
+        let recalls = cells.recalls().load(Ordering::Acquire);
+        if recalls != self.grants.recalls && !defect::is(Defect::RecallUnseen) {
             return Err(StoreError::Stalled);
         }
         let gate = self.view.gate(handle)?;
@@ -518,14 +520,18 @@ impl<M: Media> Session<M> {
 
     /// Takes a seq. Nothing may fail between this and `publish`.
     fn take_seq(&mut self) {
-        let seq = self.view.control.seq();
+        let control = &self.view.control;
         // The floor first: a checkpoint that finds our seq taken must find it.
         // The counter's release and its acquire there order the two.
-        let cells = self.view.control.cells(self.number);
-        cells
-            .floor()
-            .store(seq.load(Ordering::Acquire), Ordering::Relaxed);
-        self.record.seq = Seq(seq.fetch_add(1, Ordering::AcqRel));
+        let cells = control.cells(self.number);
+        if !defect::is(Defect::FloorAfterSeq) {
+            let next = control.seq().load(Ordering::Acquire);
+            cells.floor().store(next, Ordering::Relaxed);
+        }
+        self.record.seq = Seq(control.seq().fetch_add(1, Ordering::AcqRel));
+        if defect::is(Defect::FloorAfterSeq) {
+            cells.floor().store(self.record.seq.0, Ordering::Relaxed);
+        }
     }
 
     /// Makes sure of the lane, takes a seq and encodes the record of
@@ -837,6 +843,9 @@ fn lock_all<M: Media>(
 ) -> Result<(), Failure> {
     for member in members.iter_mut() {
         member.session.range = Range::of(member.handle.object, page, count);
+    }
+    if defect::is(Defect::NotLocked) {
+        return Ok(());
     }
     let mut order = [0, 1, 2];
     let order = &mut order[..members.len()];

@@ -27,7 +27,10 @@ mod keeper;
 pub mod limits;
 mod locks;
 mod mapped;
+#[cfg(test)]
+mod models;
 mod status;
+mod steps;
 #[cfg(test)]
 mod testing;
 mod transport;

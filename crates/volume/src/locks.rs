@@ -9,6 +9,7 @@
 
 use crate::hub::KEEPER;
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
+use crate::steps;
 use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -121,6 +122,7 @@ impl RangeLocks {
     /// not count: it copies what is there already.
     pub(crate) fn is_still(&self, range: LockRange, reader: Holder) -> bool {
         let shard = self.shard(&range);
+        steps::step("range locks");
         if shard.entries.load(Ordering::Acquire) == 0 {
             return true;
         }
@@ -164,10 +166,12 @@ impl RangeLocks {
 
 impl Shard {
     fn line(&self) -> MutexGuard<'_, Line> {
+        steps::lock("range locks", &self.line);
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count(&self, line: &Line) {
+        steps::step("range locks");
         self.entries.store(line.entries.len(), Ordering::Release);
     }
 }

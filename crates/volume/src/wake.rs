@@ -1,6 +1,7 @@
 //! A wake-up between threads: a flag that costs nothing while nobody sleeps,
 //! and a descriptor for those who do.
 
+use crate::steps::step;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +26,9 @@ impl Wake {
     }
 
     pub(crate) fn raise(&self) {
+        step("flag");
         if !self.raised.swap(true, Ordering::AcqRel) {
+            step("descriptor");
             // Only a full counter can refuse, and then it is readable anyway.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
@@ -34,18 +37,28 @@ impl Wake {
     /// True once for one or many raises.
     pub(crate) fn take(&self) -> bool {
         let owed = self.owed.load(Ordering::Relaxed);
+        step("flag");
         if owed == 0 && !self.raised.load(Ordering::Acquire) {
             return false;
         }
         // The descriptor first: what is read there was raised before the flag
         // is cleared, and the flag was for what the caller looks at next.
         let mut count = [0u8; 8];
+        step("descriptor");
         let read = rustix::io::read(&self.fd, &mut count);
         let count = read.map_or(0, |_| u64::from_ne_bytes(count));
+        step("flag");
         let was_raised = self.raised.swap(false, Ordering::AcqRel);
         let left = owed + u64::from(was_raised) - count;
         self.owed.store(left, Ordering::Relaxed);
         was_raised
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_readable(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -58,25 +71,20 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn is_readable(wake: &Wake) -> bool {
-        let mut polled = [PollFd::new(&wake.fd, PollFlags::IN)];
-        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
-    }
-
     #[test]
     fn a_raise_that_was_taken_early_does_not_keep_its_sleeper_awake() {
         let wake = Wake::new().unwrap();
         wake.raise();
-        assert!(is_readable(&wake) && wake.take());
+        assert!(wake.is_readable() && wake.take());
         // As `raise` does, with the taker between its two steps.
         assert!(!wake.raised.swap(true, Ordering::AcqRel));
         assert!(wake.take());
         rustix::io::write(&wake.fd, &1u64.to_ne_bytes()).unwrap();
-        assert!(is_readable(&wake));
+        assert!(wake.is_readable());
         assert!(!wake.take());
-        assert!(!is_readable(&wake));
+        assert!(!wake.is_readable());
         wake.raise();
-        assert!(is_readable(&wake) && wake.take() && !is_readable(&wake));
+        assert!(wake.is_readable() && wake.take() && !wake.is_readable());
     }
 
     #[test]
@@ -106,6 +114,6 @@ mod tests {
             }
         });
         wake.take();
-        assert!(!is_readable(&wake));
+        assert!(!wake.is_readable());
     }
 }

@@ -1,0 +1,135 @@
+//! Exploration of the interleavings of a few threads: a model is a test that
+//! runs the code of the product again and again, each time with another order
+//! of what its threads do to the memory they share ([RFD 008][rfd]).
+//!
+//! The threads are coroutines of shuttle, so one runs at a time. Code under test
+//! says before each access to shared memory what it accesses ([`step`]), and
+//! says so when it waits for another thread ([`pause`]). There, and nowhere
+//! else, another thread may go on. The search is exhaustive up to a bound: every
+//! order with so many switches that no thread asked for. Memory is sequentially
+//! consistent.
+//!
+//! Outside of a model each of these functions does nothing. Only tests depend on
+//! this crate.
+//!
+//! [rfd]: ../../../docs/rfd/008-concurrency-models.md
+
+#![forbid(unsafe_code)]
+
+mod dice;
+mod search;
+
+pub use search::{Access, Explored, Failed, Model};
+
+use search::{Act, Died, STATE, State, switch};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// Work of one thread of a model.
+pub type Thread<'w> = Box<dyn FnOnce() + Send + 'w>;
+
+fn with<T>(look: impl FnOnce(&mut State) -> T) -> Option<T> {
+    STATE.with_borrow_mut(|state| state.as_mut().filter(|state| state.is_racing()).map(look))
+}
+
+/// Whether the caller is a thread of a model.
+#[must_use]
+pub fn is_racing() -> bool {
+    with(|_| ()).is_some()
+}
+
+/// Before an access to units of shared memory, which `space` and numbers name:
+/// another thread may go on first, or this one die.
+#[inline]
+pub fn step(space: &'static str, units: Range<usize>, access: Access) {
+    match with(|state| state.step(space, units, access)) {
+        None | Some(Act::GoOn) => {}
+        Some(Act::Switch) => switch(),
+        Some(Act::Die) => resume_unwind(Box::new(Died)),
+    }
+}
+
+/// In place of waiting for others to do something: lets them. False outside of a
+/// model.
+pub fn pause() -> bool {
+    match with(State::pause) {
+        None => false,
+        Some(Act::Switch) => {
+            switch();
+            true
+        }
+        Some(_) => true,
+    }
+}
+
+/// Waits, as for a thing that the kernel wakes for.
+pub fn pause_until(has_come: impl Fn() -> bool) {
+    while !has_come() && pause() {}
+}
+
+/// Before a mutex is locked: waits until it can be.
+pub fn pause_while_locked<T>(mutex: &std::sync::Mutex<T>) {
+    use std::sync::TryLockError::WouldBlock;
+    pause_until(|| !matches!(mutex.try_lock(), Err(WouldBlock)));
+}
+
+/// Sleeps on the futex of this name, if `is_expected`; false outside of a model.
+/// The sleep has no limit, so that a lost wake-up is noticed; unless a thread
+/// died, which may have been about to wake, or time is part of the model.
+pub fn sleep(space: &'static str, at: usize, is_expected: impl Fn() -> bool) -> bool {
+    step(space, at..at + 1, Access::Load);
+    let Some(wakes) = with(|state| state.wakes((space, at))) else {
+        return false;
+    };
+    if is_expected() {
+        let ends = |state: &mut State| state.may_nap() || state.wakes((space, at)) != wakes;
+        let _ = pause();
+        pause_until(|| with(ends) != Some(false));
+    }
+    true
+}
+
+/// Wakes whoever sleeps on the futex of this name.
+pub fn wake(space: &'static str, at: usize) {
+    step(space, at..at + 1, Access::Load);
+    let _ = with(|state| state.wake((space, at)));
+}
+
+/// Whether the time that a thread would wait is over: in a model it never is, or
+/// that is a matter of choice. None outside of one.
+#[must_use]
+pub fn is_time_over() -> Option<bool> {
+    with(State::is_time_over)
+}
+
+/// Whether a thread has ended, or died.
+#[must_use]
+pub fn has_ended(thread: usize) -> bool {
+    with(|state| state.has_ended(thread)) == Some(true)
+}
+
+/// The number of the calling thread.
+#[must_use]
+pub fn this_thread() -> Option<usize> {
+    with(|state| state.this_thread())
+}
+
+/// Runs the threads of a model to their ends. Once in each execution.
+pub fn race(threads: Vec<Thread<'_>>) {
+    let count = threads.len();
+    shuttle::thread::scope(|scope| {
+        for thread in threads {
+            scope.spawn(move || {
+                let outcome = catch_unwind(AssertUnwindSafe(thread));
+                if let Err(panic) = outcome
+                    && !panic.is::<Died>()
+                {
+                    resume_unwind(panic);
+                }
+                let _ = with(State::end);
+            });
+        }
+        STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").begin(count));
+    });
+    STATE.with_borrow_mut(|state| state.as_mut().expect("a model runs").finish());
+}

@@ -1,0 +1,590 @@
+//! The search: which thread goes on at each choice, and which choices there are.
+//!
+//! An execution is the list of what was chosen at each choice; the next one
+//! changes the last choice that has an alternative left (depth first). What is
+//! chosen by default is free: the thread that runs goes on, and who pauses lets
+//! the next one go on. Any other choice costs one of the model's switches, and
+//! when these are used up there is no choice any more (Musuvathi and Qadeer,
+//! "Iterative context bounding", PLDI 2007).
+//!
+//! There is a choice before an access only if another thread accesses the same,
+//! and one of the two changes it: what nobody else sees can be moved behind the
+//! switch. What is accessed by several is learned while searching; when there is
+//! more of it, the search begins anew.
+
+use crate::dice::Dice;
+use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// Accesses and pauses of one execution: far more than any takes that ends.
+const STEPS_MAX: u64 = 300_000;
+/// Coroutines run what threads with large stacks run elsewhere.
+const STACK_BYTES: usize = 1 << 20;
+/// Switches of a random execution, at most.
+const RANDOM_SWITCHES_MAX: usize = 8;
+/// How long each model goes on with random executions, in seconds.
+const SECONDS: &str = "PAGEMESH_MODELS_SECONDS";
+/// Of the first random execution.
+const SEED: &str = "PAGEMESH_MODELS_SEED";
+
+/// What a thread does to a unit of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Looks at it.
+    Load,
+    /// Changes it, or may.
+    Change,
+}
+
+type Unit = (&'static str, usize);
+
+thread_local! {
+    pub(crate) static STATE: RefCell<Option<State>> = const { RefCell::new(None) };
+}
+
+/// What ends a thread that dies.
+pub(crate) struct Died;
+
+/// What a thread does at a choice.
+pub(crate) enum Act {
+    GoOn,
+    Switch,
+    Die,
+}
+
+/// A test of everything that some threads may do, up to a bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    name: &'static str,
+    switches: usize,
+    mortal: Option<usize>,
+    has_time: bool,
+}
+
+/// What was explored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explored {
+    /// Different executions.
+    pub executions: u64,
+    /// Accesses and pauses of the longest.
+    pub steps: u64,
+}
+
+/// An execution that went wrong.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// What it said.
+    pub cause: String,
+    /// Each choice that was not the default.
+    pub schedule: Vec<String>,
+    /// The executions before it, and it.
+    pub executions: u64,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "execution {}: {}", self.executions, self.cause)?;
+        let mut choices = self.schedule.iter();
+        choices.try_for_each(|choice| write!(f, "\n  {choice}"))
+    }
+}
+
+impl Model {
+    /// A model whose threads are switched at most so often while they could go
+    /// on.
+    #[must_use]
+    pub const fn new(name: &'static str, switches: usize) -> Model {
+        Model {
+            name,
+            switches,
+            mortal: None,
+            has_time: false,
+        }
+    }
+
+    /// One thread may die before each of its accesses.
+    #[must_use]
+    pub const fn with_mortal(mut self, thread: usize) -> Model {
+        self.mortal = Some(thread);
+        self
+    }
+
+    /// Once in an execution a thread may find that it has waited for long enough;
+    /// and so does who is the last.
+    #[must_use]
+    pub const fn with_time(mut self) -> Model {
+        self.has_time = true;
+        self
+    }
+
+    /// Runs every execution within the bound, and random ones beyond for as long
+    /// as the environment says.
+    ///
+    /// # Panics
+    /// When an execution goes wrong.
+    #[track_caller]
+    pub fn check(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Explored {
+        let begin = Instant::now();
+        let explored = match self.explore(run.clone()) {
+            Ok(explored) => explored,
+            Err(failed) => panic!("model {}, {failed}", self.name),
+        };
+        let (name, took) = (self.name, begin.elapsed());
+        println!("model {name}: {explored:?} in {took:.1?}");
+        let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+        if let Some(seconds) = number(SECONDS) {
+            let first = number(SEED).unwrap_or(1);
+            let limit = Duration::from_secs(seconds);
+            match self.explore_at_random(first, limit, run) {
+                Ok(executions) => {
+                    println!("model {name}: {executions} random executions from seed {first}");
+                }
+                Err((seed, failed)) => panic!("model {name}, {SEED}={seed}, {failed}"),
+            }
+        }
+        explored
+    }
+
+    /// Runs every execution within the bound until one goes wrong.
+    ///
+    /// # Errors
+    /// The one that did.
+    pub fn explore(
+        self,
+        run: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<Explored, Failed> {
+        let state = self.search(run)?;
+        Ok(Explored {
+            executions: state.executions,
+            steps: state.longest,
+        })
+    }
+
+    fn search(self, run: impl Fn() + Clone + Send + Sync + 'static) -> Result<State, Failed> {
+        let mut state = State::new(self, None);
+        loop {
+            state = state.run(run.clone())?;
+            if !state.has_learned {
+                return Ok(state);
+            }
+            state.has_learned = false;
+            state.executions = 0;
+        }
+    }
+
+    /// Runs random executions, of consecutive seeds; gives how many.
+    fn explore_at_random(
+        self,
+        first: u64,
+        limit: Duration,
+        run: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<u64, (u64, Failed)> {
+        let fail = |seed| move |failed| (seed, failed);
+        // What threads share was learned before: one seed is one execution.
+        let shared = self.search(run.clone()).map_err(fail(0))?.shared;
+        let state = |random| State {
+            shared: shared.clone(),
+            ..State::new(self, Some(random))
+        };
+        let default = state(Random::none());
+        let choices = default.run(run.clone()).map_err(fail(0))?.at;
+        let begin = Instant::now();
+        let mut seed = first;
+        while begin.elapsed() < limit {
+            let random = state(Random::new(seed, choices));
+            random.run(run.clone()).map_err(fail(seed))?;
+            seed += 1;
+        }
+        Ok(seed - first)
+    }
+}
+
+/// The choices of one random execution that are not the default.
+struct Random {
+    dice: Dice,
+    others: BTreeSet<usize>,
+}
+
+impl Random {
+    fn none() -> Random {
+        Random {
+            dice: Dice::new(0),
+            others: BTreeSet::new(),
+        }
+    }
+
+    /// Some of about so many choices.
+    fn new(seed: u64, choices: usize) -> Random {
+        let mut dice = Dice::new(seed);
+        let count = 1 + dice.below(RANDOM_SWITCHES_MAX);
+        let others = (0..count).map(|_| dice.below(choices.max(1))).collect();
+        Random { dice, others }
+    }
+
+    fn choose(&mut self, at: usize, options: usize) -> usize {
+        match self.others.contains(&at) {
+            true => 1 + self.dice.below(options - 1),
+            false => 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Choice {
+    taken: usize,
+    options: usize,
+}
+
+/// Which threads accessed a unit, as bits, and which changed it.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    by: u8,
+    changed_by: u8,
+}
+
+impl Seen {
+    fn is_shared(self) -> bool {
+        self.changed_by != 0 && self.by.count_ones() > 1
+    }
+}
+
+pub(crate) struct State {
+    model: Model,
+    random: Option<Random>,
+    path: Vec<Choice>,
+    seen: HashMap<Unit, Seen>,
+    shared: HashSet<Unit>,
+    /// Units that proved to be shared in this execution.
+    learned: Vec<Unit>,
+    has_learned: bool,
+    has_begun: bool,
+    executions: u64,
+    longest: u64,
+
+    // Of the execution at hand.
+    /// Choices so far.
+    at: usize,
+    spent: usize,
+    steps: u64,
+    ended: Vec<bool>,
+    is_racing: bool,
+    has_died: bool,
+    has_timed_out: bool,
+    me: usize,
+    /// The thread that the next switch leads to.
+    next: Option<usize>,
+    wakes: BTreeMap<Unit, u64>,
+    schedule: Vec<String>,
+}
+
+impl State {
+    fn new(model: Model, random: Option<Random>) -> State {
+        State {
+            model,
+            random,
+            path: Vec::new(),
+            seen: HashMap::new(),
+            shared: HashSet::new(),
+            learned: Vec::new(),
+            has_learned: false,
+            has_begun: false,
+            executions: 0,
+            longest: 0,
+            at: 0,
+            spent: 0,
+            steps: 0,
+            ended: Vec::new(),
+            is_racing: false,
+            has_died: false,
+            has_timed_out: false,
+            me: 0,
+            next: None,
+            wakes: BTreeMap::new(),
+            schedule: Vec::new(),
+        }
+    }
+
+    /// Runs executions until there is no further one.
+    fn run(self, run: impl Fn() + Send + Sync + 'static) -> Result<State, Failed> {
+        let mut config = Config::new();
+        config.stack_size = STACK_BYTES;
+        config.failure_persistence = FailurePersistence::None;
+        config.max_steps = MaxSteps::None;
+        STATE.set(Some(self));
+        let runner = Runner::new(Chooser, config);
+        let outcome = catch_unwind(AssertUnwindSafe(|| runner.run(run)));
+        let mut state = STATE.take().expect("it was set");
+        state.has_begun = false;
+        match outcome {
+            Ok(_) => Ok(state),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.into()));
+                Err(Failed {
+                    cause: text.unwrap_or_else(|| "a panic without words".into()),
+                    schedule: state.schedule,
+                    executions: state.executions,
+                })
+            }
+        }
+    }
+
+    /// Makes the next execution the one at hand; false when there is none.
+    fn renew(&mut self) -> bool {
+        if self.has_begun && !self.backtrack() {
+            return false;
+        }
+        self.has_begun = true;
+        self.executions += 1;
+        self.at = 0;
+        self.spent = 0;
+        self.steps = 0;
+        self.has_died = false;
+        self.has_timed_out = false;
+        self.is_racing = false;
+        self.ended.clear();
+        self.wakes.clear();
+        self.schedule.clear();
+        true
+    }
+
+    fn backtrack(&mut self) -> bool {
+        if self.random.is_some() {
+            return false;
+        }
+        if !self.learned.is_empty() {
+            self.shared.extend(self.learned.drain(..));
+            // The first execution may well learn without a word: nothing was
+            // left out yet.
+            self.has_learned = true;
+            self.path.clear();
+            return false;
+        }
+        while let Some(last) = self.path.last_mut() {
+            last.taken += 1;
+            if last.taken < last.options {
+                return true;
+            }
+            self.path.pop();
+        }
+        false
+    }
+
+    /// One of so many options, of which all but the first cost something.
+    fn choose(&mut self, options: usize, cost: usize) -> usize {
+        if let Some(random) = &mut self.random {
+            self.at += 1;
+            return match options {
+                1 => 0,
+                _ => random.choose(self.at - 1, options),
+            };
+        }
+        if options == 1 || self.spent + cost > self.model.switches {
+            return 0;
+        }
+        if self.at == self.path.len() {
+            self.path.push(Choice { taken: 0, options });
+        }
+        let Choice {
+            taken,
+            options: then,
+        } = self.path[self.at];
+        assert_eq!(then, options, "the model is not the same each time");
+        self.at += 1;
+        if taken > 0 {
+            self.spent += cost;
+        }
+        taken
+    }
+
+    /// The threads that have not ended, from the one behind this one on.
+    fn others(&self) -> Vec<usize> {
+        let count = self.ended.len();
+        let behind = (1..count).map(|by| (self.me + by) % count);
+        behind.filter(|&thread| !self.ended[thread]).collect()
+    }
+
+    fn count_step(&mut self) {
+        self.steps += 1;
+        assert!(self.steps < STEPS_MAX, "the threads go on for ever");
+    }
+
+    pub(crate) fn step(&mut self, space: &'static str, units: Range<usize>, access: Access) -> Act {
+        self.count_step();
+        let mut is_shared = false;
+        for unit in units.clone() {
+            let unit = (space, unit);
+            let seen = self.seen.entry(unit).or_default();
+            let was_shared = seen.is_shared();
+            seen.by |= 1 << self.me;
+            if access == Access::Change {
+                seen.changed_by |= 1 << self.me;
+            }
+            if !was_shared && seen.is_shared() {
+                self.learned.push(unit);
+            }
+            is_shared |= self.shared.contains(&unit);
+        }
+        if self.model.mortal == Some(self.me) && !self.has_died && self.choose(2, 0) == 1 {
+            self.has_died = true;
+            let me = self.me;
+            self.schedule
+                .push(format!("thread {me} dies before {space} {units:?}"));
+            return Act::Die;
+        }
+        if !is_shared {
+            return Act::GoOn;
+        }
+        let others = self.others();
+        match self.choose(others.len() + 1, 1) {
+            0 => Act::GoOn,
+            other => {
+                let (me, next) = (self.me, others[other - 1]);
+                let told = format!("thread {next} before {me} does {access:?} {space} {units:?}");
+                self.schedule.push(told);
+                self.next = Some(next);
+                Act::Switch
+            }
+        }
+    }
+
+    pub(crate) fn pause(&mut self) -> Act {
+        self.count_step();
+        let others = self.others();
+        if others.is_empty() {
+            return Act::GoOn;
+        }
+        let next = others[self.choose(others.len(), 1)];
+        if next != others[0] {
+            let me = self.me;
+            self.schedule
+                .push(format!("thread {next} while {me} waits"));
+        }
+        self.next = Some(next);
+        Act::Switch
+    }
+
+    pub(crate) fn is_time_over(&mut self) -> bool {
+        if !self.model.has_time {
+            return false;
+        }
+        if self.is_alone() {
+            return true;
+        }
+        let is_over = !self.has_timed_out && self.choose(2, 0) == 1;
+        if is_over {
+            self.has_timed_out = true;
+            let me = self.me;
+            self.schedule.push(format!("thread {me} waits no longer"));
+        }
+        is_over
+    }
+
+    fn is_alone(&self) -> bool {
+        self.others().is_empty()
+    }
+
+    /// Whether a sleep may end without being woken.
+    pub(crate) fn may_nap(&self) -> bool {
+        self.has_died || self.model.has_time && self.is_alone()
+    }
+
+    pub(crate) fn wakes(&self, futex: Unit) -> u64 {
+        self.wakes.get(&futex).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn wake(&mut self, futex: Unit) {
+        *self.wakes.entry(futex).or_default() += 1;
+    }
+
+    pub(crate) fn is_racing(&self) -> bool {
+        self.is_racing
+    }
+
+    pub(crate) fn has_ended(&self, thread: usize) -> bool {
+        self.ended[thread]
+    }
+
+    pub(crate) fn this_thread(&self) -> usize {
+        self.me
+    }
+
+    /// The threads are there: chooses who is first.
+    pub(crate) fn begin(&mut self, count: usize) {
+        assert!(count <= 8, "{count} threads are too many");
+        self.ended = vec![false; count];
+        self.is_racing = true;
+        let first = self.choose(count, 0);
+        if first > 0 {
+            self.schedule.push(format!("thread {first} begins"));
+        }
+        self.next = Some(first);
+    }
+
+    /// This thread has ended: chooses who goes on.
+    pub(crate) fn end(&mut self) {
+        self.ended[self.me] = true;
+        let others = self.others();
+        if !others.is_empty() {
+            let next = others[self.choose(others.len(), 0)];
+            if next != others[0] {
+                let me = self.me;
+                self.schedule.push(format!("thread {next} after {me}"));
+            }
+            self.next = Some(next);
+        }
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.is_racing = false;
+        self.longest = self.longest.max(self.steps);
+    }
+}
+
+/// Goes on with the thread that was chosen.
+pub(crate) fn switch() {
+    shuttle::thread::yield_now();
+}
+
+/// What shuttle asks.
+struct Chooser;
+
+impl Scheduler for Chooser {
+    fn new_execution(&mut self) -> Option<Schedule> {
+        let is_there = STATE.with_borrow_mut(|state| state.as_mut().is_some_and(State::renew));
+        is_there.then(|| Schedule::new(0))
+    }
+
+    fn next_task(
+        &mut self,
+        runnable: &[&Task],
+        current: Option<TaskId>,
+        _is_yielding: bool,
+    ) -> Option<TaskId> {
+        let has = |id: TaskId| runnable.iter().any(|task| task.id() == id);
+        STATE.with_borrow_mut(|state| {
+            let state = state.as_mut().expect("a model runs");
+            // The first task is the model itself; then come its threads.
+            let chosen = state.next.map(|thread| TaskId::from(thread + 1));
+            let chosen = chosen.filter(|&id| state.is_racing && has(id));
+            if let Some(id) = chosen {
+                state.me = usize::from(id) - 1;
+                // The model goes on when the last thread has ended.
+                state.next = Some(state.me);
+                return Some(id);
+            }
+            let stays = current.filter(|&id| has(id));
+            stays.or_else(|| runnable.first().map(|task| task.id()))
+        })
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,165 @@
+//! Memory of models: says before each access what it accesses, and moves pages
+//! in two halves, since nothing makes their bytes one.
+//!
+//! Streamed bytes may wait in the processor until its fence. A medium is made
+//! for one of the two extremes: they are seen at once, or not before.
+
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_models::{Access, step, this_thread};
+use pagemesh_pmem::{Fenced, Image, Media, Recorder, Unfenced};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const POOL: &str = "pool";
+const HALF_BYTES: usize = PAGE_BYTES / 2;
+
+/// When others see what was streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Streams {
+    AtOnce,
+    AtTheFence,
+}
+
+/// A line that waits for its thread's fence.
+struct Late {
+    thread: usize,
+    offset: usize,
+    line: [u8; LINE_BYTES],
+}
+
+pub(super) struct Medium {
+    recorder: Recorder,
+    streams: Streams,
+    late: Mutex<Vec<Late>>,
+}
+
+fn lines(offset: usize, len: usize) -> std::ops::Range<usize> {
+    offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES)
+}
+
+impl Medium {
+    pub(super) fn new(image: Image, streams: Streams) -> Medium {
+        Medium {
+            recorder: Recorder::unrecorded(image),
+            streams,
+            late: Mutex::default(),
+        }
+    }
+
+    /// What the death of all processes leaves.
+    pub(super) fn now(&self) -> Image {
+        self.recorder.now()
+    }
+
+    fn late(&self) -> MutexGuard<'_, Vec<Late>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets everybody see what a thread has streamed: it fenced, or is gone.
+    pub(super) fn drain(&self, thread: usize) {
+        let due: Vec<Late> = {
+            let mut late = self.late();
+            let (due, kept) = std::mem::take(&mut *late)
+                .into_iter()
+                .partition(|late| late.thread == thread);
+            *late = kept;
+            due
+        };
+        for lines_of_one in due.chunk_by(|a, b| a.offset + LINE_BYTES == b.offset) {
+            for late in lines_of_one {
+                if late.offset == lines_of_one[0].offset || late.offset % HALF_BYTES == 0 {
+                    step(POOL, lines(late.offset, LINE_BYTES), Access::Change);
+                }
+                let _ = self.recorder.stream_line(late.offset, &late.line);
+            }
+        }
+    }
+
+    fn stream(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        match (self.streams, this_thread()) {
+            (Streams::AtTheFence, Some(thread)) => {
+                let line = *line;
+                self.late().push(Late {
+                    thread,
+                    offset,
+                    line,
+                });
+                self.recorder.flush(offset, LINE_BYTES)
+            }
+            _ => self.recorder.stream_line(offset, line),
+        }
+    }
+
+    /// A thread sees what itself has streamed.
+    fn show_own(&self, offset: usize, into: &mut [u8]) {
+        let Some(thread) = this_thread() else { return };
+        for late in self.late().iter().filter(|late| late.thread == thread) {
+            let begin = late.offset.max(offset);
+            let end = (late.offset + LINE_BYTES).min(offset + into.len());
+            if begin < end {
+                let line = &late.line[begin - late.offset..end - late.offset];
+                into[begin - offset..end - offset].copy_from_slice(line);
+            }
+        }
+    }
+}
+
+impl Media for Medium {
+    fn len_bytes(&self) -> usize {
+        self.recorder.len_bytes()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        for (half, part) in into.chunks_mut(HALF_BYTES).enumerate() {
+            let at = offset + half * HALF_BYTES;
+            step(POOL, lines(at, part.len()), Access::Load);
+            self.recorder.read(at, part);
+        }
+        self.show_own(offset, into);
+    }
+
+    fn load(&self, offset: usize) -> u64 {
+        step(POOL, lines(offset, 8), Access::Load);
+        self.recorder.load(offset)
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        step(POOL, lines(offset, 8), Access::Change);
+        self.recorder.store(offset, word);
+    }
+
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        step(POOL, lines(offset, 8), Access::Change);
+        self.recorder.swap(offset, old, new)
+    }
+
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        step(POOL, lines(offset, LINE_BYTES), Access::Change);
+        self.stream(offset, line)
+    }
+
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        let mut stores = None;
+        for (medium, offset) in targets {
+            for (index, line) in page.as_chunks::<LINE_BYTES>().0.iter().enumerate() {
+                let at = offset + index * LINE_BYTES;
+                if at.is_multiple_of(HALF_BYTES) {
+                    step(POOL, lines(at, HALF_BYTES), Access::Change);
+                }
+                stores = Some(medium.stream(at, line));
+            }
+        }
+        (crc32c(page), stores.expect("a target"))
+    }
+
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        self.recorder.flush(offset, len)
+    }
+
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        if let Some(thread) = this_thread() {
+            self.drain(thread);
+        }
+        self.recorder.fence(stores)
+    }
+}

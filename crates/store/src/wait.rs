@@ -1,0 +1,74 @@
+//! Where this crate meets other threads and processes: it says before each
+//! access to the control segment what it accesses, and waits nowhere but here.
+//!
+//! Tests explore the interleavings through it (`models`). Built for anything
+//! else, [`step`] is nothing.
+
+use pagemesh_pmem::Shared;
+use std::time::{Duration, Instant};
+
+/// Before an access to the control segment's word at this byte.
+#[cfg(test)]
+pub(crate) fn step(at: usize) {
+    let access = pagemesh_models::Access::Change;
+    pagemesh_models::step(CONTROL, at..at + 1, access);
+}
+
+/// Before an access to the control segment's word at this byte.
+#[cfg(not(test))]
+#[inline(always)]
+pub(crate) const fn step(_at: usize) {}
+
+#[cfg(test)]
+const CONTROL: &str = "control segment";
+
+/// Sleeps while the half word is `expected`, at most for `limit`. May return
+/// early.
+pub(crate) fn sleep(shared: &Shared, at: usize, expected: u32, limit: Option<Duration>) {
+    #[cfg(test)]
+    {
+        let load = || shared.half(at).load(std::sync::atomic::Ordering::SeqCst);
+        if pagemesh_models::sleep(CONTROL, at, || load() == expected) {
+            return;
+        }
+    }
+    shared.wait(at, expected, limit);
+}
+
+/// Wakes every process that sleeps on the half word.
+pub(crate) fn wake(shared: &Shared, at: usize) {
+    #[cfg(test)]
+    pagemesh_models::wake(CONTROL, at);
+    shared.wake(at);
+}
+
+/// Lets others go on, of which one does what is waited for.
+pub(crate) fn pause() {
+    #[cfg(test)]
+    if pagemesh_models::pause() {
+        return;
+    }
+    std::thread::yield_now();
+}
+
+/// When a wait is given up.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline(Instant);
+
+impl Deadline {
+    pub(crate) fn after(limit: Duration) -> Deadline {
+        Deadline(Instant::now() + limit)
+    }
+
+    pub(crate) fn is_over(self) -> bool {
+        #[cfg(test)]
+        if let Some(is_over) = pagemesh_models::is_time_over() {
+            return is_over;
+        }
+        self.left().is_zero()
+    }
+
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
