@@ -18,7 +18,7 @@ use pagemesh_pmem::{Durability, Mapped, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
 use pagemesh_store::recovery::Recovered;
 use pagemesh_store::session::Session;
-use pagemesh_store::view::View;
+use pagemesh_store::view::{StoreError, View};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -47,6 +47,9 @@ pub struct Brick<M = Mapped> {
     stopping: AtomicBool,
     failed: AtomicBool,
     pub(crate) scrubs: Mutex<Scrubs>,
+    /// Slices and the sessions of this process that attached them, the oldest
+    /// first. Locked before the pool.
+    attached: Mutex<Vec<(SliceId, u32)>>,
     /// None for a pool that is no file.
     _claim: Option<file::Claim>,
 }
@@ -133,6 +136,7 @@ impl<M: Media> Brick<M> {
             stopping: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             scrubs: Mutex::default(),
+            attached: Mutex::default(),
             _claim: claim,
         }
     }
@@ -208,6 +212,8 @@ impl<M: Media> Brick<M> {
 
     /// Ends a session whose connection has ended.
     pub fn close_session(&self, number: u32) {
+        // Before its number can be another's.
+        self.attached().retain(|(_, session)| *session != number);
         self.await_leave(number);
         if let Err(cause) = self.pool().close_session(number) {
             tracing::error!(%cause, number, "cannot end a session");
@@ -301,7 +307,21 @@ impl<M: Media> Brick<M> {
     /// # Errors
     /// When there is no such slice, or its epoch is newer.
     pub fn own(&self, slice: SliceId, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        self.own_for(None, slice, request)
+    }
+
+    /// The same for a session of this process, as long as it is not revoked.
+    pub(crate) fn own_for(
+        &self,
+        session: Option<u32>,
+        slice: SliceId,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        let is_over = |pool: &Pool<M>| session.is_some_and(|number| pool.is_revoked(number));
         let mut pool = self.pool();
+        if is_over(&pool) {
+            return Err(StoreError::Revoked.into());
+        }
         match request {
             SliceRequest::InFlight => {
                 let found = pool.in_flight(slice).map_err(refused)?;
@@ -318,12 +338,49 @@ impl<M: Media> Brick<M> {
             }
             SliceRequest::RaiseEpoch { epoch, round } => {
                 drop(pool);
-                self.unstuck(|pool| pool.raise_epoch(slice, epoch, round))
-                    .map_err(refused)?;
-                Ok(SliceReply::Done)
+                if let Some(number) = session {
+                    self.supersede(slice, epoch, number)?;
+                }
+                let raised = self.unstuck(|pool| match is_over(pool) {
+                    true => Ok(false),
+                    false => pool.raise_epoch(slice, epoch, round).map(|()| true),
+                });
+                match raised.map_err(refused)? {
+                    true => Ok(SliceReply::Done),
+                    false => Err(StoreError::Revoked.into()),
+                }
             }
             other => Err(SliceError::Refused(format!("{other:?} needs a session"))),
         }
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Vec<(SliceId, u32)>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session of this process has attached a slice.
+    pub(crate) fn note_attached(&self, slice: SliceId, number: u32) {
+        self.attached().push((slice, number));
+    }
+
+    /// Ends what sessions that attached a slice before this one may still do,
+    /// if this epoch is in force already. A client that comes back with an epoch
+    /// it has used sends again what was lost with its old connections; what they
+    /// still carry must not come later and undo what was acknowledged since.
+    /// An epoch that is raised keeps them out by itself.
+    fn supersede(&self, slice: SliceId, epoch: Epoch, number: u32) -> Result<(), SliceError> {
+        let attached = self.attached();
+        let pool = self.pool();
+        let (_, entry) = pool.find(slice).map_err(refused)?;
+        if entry.epoch != epoch || pool.is_revoked(number) {
+            return Ok(());
+        }
+        let older = attached.iter().take_while(|at| **at != (slice, number));
+        for (_, older) in older.filter(|at| at.0 == slice && at.1 != number) {
+            // The barrier awaits what it is inside of.
+            let _is_inside = pool.revoke(*older);
+        }
+        Ok(())
     }
 
     /// The object behind a slice, for those who map the pool, and its size.

@@ -59,6 +59,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             )));
         }
         self.session.forget_leaves();
+        self.brick.note_attached(slice, self.session.number());
         self.attached.push(Attached {
             slice,
             handle,
@@ -111,7 +112,10 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
     ) -> Result<SliceReply, SliceError> {
         match execute(&mut self.session, handle, epoch, request) {
             Executed::Done(result) => result,
-            Executed::Owner(request) => self.brick.own(slice, request),
+            Executed::Owner(request) => {
+                let number = Some(self.session.number());
+                self.brick.own_for(number, slice, request)
+            }
         }
     }
 }

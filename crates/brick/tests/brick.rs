@@ -259,6 +259,41 @@ fn epochs_fence_and_rounds_are_tracked() {
 }
 
 #[test]
+fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let raise = |round| SliceRequest::RaiseEpoch {
+        epoch: Epoch(2),
+        round,
+    };
+    let mut old = worker(&brick, 2);
+    check(&mut old, raise(0), Ok(SliceReply::Done));
+    check(
+        &mut old,
+        write(0, vec![1; 4096], stamp(2, 1)),
+        Ok(SliceReply::Done),
+    );
+    let (mut keeper, mut channel) = (worker(&brick, 2), worker(&brick, 2));
+    check(&mut keeper, raise(0), Ok(SliceReply::Done));
+    for request in [
+        write(0, vec![1; 4096], stamp(2, 1)),
+        raise(5),
+        SliceRequest::Settled,
+    ] {
+        let refused = old.execute(0, request);
+        assert!(matches!(refused, Err(SliceError::Lost(_))), "{refused:?}");
+    }
+    // Those that came after the one that raises stay, however often it does.
+    check(&mut keeper, raise(1), Ok(SliceReply::Done));
+    check(
+        &mut channel,
+        write(0, vec![2; 4096], stamp(2, 2)),
+        Ok(SliceReply::Done),
+    );
+}
+
+#[test]
 fn a_connection_that_ends_leaves_its_open_operations() {
     let home = Home::new("/dev/shm");
     let (brick, keeper) = home.open();

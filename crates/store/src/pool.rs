@@ -573,6 +573,13 @@ impl<M: Media> Pool<M> {
         cells.active().load(Ordering::SeqCst) % 2 == 1
     }
 
+    /// Whether a session may begin nothing new.
+    #[must_use]
+    pub fn is_revoked(&self, number: u32) -> bool {
+        let cells = self.view.control.cells(number);
+        cells.revoked().load(Ordering::SeqCst) != 0
+    }
+
     /// Ends a session whose process or thread is gone, or that was revoked and
     /// is not inside an operation: finishes or voids its
     /// last operation, notes what may be missing elsewhere, frees its locks
