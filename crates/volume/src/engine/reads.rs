@@ -114,8 +114,11 @@ impl Engine {
         }
         if !piece.pending.is_empty() {
             // The other leg that was asked may do better. What is wrong with
-            // this one but damage, who asks it alone finds out.
-            piece.failed.add(leg);
+            // this one but damage, who asks it alone finds out. Nothing is,
+            // if it was asked before a barrier or a change of legs.
+            if !whole && !matches!(result, Err(SliceError::StaleEpoch { .. })) {
+                piece.failed.add(leg);
+            }
             if let Err(error @ SliceError::Damaged { .. }) = result {
                 piece.error = Some(error);
             }
