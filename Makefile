@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills
+.PHONY: all test check deny setup demo bench sim storm kills flips
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -43,6 +43,13 @@ ROUNDS ?= 50
 kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
+
+# Single flipped bits in images of so many closed pools and as many crashed
+# ones, 100 in each: make flips POOLS=101.
+POOLS ?= 101
+flips:
+	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
+	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
 
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all

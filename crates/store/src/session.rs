@@ -487,18 +487,32 @@ impl<M: Media> Session<M> {
             data_crc: 0,
         });
         let first = page.0 & !((1 << (9 * u32::from(level))) - 1);
+        let linked = self.commit_record(handle, level, PageNo(first), at, epoch);
+        linked.map_err(|_| damaged_page(page))
+    }
+
+    /// Commits the prepared record, and publishes it even if a slot is damaged:
+    /// it is on media.
+    fn commit_record(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        at: usize,
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
         let stamp = Stamp {
             epoch,
             op: 0,
             open: 0,
         };
-        self.begin(handle, level, PageNo(first), stamp);
+        self.begin(handle, level, page, stamp);
         self.settle(at);
         let stores = self.stream_record();
         let _committed = self.view.data.fence(stores);
-        self.swap_slots(at, page)?;
+        let swapped = self.swap_slots(at, page);
         self.publish(None);
-        Ok(())
+        swapped
     }
 
     /// Zeroes a frame before it becomes a node, persistently.
@@ -683,18 +697,7 @@ impl<M: Media> Session<M> {
         self.prepare(0, lines(changes.len()))?;
         self.record.changes.clear();
         self.record.changes.extend_from_slice(changes);
-        let stamp = Stamp {
-            epoch: Epoch(0),
-            op: 0,
-            open: 0,
-        };
-        self.begin(handle, level, page, stamp);
-        self.settle(at);
-        let stores = self.stream_record();
-        let _committed = self.view.data.fence(stores);
-        let swapped = self.swap_slots(at, page);
-        self.publish(None);
-        swapped
+        self.commit_record(handle, level, page, at, Epoch(0))
     }
 }
 

@@ -16,12 +16,13 @@ use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::lane::Lane;
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::record::Place;
-use pagemesh_store::session::{Member, Session, clear, write};
+use pagemesh_store::session::{Failure, Member, Session, clear, write};
 use pagemesh_store::table::{Location, Table};
 use pagemesh_store::view::StoreError;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
 const POOL_BYTES: usize = 2 << 20;
@@ -62,7 +63,19 @@ fn media(image: &Image) -> Arc<Recorder> {
 
 fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     let number = pool.open_session(1, 1).expect("a session");
-    Session::new(pool.view().clone(), number)
+    // The owner is this thread: there is nobody to wait for.
+    Session::new(pool.view().clone(), number).with_owner_wait(Duration::ZERO)
+}
+
+/// Does it, and once more after the owner has made room in the lane.
+fn with_room(pool: &mut Pool<Recorder>, mut act: impl FnMut() -> Result<(), Failure>) {
+    match act() {
+        Err(failure) if failure.cause == StoreError::Stalled => {
+            pool.tend().expect("sound");
+            act().expect("room");
+        }
+        done => done.expect("room"),
+    }
 }
 
 /// Some operations on a pool, and how it ends.
@@ -98,7 +111,7 @@ fn live(image: &Image, model: &mut Model, random: &mut Random, cleanly: bool) ->
         let mut members = [Member { session, handle }];
         match random.below(12) {
             0 => {
-                clear(&mut members, offset, len, stamp).expect("room");
+                with_room(&mut pool, || clear(&mut members, offset, len, stamp));
                 bytes[range].fill(0);
             }
             2 if !is_only => {
@@ -111,7 +124,7 @@ fn live(image: &Image, model: &mut Model, random: &mut Random, cleanly: bool) ->
             _ => {
                 let byte = random.next() as u8;
                 let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
-                write(&mut members, offset, &data, stamp).expect("room");
+                with_room(&mut pool, || write(&mut members, offset, &data, stamp));
                 bytes[range].copy_from_slice(&data);
             }
         }
