@@ -151,7 +151,21 @@ impl<M: Media> Brick<M> {
     /// One round of housekeeping: checkpoint, grants, answers to sessions that
     /// wait. True when there is more to do at once.
     pub fn tend(&self) -> bool {
-        match self.unstuck(Pool::tend) {
+        let mut mended = 0;
+        let tended = self.unstuck(|pool| {
+            let before = pool.mended_records();
+            let tended = pool.tend();
+            mended += pool.mended_records() - before;
+            tended
+        });
+        if mended > 0 {
+            tracing::warn!(
+                pool = %self.view.pool(), records = mended,
+                "the medium had damaged records of the journal, and they were mended; \
+                 a medium that loses bits should be replaced"
+            );
+        }
+        match tended {
             Ok(more) => more,
             // Told already; the next ring tries again.
             Err(ObjectError::Stuck { .. }) => false,

@@ -134,7 +134,7 @@ impl<M: Media> Brick<M> {
                 scrubs.pass = None;
                 scrubs.next_at = None;
                 drop(scrubs);
-                self.fail(&cause.into());
+                self.fail(&cause);
                 return None;
             }
         }
@@ -145,8 +145,9 @@ impl<M: Media> Brick<M> {
         let pool = self.id();
         if found.mended() > before.mended() {
             tracing::warn!(
-                %pool, superblocks = found.superblocks, bitmap_lines = found.bitmap_lines,
-                objects = found.objects, slots = found.slots,
+                %pool, superblocks = found.superblocks, records = found.records,
+                left_behind = found.left_behind, in_flight = found.in_flight,
+                bitmap_lines = found.bitmap_lines, objects = found.objects, slots = found.slots,
                 "the medium had damaged the pool, and a scrub mended it; \
                  a medium that loses bits should be replaced"
             );

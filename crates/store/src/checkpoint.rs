@@ -284,10 +284,11 @@ impl<M: Media> Pool<M> {
                 .cells(number)
                 .complete()
                 .load(Ordering::Acquire);
-            let applied = self.lanes.book(number).applied.end();
+            let book = self.lanes.book(number);
+            let applied = book.applied.end();
             let needed = match defect::is(Defect::HeadPastOpen) {
                 true => applied,
-                false => complete.min(applied),
+                false => complete.max(book.noted).min(applied),
             };
             *head = needed.max(*head);
         }
@@ -332,19 +333,18 @@ impl<M: Media> Pool<M> {
                 if before > whole && pass.chunk.cuts_off(before) {
                     break;
                 }
-                let found = lane.follow(&pass.chunk, &mut record);
+                let found = self.follow(&mut lane, committed, &mut pass.chunk, &mut record)?;
                 let seq = match &found {
-                    Ok(Followed::Map) => record.seq,
-                    Ok(Followed::Object(object)) => object.seq,
-                    Ok(Followed::Pad) => continue,
-                    Err(_) => return Err(PoolError::Session(number)),
+                    Followed::Map => record.seq,
+                    Followed::Object(object) => object.seq,
+                    Followed::Pad => continue,
                 };
                 if seq >= limit {
                     lane.resume(before);
                     break 'read;
                 }
                 match found {
-                    Ok(Followed::Object(object)) => self.apply_object(object, pass),
+                    Followed::Object(object) => self.apply_object(object, pass),
                     _ => {
                         let is_settled = settled.start <= before && lane.end() <= settled.end;
                         self.apply_map(number, &mut record, is_settled, pass)?;
@@ -354,6 +354,32 @@ impl<M: Media> Pool<M> {
         }
         self.lanes.book(number).applied = lane;
         Ok(())
+    }
+
+    /// As [`Lane::follow`], up to a line that is committed: what has one flipped
+    /// bit is mended on the medium. The chunk may be another one afterwards.
+    pub(crate) fn follow(
+        &mut self,
+        lane: &mut Lane,
+        committed: u64,
+        chunk: &mut Chunk,
+        record: &mut Record,
+    ) -> Result<Followed, PoolError> {
+        if let Ok(found) = lane.follow(chunk, record) {
+            return Ok(found);
+        }
+        let number = lane.place().lane;
+        let bad = PoolError::Session(number);
+        let data = &*self.view.data;
+        let until = committed.min(lane.end() + READ_LINES);
+        lane.read_on(data, until, chunk);
+        let Some(stores) = lane.mend_next(data, chunk) else {
+            return Err(bad);
+        };
+        let _fenced = data.fence(stores);
+        self.mended_records += 1;
+        lane.read_on(data, until, chunk);
+        lane.follow(chunk, record).map_err(|_| bad)
     }
 
     fn apply_object(&mut self, object: ObjectRecord, pass: &mut Pass) {
@@ -567,7 +593,7 @@ impl<M: Media> Pool<M> {
         Ok(())
     }
 
-    fn lane_at(&mut self, number: u32, position: u64) -> Lane {
+    pub(crate) fn lane_at(&mut self, number: u32, position: u64) -> Lane {
         let place = self.lanes.book(number).applied.place().at(position);
         Lane::new(
             self.view.geometry.lane_at(number),
@@ -630,10 +656,11 @@ impl<M: Media> Pool<M> {
         while lane.end() < committed {
             lane.read_on(&*self.view.data, committed, &mut chunk);
             while lane.end() < chunk.end() {
-                match lane.follow(&chunk, &mut record) {
+                match self.follow(&mut lane, committed, &mut chunk, &mut record) {
                     Ok(Followed::Map) => {}
                     Ok(_) => continue,
-                    Err(_) => return Err(PoolError::Session(number).into()),
+                    Err(_) if self.is_applied(&lane) => return self.leave_behind(number),
+                    Err(bad) => return Err(bad.into()),
                 }
                 let Some(entry) = in_flight_of(&record) else {
                     continue;

@@ -27,6 +27,8 @@ pub(crate) struct Book {
     pub(crate) applied: Lane,
     /// Where the present session began: it settles its own records only.
     pub(crate) begin: u64,
+    /// Operations of records below this line are noted elsewhere.
+    pub(crate) noted: u64,
     /// Runs in the ring: the count of granted frames behind each, and it.
     runs: VecDeque<(u64, Run)>,
 }
@@ -46,6 +48,7 @@ impl Lanes {
             Book {
                 is_open: false,
                 begin: applied.end(),
+                noted: applied.end(),
                 applied,
                 runs: VecDeque::new(),
             }

@@ -24,6 +24,7 @@ use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
 use pagemesh_base::slice::InFlight;
 use pagemesh_pmem::{Media, Unfenced};
 use std::collections::HashMap;
+use std::ops::Range;
 
 const BYTES: usize = IN_FLIGHT_BYTES as usize;
 
@@ -135,6 +136,39 @@ impl Table {
             self.free.push(index);
         }
         stores
+    }
+
+    /// How many entries there may be.
+    pub(crate) fn count(&self) -> u32 {
+        (self.region.len / IN_FLIGHT_BYTES) as u32
+    }
+
+    /// Writes entries anew that are not what they should be. How many, and what
+    /// must be fenced.
+    pub(crate) fn mend<M: Media>(&self, media: &M, part: Range<u32>) -> (u64, Option<Unfenced>) {
+        let all = self.entries.iter();
+        let all = all.flat_map(|(object, list)| list.iter().map(move |entry| (*object, entry)));
+        let known: HashMap<u32, [u8; BYTES]> = all
+            .filter(|(_, (index, _))| part.contains(index))
+            .map(|(object, (index, entry))| (*index, encode(object, entry)))
+            .collect();
+        let mut bytes = vec![0; part.len() * BYTES];
+        let at = self.region.start as usize + part.start as usize * BYTES;
+        media.read(at, &mut bytes);
+        let (mut mended, mut stores) = (0, None);
+        for (index, found) in part.zip(bytes.as_chunks::<BYTES>().0) {
+            let wanted = match known.get(&index) {
+                Some(entry) if entry == found => continue,
+                Some(entry) => entry,
+                // As a crash may have left it.
+                None if matches!(decode(found), Found::Free) => continue,
+                None => &[0; BYTES],
+            };
+            let stored = self.store(media, index, wanted);
+            stores = Some(stored.after(stores));
+            mended += 1;
+        }
+        (mended, stores)
     }
 
     fn store<M: Media>(&self, media: &M, index: u32, entry: &[u8; BYTES]) -> Unfenced {

@@ -224,7 +224,8 @@ impl Lane {
         let mut cause = None;
         while self.end() < self.head + self.length {
             let found = self.decode(ring, self.end()).or_else(|bad| {
-                let found = self.mend(ring).ok_or(bad)?;
+                let from = &ring[(self.end() % self.length) as usize..];
+                let found = self.mend(from).ok_or(bad)?;
                 mended.push(self.end());
                 Ok(found)
             });
@@ -250,8 +251,8 @@ impl Lane {
         (scan, cause)
     }
 
-    fn mend(&self, ring: &[Line]) -> Option<Found> {
-        let from = &ring[(self.end() % self.length) as usize..];
+    /// What the lines at the end were, if one bit of them was flipped.
+    fn mend(&self, from: &[Line]) -> Option<Found> {
         if !self.end().is_multiple_of(self.length) && was_pad(&from[0], &self.next) {
             return Some(Found::Pad);
         }
@@ -291,6 +292,29 @@ impl Lane {
             Entry::Object(object) => Ok(Followed::Object(object)),
             Entry::Map(_) => Err(NoRecord::Malformed),
         }
+    }
+
+    /// Writes the entry at the end anew, if one flipped bit is all that is wrong
+    /// with it. Its lines must be committed, so that nobody else writes them, and
+    /// the chunk must hold as many as the longest entry has, if there are.
+    pub fn mend_next<M: Media>(&self, media: &M, chunk: &Chunk) -> Option<Unfenced> {
+        let from = chunk.from(self.end());
+        let mut whole = Vec::new();
+        match self.mend(from)? {
+            Found::Pad => whole.push(encode_pad(&self.next)),
+            Found::Entry(entry) => entry.encode(&self.next, &mut whole),
+        }
+        let first = self.start + (self.end() % self.length) as usize * LINE_BYTES;
+        let wanted = whole.as_flattened().as_chunks::<8>().0;
+        let found = from.as_flattened().as_chunks::<8>().0;
+        let differ = (first..).step_by(8).zip(wanted.iter().zip(found));
+        let stores = differ.filter(|(_, (wanted, found))| wanted != found);
+        stores
+            .map(|(at, (wanted, _))| {
+                media.store(at, u64::from_le_bytes(*wanted));
+                media.flush(at, 8)
+            })
+            .reduce(Unfenced::and)
     }
 
     /// Reads lines from the end on, at most up to `until` and the ring's own

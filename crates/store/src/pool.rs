@@ -56,6 +56,10 @@ pub struct Pool<M> {
     freed_objects: Vec<(Seq, ObjectId)>,
     /// Objects whose frames are being freed: the seq of their deletion.
     pub(crate) deleting: Vec<(Seq, ObjectId)>,
+    /// Records of lanes with a flipped bit that were mended.
+    pub(crate) mended_records: u64,
+    /// Those that a scrub has counted.
+    pub(crate) told_records: u64,
     pub(crate) failed: bool,
 }
 
@@ -226,6 +230,8 @@ impl<M: Media> Pool<M> {
             free_objects: Vec::new(),
             freed_objects: Vec::new(),
             deleting: Vec::new(),
+            mended_records: 0,
+            told_records: 0,
             failed: false,
             view,
             block,
@@ -268,6 +274,13 @@ impl<M: Media> Pool<M> {
     #[must_use]
     pub fn view(&self) -> &Arc<View<M>> {
         &self.view
+    }
+
+    /// Records with a flipped bit that were mended since the opening, whoever
+    /// met them.
+    #[must_use]
+    pub fn mended_records(&self) -> u64 {
+        self.mended_records
     }
 
     /// How full the pool is.

@@ -1,19 +1,24 @@
 //! The owner's scrub: what a pool keeps beside pages, compared on media with
 //! what the owner knows, in small steps while the pool is used.
 //!
-//! Superblocks, lines of the bitmap and entries of the object table are in the
-//! owner's memory, too, and are written anew where they differ. Slots above the
-//! leaves are not; one with a flipped bit is mended by its check bits, if what it
-//! then names is a node. Pages and leaves are for the scrub of a volume, which
-//! has other copies; records are read once, soon, by a checkpoint.
+//! Superblocks, lines of the bitmap, entries of the object table and of the
+//! in-flight table are in the owner's memory, too, and are written anew where
+//! they differ. Slots above the leaves are not; one with a flipped bit is mended
+//! by its check bits, if what it then names is a node. Records of lanes are
+//! mended by their checksums. Pages and leaves are for the scrub of a volume,
+//! which has other copies.
 //!
 //! Invariants: nothing is written that is as it should be; a step is short, and
-//! between two the pool serves its sessions.
+//! between two the pool serves its sessions. Of a lane only what lies between
+//! its head and what its session has published as committed is read: there the
+//! session writes nothing, until the owner, who is here, moves the head.
 
 use crate::control::Range;
 use crate::geometry::OBJECT_BYTES;
+use crate::lane::{Chunk, Lane};
 use crate::object::{Object, State};
-use crate::pool::{OWN, Pool};
+use crate::pool::{OWN, ObjectError, Pool};
+use crate::record::Record;
 use crate::recovery::{PoolError, store_entry, superblock_pages, write_superblock};
 use crate::slot::Slot;
 use crate::superblock::Superblock;
@@ -21,9 +26,14 @@ use crate::table::{BadTable, Location, reach, slots_in_use};
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
+use std::sync::atomic::Ordering;
 
 /// Lines of the bitmap looked at in one step: 256 KiB.
 const STEP_LINES: u32 = 4096;
+/// Lines of lanes after which a step ends: 1 MiB, and a lane more.
+const STEP_LANE_LINES: u64 = 1 << 14;
+/// Entries of the in-flight table looked at in one step: 256 KiB.
+const STEP_IN_FLIGHT: u32 = 8192;
 /// Entries of the object table looked at in one step.
 const STEP_OBJECTS: u32 = 512;
 /// Leaves looked for in one step.
@@ -37,6 +47,10 @@ pub struct Cursor(Stage);
 enum Stage {
     #[default]
     Superblocks,
+    /// From this lane on.
+    Lanes(u32),
+    /// From this entry on.
+    InFlight(u32),
     /// From this line on.
     Bitmap(u32),
     /// From this entry on.
@@ -48,10 +62,19 @@ enum Stage {
 /// What a scrub looked at and what it found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// Superblocks, lines of the bitmap, entries and ways to leaves looked at.
+    /// Superblocks, records, lines of the bitmap, entries and ways to leaves
+    /// looked at.
     pub checked: u64,
     /// Superblocks written anew.
     pub superblocks: u64,
+    /// Records of lanes mended, also by checkpoints since the scrub before.
+    pub records: u64,
+    /// Lanes with a record that cannot be mended, and that nothing but the slices'
+    /// other legs needed: it was left behind, and all slices are compared as a
+    /// whole when they are attached next.
+    pub left_behind: u64,
+    /// Entries of the in-flight table written anew.
+    pub in_flight: u64,
     /// Lines of the bitmap written anew.
     pub bitmap_lines: u64,
     /// Entries of the object table written anew.
@@ -66,7 +89,8 @@ impl Scrubbed {
     /// Everything that was put right.
     #[must_use]
     pub fn mended(&self) -> u64 {
-        self.superblocks + self.bitmap_lines + self.objects + self.slots
+        let journal = self.records + self.left_behind + self.in_flight;
+        self.superblocks + journal + self.bitmap_lines + self.objects + self.slots
     }
 }
 
@@ -74,21 +98,29 @@ impl<M: Media> Pool<M> {
     /// Does one step of a scrub. Where to go on; none at its end.
     ///
     /// # Errors
-    /// When the medium fails; the pool has then failed.
+    /// When the medium fails, or a record cannot be read that a checkpoint needs;
+    /// the pool has then failed.
     pub fn scrub(
         &mut self,
         Cursor(stage): Cursor,
         found: &mut Scrubbed,
-    ) -> Result<Option<Cursor>, PoolError> {
+    ) -> Result<Option<Cursor>, ObjectError> {
         if self.failed {
-            return Err(PoolError::Failed);
+            return Err(PoolError::Failed.into());
         }
         let stepped = match stage {
-            Stage::Superblocks => self.scrub_superblocks(found),
-            Stage::Bitmap(line) => self.scrub_bitmap(line, found),
-            Stage::Objects(index) => self.scrub_objects(index, found),
-            Stage::Tables(index, page) => self.scrub_tables(index, page, found),
+            Stage::Superblocks => self.scrub_superblocks(found).map_err(Into::into),
+            Stage::Lanes(number) => self.scrub_lanes(number, found),
+            Stage::InFlight(index) => self.scrub_in_flight(index, found).map_err(Into::into),
+            Stage::Bitmap(line) => self.scrub_bitmap(line, found).map_err(Into::into),
+            Stage::Objects(index) => self.scrub_objects(index, found).map_err(Into::into),
+            Stage::Tables(index, page) => {
+                let stepped = self.scrub_tables(index, page, found);
+                stepped.map_err(Into::into)
+            }
         };
+        found.records += self.mended_records - self.told_records;
+        self.told_records = self.mended_records;
         if stepped.is_err() {
             self.failed = true;
             self.view.abandon();
@@ -115,7 +147,88 @@ impl<M: Media> Pool<M> {
             found.superblocks += 1;
         }
         found.checked += 2;
-        Ok(Some(Stage::Bitmap(0)))
+        Ok(Some(Stage::Lanes(0)))
+    }
+
+    fn scrub_lanes(
+        &mut self,
+        from: u32,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Stage>, ObjectError> {
+        let mut lines = 0;
+        for number in from..self.block.lanes_end {
+            if lines >= STEP_LANE_LINES {
+                return Ok(Some(Stage::Lanes(number)));
+            }
+            lines += self.scrub_lane(number, found)?;
+        }
+        Ok(Some(Stage::InFlight(0)))
+    }
+
+    /// Reads what is live of a lane. How many lines that is.
+    fn scrub_lane(&mut self, number: u32, found: &mut Scrubbed) -> Result<u64, ObjectError> {
+        let committed = self.view.control.cells(number).committed();
+        let committed = committed.load(Ordering::Acquire);
+        let head = self.block.heads[number as usize];
+        let mended = self.mended_records;
+        let mut lane = self.lane_at(number, head);
+        let (mut chunk, mut record) = (Chunk::default(), Record::empty());
+        while lane.end() < committed {
+            lane.read_on(&*self.view.data, committed, &mut chunk);
+            while lane.end() < chunk.end() {
+                found.checked += 1;
+                match self.follow(&mut lane, committed, &mut chunk, &mut record) {
+                    Ok(_) => {}
+                    Err(_) if self.is_applied(&lane) => {
+                        self.leave_behind(number)?;
+                        found.left_behind += 1;
+                        return Ok(committed - head);
+                    }
+                    Err(bad) => return Err(bad.into()),
+                }
+            }
+        }
+        if self.mended_records > mended {
+            self.view.data.sync().map_err(PoolError::from)?;
+        }
+        Ok(committed - head)
+    }
+
+    /// Whether the checkpoint has passed the record at a lane's end.
+    pub(crate) fn is_applied(&mut self, lane: &Lane) -> bool {
+        lane.end() < self.lanes.book(lane.place().lane).applied.end()
+    }
+
+    /// Lets recovery begin behind the records of a lane that are applied, one of
+    /// which cannot be read. They only said which operations may be missing on
+    /// other legs; nobody knows of which object, so all are compared as a whole.
+    pub(crate) fn leave_behind(&mut self, number: u32) -> Result<(), ObjectError> {
+        for object in (0..self.block.objects_end).map(ObjectId) {
+            self.mark_compare(object)?;
+        }
+        let book = self.lanes.book(number);
+        book.noted = book.applied.end();
+        Ok(self.checkpoint()?)
+    }
+
+    fn scrub_in_flight(
+        &mut self,
+        from: u32,
+        found: &mut Scrubbed,
+    ) -> Result<Option<Stage>, PoolError> {
+        let end = self.in_flight.count();
+        let to = end.min(from + STEP_IN_FLIGHT);
+        let (mended, stores) = self.in_flight.mend(&*self.view.data, from..to);
+        if let Some(stores) = stores {
+            let _fenced = self.view.data.fence(stores);
+            self.view.data.sync()?;
+        }
+        found.in_flight += mended;
+        found.checked += u64::from(to - from);
+        Ok(Some(match to == end {
+            true => Stage::Bitmap(0),
+            false => Stage::InFlight(to),
+        }))
     }
 
     fn scrub_bitmap(
