@@ -6,6 +6,7 @@ use pagemesh_base::units::Size;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The words of durability classes.
 const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
@@ -99,7 +100,7 @@ pub enum Command {
     /// Make, look at and verify pools.
     #[command(subcommand)]
     Pool(Pool),
-    /// Run the brick of a pool.
+    /// Run the brick of a pool; list bricks, have their pools scrubbed.
     Brick(Brick),
     /// Run the manager.
     Manager(Manager),
@@ -209,12 +210,16 @@ pub enum Pool {
     },
 }
 
-/// Run the brick of a pool.
+/// Run the brick of a pool; list bricks, have their pools scrubbed.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Brick {
+    /// What to do instead of running one.
+    #[command(subcommand)]
+    pub command: Option<BrickCommand>,
     /// The pool.
-    #[arg(long)]
-    pub pool: PathBuf,
+    #[arg(long, required = true)]
+    pub pool: Option<PathBuf>,
     /// Address of the tcp transport; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: String,
@@ -231,8 +236,9 @@ pub struct Brick {
     #[arg(long, hide = true)]
     pub sparse: bool,
     /// How often what the pool keeps beside pages is compared with what the
-    /// brick knows, and mended: as `12h` or `7d`, or `never`. SIGUSR2 does it at
-    /// once, SIGUSR1 tells what was found.
+    /// brick knows, and mended: as `12h` or `7d`, or `never`. SIGUSR2 and
+    /// `pagemesh brick scrub` do it at once, SIGUSR1 and `pagemesh brick list` tell
+    /// what was found.
     #[arg(long, default_value = "1d", value_name = "TIME")]
     pub scrub_every: Interval,
     /// End when standard input ends.
@@ -240,6 +246,26 @@ pub struct Brick {
     pub until_stdin_ends: bool,
     #[command(flatten)]
     pub client: Client,
+}
+
+/// Look at running bricks.
+#[derive(Subcommand)]
+pub enum BrickCommand {
+    /// List bricks, how full they are, and the scrubs of their pools.
+    List,
+    /// Have running bricks scrub their pools now. A brick hears of it with its
+    /// next heartbeat; `pagemesh brick list` shows how far it has come.
+    Scrub {
+        /// Which brick: its UUID.
+        #[arg(required_unless_present = "all", conflicts_with = "all")]
+        brick: Option<Uuid>,
+        /// All that are alive.
+        #[arg(long)]
+        all: bool,
+        /// End the scrub that is under way.
+        #[arg(long)]
+        stop: bool,
+    },
 }
 
 /// Run the manager.

@@ -13,7 +13,7 @@ use pagemesh_brick::scrub::{ScrubState, ScrubStatus};
 use pagemesh_brick::service::Served;
 use pagemesh_fabric::{map, tcp};
 use pagemesh_manage::Client;
-use pagemesh_manage::wire::BrickRegistration;
+use pagemesh_manage::wire::{self, BrickRegistration, BrickScrub, ScrubFound, ScrubWish};
 use pagemesh_store::scrub::Scrubbed;
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -21,12 +21,16 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// How often a manager that did not answer is told again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs a brick until it is told to end.
 pub fn run(args: &args::Brick) -> anyhow::Result<()> {
+    let Some(pool) = &args.pool else {
+        bail!("no pool is named; name it with --pool");
+    };
     let key = key::find(args.client.key.as_deref(), &args.client.manager)?;
     let manager = Client::new(&args.client.manager, &key)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
@@ -34,15 +38,15 @@ pub fn run(args: &args::Brick) -> anyhow::Result<()> {
     // Before anything takes time: without a listener the signal would end us.
     let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
     let (brick, keeper, recovered) = match args.sparse {
-        false => Brick::open(&args.pool)?,
-        true => Brick::open_sparse(&args.pool)?,
+        false => Brick::open(pool)?,
+        true => Brick::open_sparse(pool)?,
     };
     brick.plan_scrubs(args.scrub_every.0, Instant::now());
     let obeys = Arc::downgrade(&brick);
     std::thread::Builder::new()
         .name("status".into())
         .spawn(move || obey(asked, &obeys))?;
-    tracing::info!(?recovered, pool = %args.pool.display(), "recovered");
+    tracing::info!(?recovered, pool = %pool.display(), "recovered");
     let served = Arc::new(Served(brick.clone()));
     let tcp = tcp::Server::bind(listen, key, served.clone(), tcp::Options::default())?;
     let map = match &args.map {
@@ -87,34 +91,40 @@ fn obey(mut asked: Signals, brick: &Weak<Brick>) {
 
 /// Writes what is known of scrubs to standard output.
 fn tell_scrubs(brick: BrickId, status: &ScrubStatus) {
-    let found = |found: &Scrubbed| {
-        serde_json::json!({
-            "checked": found.checked,
-            "superblocks": found.superblocks,
-            "bitmap_lines": found.bitmap_lines,
-            "objects": found.objects,
-            "slots": found.slots,
-            "mended": found.mended(),
-            "damaged": found.damaged,
-        })
-    };
-    let line = serde_json::json!({
-        "brick": brick,
-        "scrub": {
-            "state": match status.state {
-                ScrubState::Off => "off",
-                ScrubState::Waiting => "waiting",
-                ScrubState::Running => "running",
-            },
-            "passes": status.passes,
-            "next_in_ms": status.next_in.map(|time| time.as_millis() as u64),
-            "pass": status.pass.as_ref().map(found),
-            "last": status.last.as_ref().map(|(last, _)| found(last)),
-            "ended_ms_ago": status.last.map(|(_, ago)| ago.as_millis() as u64),
-        },
-    });
+    let line = serde_json::json!({"brick": brick, "scrub": told_scrubs(status, None)});
     if let Err(cause) = writeln!(std::io::stdout().lock(), "{line}") {
         tracing::warn!(%cause, "the status was not written");
+    }
+}
+
+/// What is known of scrubs, as it is told to people and to the manager.
+fn told_scrubs(status: &ScrubStatus, fulfilled: Option<Uuid>) -> BrickScrub {
+    let found = |found: Scrubbed| ScrubFound {
+        checked: found.checked,
+        superblocks: found.superblocks,
+        records: found.records,
+        left_behind: found.left_behind,
+        in_flight: found.in_flight,
+        bitmap_lines: found.bitmap_lines,
+        objects: found.objects,
+        slots: found.slots,
+        mended: found.mended(),
+        damaged: found.damaged,
+    };
+    BrickScrub {
+        state: match status.state {
+            ScrubState::Off => wire::ScrubState::Off,
+            ScrubState::Waiting => wire::ScrubState::Waiting,
+            ScrubState::Running => wire::ScrubState::Running,
+        },
+        passes: status.passes,
+        progress_percent: status.percent,
+        next_in_ms: status.next_in.map(|time| time.as_millis() as u64),
+        pass: status.pass.map(found),
+        last: status.last.map(|(last, _)| found(last)),
+        ended_ms_ago: status.last.map(|(_, ago)| ago.as_millis() as u64),
+        mended: status.mended,
+        fulfilled,
     }
 }
 
@@ -144,8 +154,9 @@ struct Registrar<'a> {
 }
 
 impl Registrar<'_> {
-    fn registration(&self) -> anyhow::Result<BrickRegistration> {
+    fn registration(&self, fulfilled: Option<Uuid>) -> anyhow::Result<BrickRegistration> {
         let status = self.brick.status()?;
+        let scrubs = self.brick.scrub_status(Instant::now());
         Ok(BrickRegistration {
             brick: status.brick,
             address: self.address.clone(),
@@ -156,23 +167,39 @@ impl Registrar<'_> {
             used_bytes: status.used_bytes,
             incarnation: status.incarnation,
             sessions: status.sessions,
+            scrub: Some(told_scrubs(&scrubs, fulfilled)),
         })
+    }
+
+    fn fulfil(&self, wish: ScrubWish) {
+        let now = Instant::now();
+        match wish.stop {
+            true => self.brick.stop_scrub(now),
+            false => self.brick.start_scrub(now),
+        }
     }
 
     /// Sends heartbeats until the end is told or the pool fails.
     fn keep_telling(&self, ending: &Ending) -> anyhow::Result<()> {
         let mut was_heard = true;
+        // The manager repeats a wish until it hears that it is fulfilled.
+        let mut fulfilled = None;
         loop {
             if self.brick.has_failed() {
                 bail!("the pool failed; see the log, then start the brick again to recover it");
             }
-            let told = self.manager.heartbeat(&self.registration()?);
+            let told = self.manager.heartbeat(&self.registration(fulfilled)?);
             match &told {
                 Err(cause) if was_heard => tracing::warn!(%cause, "no heartbeat"),
                 Ok(_) if !was_heard => tracing::info!("heartbeats are heard again"),
                 _ => {}
             }
             was_heard = told.is_ok();
+            let wish = told.as_ref().ok().and_then(|reply| reply.scrub);
+            if let Some(wish) = wish.filter(|wish| fulfilled != Some(wish.id)) {
+                self.fulfil(wish);
+                fulfilled = Some(wish.id);
+            }
             let interval = told.map_or(RETRY_INTERVAL, |reply| {
                 Duration::from_millis(reply.interval_ms.max(10))
             });

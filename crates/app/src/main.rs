@@ -10,6 +10,7 @@ mod args;
 mod authority;
 mod bench;
 mod brick;
+mod bricks;
 mod cluster;
 mod ending;
 mod export;
@@ -65,7 +66,10 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
     match command {
         Command::Up(up) => up::run(&up)?,
         Command::Pool(command) => return pool::run(&command),
-        Command::Brick(brick) => brick::run(&brick)?,
+        Command::Brick(brick) => match &brick.command {
+            None => brick::run(&brick)?,
+            Some(command) => bricks::run(command, &brick.client)?,
+        },
         Command::Manager(manager) => manager::run(&manager)?,
         Command::Volume(command) => return volume::run(&command),
         Command::Export(command) => export::run(&command)?,

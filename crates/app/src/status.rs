@@ -1,6 +1,7 @@
 //! `pagemesh status`.
 
 use crate::args::Client;
+use crate::bricks;
 use crate::output::{self, bytes, table};
 use crate::volume::client;
 use pagemesh_manage::wire::{BrickInfo, Status, VolumeInfo};
@@ -25,8 +26,16 @@ pub fn run(args: &Client) -> anyhow::Result<()> {
     };
     output::print(args.output, &cluster, || {
         let status = &cluster.status;
+        let scrubs = match (status.scrubs_mended, status.scrubs_damaged) {
+            (0, 0) => String::new(),
+            (mended, damaged) => {
+                format!(
+                    "\nscrubs of pools have mended {mended} places, {damaged} are damaged still"
+                )
+            }
+        };
         format!(
-            "manager {} {}\n{} of {} bricks alive, {} of {} used, {} promised to volumes\n\n{}\n\n{}",
+            "manager {} {}\n{} of {} bricks alive, {} of {} used, {} promised to volumes{scrubs}\n\n{}\n\n{}",
             cluster.manager,
             status.version,
             status.bricks_alive,
@@ -34,41 +43,10 @@ pub fn run(args: &Client) -> anyhow::Result<()> {
             bytes(status.used_bytes),
             bytes(status.capacity_bytes),
             bytes(status.provisioned_bytes),
-            bricks(&cluster.bricks),
+            bricks::shown(&cluster.bricks),
             volumes(&cluster.volumes)
         )
     })
-}
-
-fn bricks(bricks: &[BrickInfo]) -> String {
-    let rows = bricks.iter().map(|brick| {
-        vec![
-            brick.brick.to_string(),
-            match brick.alive {
-                true => "alive".to_owned(),
-                false => "dead".to_owned(),
-            },
-            brick.domain.clone(),
-            brick.durability.to_string(),
-            brick.address.clone(),
-            bytes(brick.used_bytes),
-            bytes(brick.capacity_bytes),
-            brick.slices.to_string(),
-            brick.sessions.to_string(),
-        ]
-    });
-    let head = [
-        "BRICK",
-        "STATE",
-        "DOMAIN",
-        "CLASS",
-        "ADDRESS",
-        ">USED",
-        ">SIZE",
-        ">SLICES",
-        ">SESSIONS",
-    ];
-    table(&head, rows)
 }
 
 /// Volumes as a table.

@@ -274,6 +274,15 @@ fn every_command_tells_programs_what_it_tells_people() {
     assert_eq!(status["bricks"].as_array().unwrap().len(), 2, "{status}");
     assert_eq!(status["volumes"].as_array().unwrap().len(), 2, "{status}");
     said(&["status"], &["2 of 2 bricks alive", "brick-0", "process"]);
+    let bricks = cluster.json(&["brick", "list"]);
+    assert_eq!(bricks.as_array().unwrap().len(), 2, "{bricks}");
+    said(&["brick", "list"], &["brick-0", "process", "SCRUB", "none"]);
+    let asked = cluster.json(&["brick", "scrub", "--all"]);
+    assert_eq!(asked.as_array().unwrap().len(), 2, "{asked}");
+    said(
+        &["brick", "scrub", "--all"],
+        &["2 asked to scrub", "brick list"],
+    );
     let grown = cluster.json(&["volume", "grow", "json", "--size", "16M"]);
     assert_eq!(grown["volume"]["info"]["size_bytes"], 16 * MIB, "{grown}");
     said(
@@ -469,6 +478,7 @@ fn the_manual_and_completions_are_whole() {
         "Exit codes",
         "pagemesh\\-up",
         "pagemesh\\-volume",
+        "pagemesh\\-brick\\-scrub",
         "\\-\\-repair\\-from",
         "\\-\\-trust\\-medium",
     ] {
@@ -508,6 +518,9 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
     check_code(&place, &["fly"], 2, &["fly"]);
     check_code(&place, &["volume", "create", "x"], 2, &["--size"]);
     check_code(&place, &["export", "nbd", "x"], 2, &["--socket"]);
+    check_code(&place, &["brick"], 2, &["--pool"]);
+    check_code(&place, &["brick", "--pool", "x", "list"], 2, &["list"]);
+    check_code(&place, &["brick", "scrub"], 2, &["--all"]);
     // Nobody has shared a key, and nobody listens.
     check_code(
         &place,

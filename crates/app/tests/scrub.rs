@@ -10,18 +10,25 @@ use pagemesh_store::geometry::Geometry;
 use pagemesh_store::slot::Slot;
 use serde_json::Value;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use support::{Cluster, Export, MIB, PAGEMESH, Pools, until};
 
 const PAGE: usize = 4096;
 
-/// The frame of a pool that is full of this byte, there being one.
-fn frame_of(pool: &Path, pattern: u8) -> usize {
+/// Frames of a pool that are full of this byte.
+fn find_frames(pool: &Path, pattern: u8) -> Vec<u64> {
     let bytes = std::fs::read(pool).unwrap();
     let numbers = Geometry::plan(64 * MIB).unwrap().frame_numbers();
     let is_it = |frame: &u64| bytes[*frame as usize * PAGE..][..PAGE] == [pattern; PAGE];
-    let found: Vec<u64> = numbers.filter(is_it).collect();
+    numbers.filter(is_it).collect()
+}
+
+/// The one that there is.
+fn frame_of(pool: &Path, pattern: u8) -> usize {
+    let found = find_frames(pool, pattern);
     assert_eq!(found.len(), 1, "{pattern:#x}: {found:?}");
     found[0] as usize
 }
@@ -177,10 +184,202 @@ fn copies_on_a_disk() {
     story(Pools::Disk, "auto");
 }
 
+/// A client that stays connected.
+struct Client(Child);
+
+impl Client {
+    fn new(export: &Export) -> Client {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", &export.uri]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        Client(command.spawn().unwrap())
+    }
+
+    /// Writes a page full of this byte at as many MiB.
+    fn write(&mut self, pattern: u8, pools: [&Path; 2]) {
+        let command = format!("write -P {pattern} {pattern}M 4k\n");
+        let stdin = self.0.stdin.as_mut().unwrap();
+        stdin.write_all(command.as_bytes()).unwrap();
+        stdin.flush().unwrap();
+        until("both copies have the page", || {
+            let has = |pool: &&Path| find_frames(pool, pattern).len() == 1;
+            pools.iter().all(has)
+        });
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where the record lies that put this frame to use.
+fn record_of(pool: &Path, frame: usize) -> usize {
+    let bytes = std::fs::read(pool).unwrap();
+    let geometry = Geometry::plan(64 * MIB).unwrap();
+    let lanes = geometry.lane_region.start as usize;
+    let end = lanes + geometry.lane_region.len as usize;
+    let is_it = |at: &usize| {
+        let word = bytes[*at + 40..][..8].try_into().unwrap();
+        let slot = Slot::decode(u64::from_le_bytes(word));
+        slot.ok().and_then(Slot::frame).map(|it| it.0) == Some(frame as u64)
+    };
+    let found: Vec<usize> = (lanes..end).step_by(64).filter(is_it).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]
+}
+
+/// Entries of the in-flight table that are in use.
+fn in_flight(pool: &Path) -> Vec<usize> {
+    let bytes = std::fs::read(pool).unwrap();
+    let region = Geometry::plan(64 * MIB).unwrap().in_flight;
+    let (start, len) = (region.start as usize, region.len as usize);
+    let is_used = |at: &usize| bytes[*at..][..32].iter().any(|byte| *byte != 0);
+    (start..start + len).step_by(32).filter(is_used).collect()
+}
+
+/// What recovery would need is mended while it is used; then everything dies.
+fn journal(pools: Pools, transport: &str) {
+    let mut cluster = Cluster::new(pools, 2);
+    cluster.create("disk", "128M", &[]);
+    let export = cluster.export(&["disk"], transport);
+    let both = || [cluster.pool(0), cluster.pool(1)];
+    let bytes_at =
+        |at: usize, len: usize| std::fs::read(cluster.pool(0)).unwrap()[at..][..len].to_vec();
+    let mut client = Client::new(&export);
+    client.write(0x61, both());
+    let record = record_of(cluster.pool(0), frame_of(cluster.pool(0), 0x61));
+    let before = bytes_at(record, 64);
+    // Once before a checkpoint has read it, and once after.
+    for byte in [9, 57] {
+        flip(cluster.pool(0), record + byte, 4);
+        let found = scrub_pool(&cluster, 0);
+        assert_eq!(found["records"], 1, "{found}");
+        assert_eq!(found["mended"], 1, "{found}");
+        assert_eq!(bytes_at(record, 64), before);
+    }
+    let log = cluster.brick(0).log();
+    assert!(log.contains("mended"), "{log}");
+    assert_eq!(in_flight(cluster.pool(0)), [0usize; 0]);
+    client.end();
+    until("the client's last write is listed", || {
+        in_flight(cluster.pool(0)).len() == 1
+    });
+    let entry = in_flight(cluster.pool(0))[0];
+    let before = bytes_at(entry, 32);
+    flip(cluster.pool(0), entry + 17, 2);
+    let found = scrub_pool(&cluster, 0);
+    assert_eq!(found["in_flight"], 1, "{found}");
+    assert_eq!(found["mended"], 1, "{found}");
+    assert_eq!(bytes_at(entry, 32), before);
+
+    let mut client = Client::new(&export);
+    client.write(0x62, both());
+    let record = record_of(cluster.pool(0), frame_of(cluster.pool(0), 0x62));
+    flip(cluster.pool(0), record + 30, 1);
+    assert_eq!(scrub_pool(&cluster, 0)["records"], 1);
+    drop(client);
+    export.kill();
+    cluster.kill_manager();
+    (0..2).for_each(|n| cluster.kill_brick(n));
+    cluster.start_manager();
+    (0..2).for_each(|n| cluster.restart_brick(n));
+    cluster.await_bricks(2);
+    let export = cluster.export(&["disk"], transport);
+    for _ in 0..2 {
+        export.io(&["read -P 0x61 97M 4k", "read -P 0x62 98M 4k"]);
+    }
+    export.stop();
+    cluster.check_identical("disk");
+    assert_eq!(scrub_pool(&cluster, 0)["mended"], 0);
+}
+
+#[test]
+fn a_journal_in_memory_is_mended_and_everything_dies() {
+    journal(Pools::Memory, "auto");
+}
+
+#[test]
+fn a_journal_on_a_disk_is_mended_and_everything_dies() {
+    journal(Pools::Disk, "tcp");
+}
+
+/// A brick as the manager lists it.
+fn listed(cluster: &Cluster, id: &str) -> Value {
+    let bricks = cluster.json(&["brick", "list"]);
+    let mut bricks = bricks.as_array().unwrap().iter();
+    bricks.find(|brick| brick["brick"] == id).unwrap().clone()
+}
+
+#[test]
+fn bricks_are_asked_to_scrub_through_the_manager() {
+    let mut cluster = Cluster::new(Pools::Memory, 2);
+    let (one, other) = (cluster.brick_id(0), cluster.brick_id(1));
+    let await_passes = |id: &str, passes: u64| {
+        let mut last = Value::Null;
+        until("the manager hears of the scrub", || {
+            last = listed(&cluster, id);
+            last["scrub"]["passes"] == passes && last["scrub_wish"].is_null()
+        });
+        last["scrub"].clone()
+    };
+    let idle = listed(&cluster, &one);
+    assert_eq!(idle["scrub"]["state"], "waiting", "{idle}");
+    assert_eq!(idle["scrub"]["passes"], 0, "{idle}");
+    flip(cluster.pool(0), PAGE + 40, 2);
+    let asked = cluster.json(&["brick", "scrub", &one]);
+    assert_eq!(asked[0]["brick"], one, "{asked}");
+    assert_eq!(asked[0]["scrub_wish"]["stop"], false, "{asked}");
+    let told = await_passes(&one, 1);
+    assert_eq!(told["last"]["superblocks"], 1, "{told}");
+    assert_eq!(told["last"]["damaged"], 0, "{told}");
+    assert_eq!(told["state"], "waiting", "{told}");
+    assert_eq!(listed(&cluster, &other)["scrub"]["passes"], 0);
+    let status = cluster.json(&["status"]);
+    assert_eq!(status["status"]["scrubs_mended"], 1, "{status}");
+    assert_eq!(status["status"]["scrubs_damaged"], 0, "{status}");
+    let table = cluster.ok(&["brick", "list"]);
+    for part in ["SCRUB", "in 23h", "1 mended", "none"] {
+        assert!(table.contains(part), "no {part} in {table}");
+    }
+    let said = cluster.ok(&["status"]);
+    assert!(said.contains("mended 1 places"), "{said}");
+    // All at once; and what was done is not done again.
+    let asked = cluster.json(&["brick", "scrub", "--all"]);
+    assert_eq!(asked.as_array().unwrap().len(), 2, "{asked}");
+    await_passes(&one, 2);
+    await_passes(&other, 1);
+    let said = cluster.ok(&["brick", "scrub", "--stop", "--all"]);
+    assert!(said.contains("2 asked to end"), "{said}");
+    await_passes(&one, 2);
+    await_passes(&other, 1);
+    let unknown = uuid::Uuid::from_u128(9).to_string();
+    cluster.refused(&["brick", "scrub", &unknown], &["no brick", &unknown]);
+    cluster.kill_brick(1);
+    cluster.await_bricks(1);
+    cluster.refused(&["brick", "scrub", &other], &[&other, "is dead"]);
+    assert_eq!(
+        cluster
+            .json(&["brick", "scrub", "--all"])
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+}
+
 #[test]
 fn intervals_that_are_none_are_refused() {
     for wrong in ["7", "d", "-1d", "0s", "1w", "99999999999999d", "Never"] {
-        let mut command = std::process::Command::new(PAGEMESH);
+        let mut command = Command::new(PAGEMESH);
         command.args(["export", "nbd", "disk", "--socket", "/nowhere"]);
         let output = command
             .arg(format!("--scrub-every={wrong}"))

@@ -38,8 +38,19 @@ pub struct ScrubStatus {
     pub next_in: Option<Duration>,
     /// What the one under way has found by now.
     pub pass: Option<Scrubbed>,
+    /// How much of it is done.
+    pub percent: Option<u8>,
+    /// What all of them have mended.
+    pub mended: u64,
     /// What the last one found, and how long ago it ended.
     pub last: Option<(Scrubbed, Duration)>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Pass {
+    next: Cursor,
+    found: Scrubbed,
+    percent: u8,
 }
 
 #[derive(Default)]
@@ -47,8 +58,9 @@ pub(crate) struct Scrubs {
     every: Option<Duration>,
     /// The next step, or the next pass.
     next_at: Option<Instant>,
-    pass: Option<(Cursor, Scrubbed)>,
+    pass: Option<Pass>,
     passes: u64,
+    mended: u64,
     last: Option<(Scrubbed, Instant)>,
 }
 
@@ -100,7 +112,9 @@ impl<M: Media> Brick<M> {
             },
             passes: scrubs.passes,
             next_in: next_at.map(|at| at.saturating_duration_since(now)),
-            pass: scrubs.pass.map(|(_, found)| found),
+            pass: scrubs.pass.map(|pass| pass.found),
+            percent: scrubs.pass.map(|pass| pass.percent),
+            mended: scrubs.mended,
             last: scrubs
                 .last
                 .map(|(found, ended)| (found, now.saturating_duration_since(ended))),
@@ -114,13 +128,22 @@ impl<M: Media> Brick<M> {
         if at > now {
             return Some(at - now);
         }
-        let (cursor, before) = scrubs.pass.unwrap_or_default();
-        let mut found = before;
-        let stepped = self.pool().scrub(cursor, &mut found);
-        self.tell_scrubbed(&before, &found);
+        let pass = scrubs.pass.unwrap_or_default();
+        let mut found = pass.found;
+        let mut pool = self.pool();
+        let stepped = pool.scrub(pass.next, &mut found);
+        let percent = |next| pool.scrub_progress(next);
+        let stepped = stepped.map(|next| next.map(|next| (next, percent(next))));
+        drop(pool);
+        self.tell_scrubbed(&pass.found, &found);
+        scrubs.mended += found.mended() - pass.found.mended();
         match stepped {
-            Ok(Some(next)) => {
-                scrubs.pass = Some((next, found));
+            Ok(Some((next, percent))) => {
+                scrubs.pass = Some(Pass {
+                    next,
+                    found,
+                    percent,
+                });
                 scrubs.next_at = Some(now + SCRUB_PAUSE);
             }
             Ok(None) => {

@@ -30,14 +30,20 @@ fn brick() -> Brick<Recorder> {
 /// Does what is due until the pass has ended; steps, and the time it took.
 fn pass(brick: &Brick<Recorder>, mut now: Instant) -> (u32, Instant) {
     let before = brick.scrub_status(now).passes;
+    let mut percent = 0;
     for steps in 1..100 {
         let wait = brick.scrub_if_due(now);
         let status = brick.scrub_status(now);
         if status.passes > before {
+            assert_eq!(status.percent, None);
+            assert!(percent > 50, "{percent} % before the end");
             return (steps, now);
         }
         assert_eq!(status.state, ScrubState::Running);
         assert_eq!(wait, Some(SCRUB_PAUSE), "a pause between two steps");
+        let done = status.percent.expect("one is under way");
+        assert!((percent..100).contains(&done), "{percent} %, then {done} %");
+        percent = done;
         let early = now + SCRUB_PAUSE / 2;
         assert_eq!(brick.scrub_if_due(early), Some(SCRUB_PAUSE / 2));
         assert_eq!(

@@ -4,8 +4,9 @@ use crate::fault::Fault;
 use crate::manager::{BRICKS_MAX, Book, Brick, HEARTBEAT_INTERVAL, Manager, Seen};
 use crate::records::BrickRecord;
 use crate::store::Write;
-use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply};
+use crate::wire::{BrickInfo, BrickRegistration, HeartbeatReply, ScrubBrick, ScrubWish};
 use pagemesh_base::layout::{BrickId, NAME_BYTES_MAX};
+use std::collections::BTreeMap;
 
 /// Bytes of the longest address: a DNS name (RFC 1035, section 2.3.4), a
 /// colon and a port.
@@ -60,6 +61,7 @@ impl Manager {
         let seen = Seen {
             at: self.clock.elapsed(),
             sessions: registration.sessions,
+            scrub: registration.scrub,
         };
         (record(registration), seen)
     }
@@ -69,9 +71,13 @@ impl Manager {
         let known = book.bricks.get(&id);
         let was_alive = known.is_some_and(|brick| self.is_alive(brick));
         let told_alive = known.is_some_and(|brick| brick.told_alive);
+        let fulfilled = seen.scrub.and_then(|scrub| scrub.fulfilled);
+        let wish = known.and_then(|brick| brick.wish);
+        let wish = wish.filter(|wish| fulfilled != Some(wish.id));
         let brick = Brick {
             record,
             seen: Some(seen),
+            wish,
             told_alive,
         };
         book.bricks.insert(id, brick);
@@ -81,7 +87,30 @@ impl Manager {
         HeartbeatReply {
             interval_ms: HEARTBEAT_INTERVAL.as_millis() as u64,
             dead_after_ms: self.settings.dead_after.as_millis() as u64,
+            scrub: wish,
         }
+    }
+
+    /// Asks a brick to begin or end a scrub of its pool. It hears of it with the
+    /// answer to its next heartbeat; asking for the same again changes nothing.
+    ///
+    /// # Errors
+    /// When there is no such brick, it is dead, or it tells nothing of scrubs.
+    pub fn scrub(&self, id: BrickId, ScrubBrick { stop }: ScrubBrick) -> Result<BrickInfo, Fault> {
+        let mut book = self.book();
+        let brick = book.bricks.get_mut(&id).ok_or(Fault::NoSuchBrick(id))?;
+        if !self.is_alive(brick) {
+            return Err(Fault::BrickDead(id));
+        }
+        if brick.seen.is_none_or(|seen| seen.scrub.is_none()) {
+            return Err(Fault::BrickTooOld(id));
+        }
+        if brick.wish.is_none_or(|wish| wish.stop != stop) {
+            let id = (self.settings.new_id)();
+            brick.wish = Some(ScrubWish { id, stop });
+        }
+        let brick = brick.clone();
+        Ok(self.info(&book, &book.provisioned(), &brick))
     }
 
     /// A brick that moved has opened its pool anew; a copy of the pool has
@@ -104,20 +133,18 @@ impl Manager {
     pub fn bricks(&self) -> Vec<BrickInfo> {
         let book = self.book();
         let provisioned = book.provisioned();
-        let info = |brick: &Brick| {
-            let promised = provisioned.get(&brick.record.brick);
-            let (provisioned_bytes, slices) = promised.copied().unwrap_or_default();
-            BrickInfo {
-                provisioned_bytes,
-                slices,
-                pending_deletions: owed(&book, brick.record.brick),
-                ..self.info(brick)
-            }
-        };
+        let info = |brick| self.info(&book, &provisioned, brick);
         book.bricks.values().map(info).collect()
     }
 
-    fn info(&self, brick: &Brick) -> BrickInfo {
+    fn info(
+        &self,
+        book: &Book,
+        provisioned: &BTreeMap<BrickId, (u64, usize)>,
+        brick: &Brick,
+    ) -> BrickInfo {
+        let promised = provisioned.get(&brick.record.brick);
+        let (provisioned_bytes, slices) = promised.copied().unwrap_or_default();
         let record = brick.record.clone();
         let age = |seen: Seen| self.clock.elapsed().saturating_sub(seen.at);
         BrickInfo {
@@ -130,10 +157,12 @@ impl Manager {
             durability: record.durability,
             capacity_bytes: record.capacity_bytes,
             used_bytes: record.used_bytes,
-            provisioned_bytes: 0,
-            slices: 0,
-            pending_deletions: 0,
+            provisioned_bytes,
+            slices,
+            pending_deletions: owed(book, record.brick),
             sessions: brick.seen.map_or(0, |seen| seen.sessions),
+            scrub: brick.seen.and_then(|seen| seen.scrub),
+            scrub_wish: brick.wish,
         }
     }
 

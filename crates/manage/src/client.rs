@@ -7,8 +7,8 @@
 use crate::token::token;
 use crate::wire::{
     AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, Code, CreateVolume, Deleted,
-    DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply, LegChange, Sized, Status,
-    VolumeDetail, VolumeInfo,
+    DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply, LegChange, ScrubBrick, Sized,
+    Status, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
@@ -190,6 +190,13 @@ impl Client {
     #[allow(clippy::missing_errors_doc)]
     pub fn bricks(&self) -> Result<Vec<BrickInfo>, ManagerError> {
         self.get("bricks")
+    }
+
+    /// Asks a brick to begin a scrub of its pool, or to end the one under way.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn scrub_brick(&self, brick: BrickId, stop: bool) -> Result<BrickInfo, ManagerError> {
+        let path = format!("bricks/{brick}/scrub");
+        self.call(Method::POST, &path, CALL_TIMEOUT, &ScrubBrick { stop })
     }
 
     /// Forgets a dead brick that holds no slices of volumes; with `force` also

@@ -138,6 +138,12 @@ pub enum Fault {
     /// It would come back with its next heartbeat.
     #[error("the brick {0} is alive")]
     BrickAlive(BrickId),
+    /// It hears nothing.
+    #[error("the brick {0} is dead")]
+    BrickDead(BrickId),
+    /// It would not do what it is asked.
+    #[error("the brick {0} tells nothing of scrubs")]
+    BrickTooOld(BrickId),
     /// Two bricks say they are the same one.
     #[error("the brick {brick} is alive at {present}; {asked} says it is the same one")]
     BrickTwice {
@@ -218,7 +224,7 @@ impl Fault {
             | Fault::BrickAlive(_)
             | Fault::BrickTwice { .. }
             | Fault::BrickOlder { .. } => Code::InUse,
-            Fault::Brick { .. } => Code::BrickFailed,
+            Fault::Brick { .. } | Fault::BrickDead(_) | Fault::BrickTooOld(_) => Code::BrickFailed,
             Fault::TooMany { .. } => Code::NoRoom,
         }
     }
@@ -259,6 +265,8 @@ impl Fault {
                 "start the brick so that they can be deleted, or use force if it never returns"
             }
             Fault::BrickAlive(_) => "stop it first",
+            Fault::BrickDead(_) => "start it again",
+            Fault::BrickTooOld(_) => "run it with the manager's version of pagemesh",
             Fault::BrickTwice { .. } => {
                 "stop one of them; a copied pool must not be served beside its original"
             }

@@ -109,6 +109,33 @@ fn registration() -> BrickRegistration {
         used_bytes: 5,
         incarnation: 2,
         sessions: 1,
+        scrub: Some(scrub()),
+    }
+}
+
+fn scrub() -> BrickScrub {
+    let found = ScrubFound {
+        checked: 9,
+        superblocks: 1,
+        records: 1,
+        left_behind: 0,
+        in_flight: 0,
+        bitmap_lines: 0,
+        objects: 0,
+        slots: 0,
+        mended: 2,
+        damaged: 1,
+    };
+    BrickScrub {
+        state: ScrubState::Running,
+        passes: 1,
+        progress_percent: Some(40),
+        next_in_ms: None,
+        pass: Some(found),
+        last: None,
+        ended_ms_ago: Some(7),
+        mended: 2,
+        fulfilled: Some(Uuid::from_u128(6)),
     }
 }
 
@@ -145,6 +172,7 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&DetachVolume { attachment }),
         json(&changes),
         json(&Force { force: true }),
+        json(&ScrubBrick { stop: true }),
         b"{}".to_vec(),
     ]
 }
@@ -164,7 +192,9 @@ fn fuzz_rest_request() {
                 (wish.layout as u8, wish.columns.is_some(), wish.copies)
             });
             (
-                check::<BrickRegistration>(bytes).map(|body| body.map_socket.is_some()),
+                check::<BrickRegistration>(bytes)
+                    .map(|body| (body.map_socket.is_some(), body.scrub.map(|it| it.damaged()))),
+                check::<ScrubBrick>(bytes).map(|body| body.stop),
                 name,
                 check::<GrowVolume>(bytes).is_some(),
                 check::<AttachVolume>(bytes).is_some(),
@@ -210,6 +240,10 @@ fn fuzz_rest_answer() {
     let heartbeat = HeartbeatReply {
         interval_ms: 1000,
         dead_after_ms: 5000,
+        scrub: Some(ScrubWish {
+            id: Uuid::from_u128(6),
+            stop: false,
+        }),
     };
     target("rest_answer")
         .seeds([
@@ -234,7 +268,7 @@ fn fuzz_rest_answer() {
                 layout.map(|layout| shape(&layout)),
                 check::<ErrorBody>(bytes).map(|body| body.code as u8),
                 check::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
-                check::<HeartbeatReply>(bytes).is_some(),
+                check::<HeartbeatReply>(bytes).map(|body| body.scrub.map(|wish| wish.stop)),
                 check::<Deleted>(bytes).is_some(),
                 check::<Detached>(bytes).is_some(),
                 check::<BrickInfo>(bytes).is_some(),

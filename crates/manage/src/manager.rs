@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::placement::{Candidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use crate::store::{Store, StoreError};
-use crate::wire::{BrickAddress, Status};
+use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status};
 use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -78,6 +78,8 @@ pub struct Manager {
 pub(crate) struct Brick {
     pub record: BrickRecord,
     pub seen: Option<Seen>,
+    /// What it was asked to do and has not fulfilled yet.
+    pub wish: Option<ScrubWish>,
     /// What the sweep told last, so that it tells changes only.
     pub told_alive: bool,
 }
@@ -87,6 +89,7 @@ pub(crate) struct Brick {
 pub(crate) struct Seen {
     pub at: Duration,
     pub sessions: u32,
+    pub scrub: Option<BrickScrub>,
 }
 
 /// A slice and where it is, or will be.
@@ -199,6 +202,7 @@ impl Manager {
         let brick = |record: BrickRecord| Brick {
             record,
             seen: None,
+            wish: None,
             told_alive: false,
         };
         let volume = |record: VolumeRecord| (record.ledger.layout.name.clone(), record);
@@ -270,6 +274,17 @@ impl Manager {
         };
         let provisioned = book.provisioned();
         let volumes = || book.volumes.values();
+        let seen = book.bricks.values().filter_map(|brick| brick.seen);
+        let scrubs: Vec<BrickScrub> = seen.filter_map(|seen| seen.scrub).collect();
+        let count = |of: fn(&BrickScrub) -> u64| {
+            let counts = scrubs.iter().map(of);
+            counts.fold(0u64, u64::saturating_add)
+        };
+        let scrubbing = |brick: &&Brick| {
+            let scrub = brick.seen.and_then(|seen| seen.scrub);
+            let runs = scrub.is_some_and(|scrub| scrub.state == ScrubState::Running);
+            runs && self.is_alive(brick)
+        };
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             bricks: book.bricks.len(),
@@ -289,6 +304,9 @@ impl Manager {
                 })
                 .count(),
             pending_deletions: book.doomed.len(),
+            bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),
+            scrubs_mended: count(|scrub| scrub.mended),
+            scrubs_damaged: count(BrickScrub::damaged),
         }
     }
 }

@@ -51,6 +51,100 @@ pub struct BrickRegistration {
     /// Sessions open.
     #[serde(default)]
     pub sessions: u32,
+    /// The scrubs of its pool.
+    #[serde(default)]
+    pub scrub: Option<BrickScrub>,
+}
+
+/// Whether a brick scrubs its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScrubState {
+    /// None is planned.
+    Off,
+    /// The next one has its time.
+    Waiting,
+    /// One is under way.
+    Running,
+}
+
+/// The scrubs of a brick's pool since it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BrickScrub {
+    /// What is going on.
+    pub state: ScrubState,
+    /// Scrubs that came to their end.
+    pub passes: u64,
+    /// How much of the one under way is done, in percent.
+    pub progress_percent: Option<u8>,
+    /// The time to the next one, if none is under way.
+    pub next_in_ms: Option<u64>,
+    /// What the one under way has found by now.
+    pub pass: Option<ScrubFound>,
+    /// What the last one found.
+    pub last: Option<ScrubFound>,
+    /// How long ago that one ended.
+    pub ended_ms_ago: Option<u64>,
+    /// What all of them have mended.
+    pub mended: u64,
+    /// The wish that the brick fulfilled last.
+    #[serde(default)]
+    pub fulfilled: Option<Uuid>,
+}
+
+/// What a scrub of a pool has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubFound {
+    /// Places looked at.
+    pub checked: u64,
+    /// Superblocks written anew.
+    pub superblocks: u64,
+    /// Records of the journal mended.
+    pub records: u64,
+    /// Lanes of the journal with a record that cannot be mended and is not needed
+    /// any more; slices are compared as a whole when they are attached next.
+    pub left_behind: u64,
+    /// Entries of the in-flight table written anew.
+    pub in_flight: u64,
+    /// Lines of the bitmap written anew.
+    pub bitmap_lines: u64,
+    /// Entries of the object table written anew.
+    pub objects: u64,
+    /// Slots of page tables mended.
+    pub slots: u64,
+    /// All that was put right.
+    pub mended: u64,
+    /// Places that only `pool check`, or another copy, can help.
+    pub damaged: u64,
+}
+
+impl BrickScrub {
+    /// Places that are damaged still, by what is known last.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        let found = [self.pass, self.last];
+        let damaged = found.iter().flatten().map(|found| found.damaged);
+        damaged.max().unwrap_or(0)
+    }
+}
+
+/// Whether a scrub of a brick's pool is to begin or to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubBrick {
+    /// End the one under way, instead of beginning one.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+/// Such a wish on its way to the brick: it is said with each answer to a
+/// heartbeat until the brick says that it is fulfilled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubWish {
+    /// Names it, so that it is fulfilled once.
+    pub id: Uuid,
+    /// End the one under way, instead of beginning one.
+    pub stop: bool,
 }
 
 /// The answer to a heartbeat.
@@ -60,6 +154,9 @@ pub struct HeartbeatReply {
     pub interval_ms: u64,
     /// Without one for so long, the brick counts as dead.
     pub dead_after_ms: u64,
+    /// What the brick is to do.
+    #[serde(default)]
+    pub scrub: Option<ScrubWish>,
 }
 
 /// A brick.
@@ -92,6 +189,12 @@ pub struct BrickInfo {
     pub pending_deletions: usize,
     /// Sessions open, as last heard.
     pub sessions: u32,
+    /// The scrubs of its pool, as last heard.
+    #[serde(default)]
+    pub scrub: Option<BrickScrub>,
+    /// What it was asked to do and has not fulfilled yet.
+    #[serde(default)]
+    pub scrub_wish: Option<ScrubWish>,
 }
 
 /// A volume to be.
@@ -330,4 +433,13 @@ pub struct Status {
     pub volumes_degraded: usize,
     /// Slices of deleted volumes that bricks still hold.
     pub pending_deletions: usize,
+    /// Bricks that scrub their pools now.
+    #[serde(default)]
+    pub bricks_scrubbing: usize,
+    /// What scrubs of pools have mended, since the bricks started.
+    #[serde(default)]
+    pub scrubs_mended: u64,
+    /// Places that they found damaged and could not mend.
+    #[serde(default)]
+    pub scrubs_damaged: u64,
 }

@@ -230,6 +230,7 @@ impl Desk {
             used_bytes: status.used_bytes,
             incarnation: status.incarnation,
             sessions: status.sessions,
+            scrub: None,
         };
         if let Err(fault) = manager.heartbeat(trip(&registration)) {
             tell!(self.cluster, "the manager refuses brick {house}: {fault}");

@@ -23,6 +23,7 @@ use crate::recovery::{PoolError, store_entry, superblock_pages, write_superblock
 use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::{BadTable, Location, reach, slots_in_use};
+use crate::view::NODE_SLOTS;
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
@@ -38,6 +39,9 @@ const STEP_IN_FLIGHT: u32 = 8192;
 const STEP_OBJECTS: u32 = 512;
 /// Leaves looked for in one step.
 const STEP_LEAVES: u64 = 1024;
+
+/// Bytes of an object below one leaf.
+const LEAF_BYTES: u64 = NODE_SLOTS * PAGE_BYTES as u64;
 
 /// Where a scrub has come; the default is its begin.
 #[derive(Clone, Copy, Debug, Default)]
@@ -126,6 +130,36 @@ impl<M: Media> Pool<M> {
             self.view.abandon();
         }
         Ok(stepped?.map(Cursor))
+    }
+
+    /// How much of a scrub lies before this point, in percent of its steps.
+    #[must_use]
+    pub fn scrub_progress(&self, Cursor(stage): Cursor) -> u8 {
+        let leaves_below = |end: u32| {
+            let live = self
+                .objects
+                .iter()
+                .filter(|(object, entry)| object.0 < end && entry.state == State::Live);
+            let leaves = live.map(|(_, entry)| entry.size_bytes.div_ceil(LEAF_BYTES));
+            leaves.sum::<u64>()
+        };
+        let steps = |count: u32, of: u32| u64::from(count.div_ceil(of));
+        let in_flight = steps(self.in_flight.count(), STEP_IN_FLIGHT);
+        let bitmap = steps(self.frames.bitmap().lines().end, STEP_LINES);
+        let objects = steps(self.block.objects_end, STEP_OBJECTS);
+        let tables = 2 + in_flight + bitmap + objects;
+        let total = tables + leaves_below(u32::MAX).div_ceil(STEP_LEAVES);
+        let done = match stage {
+            Stage::Superblocks => 0,
+            Stage::Lanes(_) => 1,
+            Stage::InFlight(index) => 2 + steps(index, STEP_IN_FLIGHT),
+            Stage::Bitmap(line) => 2 + in_flight + steps(line, STEP_LINES),
+            Stage::Objects(index) => 2 + in_flight + bitmap + steps(index, STEP_OBJECTS),
+            Stage::Tables(index, page) => {
+                tables + (leaves_below(index) + page / reach(1)) / STEP_LEAVES
+            }
+        };
+        (done * 100 / total).min(99) as u8
     }
 
     fn scrub_superblocks(&mut self, found: &mut Scrubbed) -> Result<Option<Stage>, PoolError> {

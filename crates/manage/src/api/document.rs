@@ -70,7 +70,7 @@ pub enum LegState {
     info(title = "pagemesh manager",
         description = "Volumes, their layouts and the bricks they lie on. The token is the hex of HMAC-SHA256 of `pagemesh rest v0` under the cluster key."),
     paths(handlers::healthz, handlers::openapi, handlers::status,
-        handlers::list_bricks, handlers::heartbeat, handlers::forget_brick,
+        handlers::list_bricks, handlers::heartbeat, handlers::forget_brick, handlers::scrub_brick,
         handlers::list_volumes, handlers::create_volume, handlers::show_volume,
         handlers::delete_volume, handlers::grow_volume, handlers::attach_volume,
         handlers::detach_volume, handlers::change_legs),

@@ -6,8 +6,8 @@ use super::reply::{Asked, Body, Named, Refusal};
 use crate::fault::{Code, Fault};
 use crate::wire::{
     AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, CreateVolume, Deleted,
-    DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply, Sized, Status,
-    VolumeDetail, VolumeInfo,
+    DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply, ScrubBrick, Sized,
+    Status, VolumeDetail, VolumeInfo,
 };
 use axum::Json;
 use axum::extract::State;
@@ -90,6 +90,23 @@ pub(super) async fn forget_brick(
     api.quick(move |manager| manager.forget(brick, force))
         .await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Asks a brick to begin a scrub of its pool, or to end the one under way. It
+/// does so with its next heartbeat; to ask again changes nothing.
+#[utoipa::path(post, path = "/api/v1/bricks/{brick}/scrub", tag = "bricks",
+    params(("brick" = uuid::Uuid, Path, description = "The UUID of its pool")),
+    request_body = ScrubBrick,
+    responses((status = 200, body = BrickInfo), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 502, body = ErrorBody)))]
+pub(super) async fn scrub_brick(
+    State(api): State<Api>,
+    Named(brick): Named<BrickId>,
+    Body(wish): Body<ScrubBrick>,
+) -> Answer<BrickInfo> {
+    api.quick(move |manager| manager.scrub(brick, wish))
+        .await
+        .map(Json)
 }
 
 /// Every volume.

@@ -64,6 +64,7 @@ impl Api {
             .route("/openapi.json", get(handlers::openapi))
             .route("/bricks", get(handlers::list_bricks))
             .route("/bricks/{brick}", brick)
+            .route("/bricks/{brick}/scrub", post(handlers::scrub_brick))
             .route(
                 "/volumes",
                 get(handlers::list_volumes).post(handlers::create_volume),

@@ -230,6 +230,7 @@ pub fn registration(number: usize) -> BrickRegistration {
         used_bytes: 0,
         incarnation: 1,
         sessions: 0,
+        scrub: None,
     }
 }
 

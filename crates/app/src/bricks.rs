@@ -1,0 +1,112 @@
+//! `pagemesh brick list` and `pagemesh brick scrub`: bricks as the manager knows
+//! them.
+
+use crate::args::{self, BrickCommand};
+use crate::output::{self, bytes, table};
+use crate::volume::client;
+use pagemesh_base::layout::BrickId;
+use pagemesh_manage::Client;
+use pagemesh_manage::wire::{BrickInfo, BrickScrub, ScrubState};
+
+/// Lists bricks, or has them scrubbed.
+pub fn run(command: &BrickCommand, args: &args::Client) -> anyhow::Result<()> {
+    let manager = client(args)?;
+    match *command {
+        BrickCommand::List => {
+            let bricks = manager.bricks()?;
+            output::print(args.output, &bricks, || shown(&bricks))
+        }
+        BrickCommand::Scrub { brick, stop, .. } => {
+            let asked = match brick {
+                Some(brick) => vec![manager.scrub_brick(BrickId(brick), stop)?],
+                None => scrub_all(&manager, stop)?,
+            };
+            output::print(args.output, &asked, || match (asked.len(), stop) {
+                (0, _) => "no brick is alive".into(),
+                (count, true) => format!("{count} asked to end the scrub under way"),
+                (count, false) => {
+                    format!("{count} asked to scrub; see how far with: pagemesh brick list")
+                }
+            })
+        }
+    }
+}
+
+fn scrub_all(manager: &Client, stop: bool) -> anyhow::Result<Vec<BrickInfo>> {
+    let bricks = manager.bricks()?;
+    let alive = bricks.iter().filter(|brick| brick.alive);
+    alive
+        .map(|brick| Ok(manager.scrub_brick(brick.brick, stop)?))
+        .collect()
+}
+
+/// Bricks as a table.
+pub fn shown(bricks: &[BrickInfo]) -> String {
+    let rows = bricks.iter().map(|brick| {
+        vec![
+            brick.brick.to_string(),
+            match brick.alive {
+                true => "alive".to_owned(),
+                false => "dead".to_owned(),
+            },
+            brick.domain.clone(),
+            brick.durability.to_string(),
+            brick.address.clone(),
+            bytes(brick.used_bytes),
+            bytes(brick.capacity_bytes),
+            brick.slices.to_string(),
+            brick.sessions.to_string(),
+            scrub(brick),
+            brick.scrub.as_ref().map_or_else(|| "-".into(), damage),
+        ]
+    });
+    let head = [
+        "BRICK",
+        "STATE",
+        "DOMAIN",
+        "CLASS",
+        "ADDRESS",
+        ">USED",
+        ">SIZE",
+        ">SLICES",
+        ">SESSIONS",
+        "SCRUB",
+        "DAMAGE",
+    ];
+    table(&head, rows)
+}
+
+fn scrub(brick: &BrickInfo) -> String {
+    let Some(scrub) = brick.scrub.as_ref().filter(|_| brick.alive) else {
+        return "-".into();
+    };
+    match (brick.scrub_wish, scrub.state) {
+        (Some(wish), _) if wish.stop => "to end".into(),
+        (Some(_), _) => "to begin".into(),
+        (None, ScrubState::Off) => "off".into(),
+        (None, ScrubState::Waiting) => format!("in {}", time(scrub.next_in_ms.unwrap_or(0))),
+        (None, ScrubState::Running) => match scrub.progress_percent {
+            Some(percent) => format!("{percent} % done"),
+            None => "begins".into(),
+        },
+    }
+}
+
+fn damage(scrub: &BrickScrub) -> String {
+    match (scrub.mended, scrub.damaged()) {
+        (0, 0) => "none".into(),
+        (mended, 0) => format!("{mended} mended"),
+        (mended, damaged) => format!("{mended} mended, {damaged} left"),
+    }
+}
+
+/// A time as people say it, in its largest whole unit.
+fn time(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let units = [(24 * 3600, "d"), (3600, "h"), (60, "m")];
+    let unit = units.into_iter().find(|(unit, _)| seconds >= *unit);
+    unit.map_or_else(
+        || format!("{seconds}s"),
+        |(unit, name)| format!("{}{name}", seconds / unit),
+    )
+}
