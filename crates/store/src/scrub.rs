@@ -200,7 +200,11 @@ impl<M: Media> Pool<M> {
     }
 
     /// Reads what is live of a lane. How many lines that is.
-    fn scrub_lane(&mut self, number: u32, found: &mut Scrubbed) -> Result<u64, ObjectError> {
+    pub(crate) fn scrub_lane(
+        &mut self,
+        number: u32,
+        found: &mut Scrubbed,
+    ) -> Result<u64, ObjectError> {
         let committed = self.view.control.cells(number).committed();
         let committed = committed.load(Ordering::Acquire);
         let head = self.block.heads[number as usize];

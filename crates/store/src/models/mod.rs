@@ -9,6 +9,7 @@ mod endings;
 mod grants;
 mod locks;
 mod medium;
+mod scrub;
 mod slots;
 mod world;
 
