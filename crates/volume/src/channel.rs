@@ -52,6 +52,8 @@ struct Ports {
     outstanding: usize,
     /// Of the view that the engine has.
     generation: u64,
+    /// By column: the losses that flushes have told.
+    losses_told: Vec<u64>,
 }
 
 impl Outbox for Ports {
@@ -189,6 +191,23 @@ impl Outbox for Ports {
     fn count(&mut self, what: Count, by: u64) {
         self.hub.tally.add(what, by);
     }
+
+    fn acknowledged(&mut self, column: usize) {
+        self.hub.losses.acknowledged(column, self.generation);
+    }
+
+    fn flush_starts(&mut self, column: usize) -> u64 {
+        self.hub.losses.flush_starts(column)
+    }
+
+    fn flushed(&mut self, column: usize, covers: u64) {
+        self.hub.losses.flushed(column, covers);
+    }
+
+    fn must_tell_loss(&mut self, column: usize) -> bool {
+        let told = &mut self.losses_told[column];
+        self.hub.losses.must_tell(column, told)
+    }
 }
 
 impl Ports {
@@ -278,6 +297,7 @@ impl Core {
             granted: vec![],
             outstanding: 0,
             generation,
+            losses_told: vec![],
         };
         let mut core = Core {
             engine: Engine::new(),
@@ -447,6 +467,10 @@ impl Core {
             self.ports.connections.resize_with(places, || None);
             let columns = view.columns.len();
             self.ports.hedges.resize_with(columns, Hedge::new);
+            let told = &mut self.ports.losses_told;
+            for column in told.len()..columns {
+                told.push(self.ports.hub.losses.known(column));
+            }
         }
         for (column, picture) in view.columns.iter().enumerate() {
             for (leg, wanted) in picture.legs.iter().enumerate() {

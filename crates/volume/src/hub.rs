@@ -5,6 +5,7 @@
 
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
+use crate::losses::Losses;
 use crate::status::Tally;
 use crate::view::View;
 use crate::wake::Wake;
@@ -78,6 +79,7 @@ pub(crate) struct Hub {
     /// The number of the last member.
     joined: AtomicU32,
     pub locks: RangeLocks,
+    pub losses: Losses,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
 }
@@ -91,6 +93,7 @@ impl Hub {
             ops: AtomicU64::new(0),
             joined: AtomicU32::new(KEEPER),
             locks: RangeLocks::new(),
+            losses: Losses::default(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
         }
@@ -100,11 +103,9 @@ impl Hub {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The generation first: if the view is newer than that, it is only
-    /// looked at once more.
     pub(crate) fn view(&self) -> (u64, Arc<View>) {
-        let generation = self.generation();
-        (generation, Arc::clone(&guard(&self.view)))
+        let view = guard(&self.view);
+        (self.generation(), Arc::clone(&view))
     }
 
     pub(crate) fn publish(&self, view: View) {
@@ -121,8 +122,13 @@ impl Hub {
         if !is_ready(&members) {
             return false;
         }
-        *guard(&self.view) = Arc::new(view);
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        let mut present = guard(&self.view);
+        let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
+        // Whoever sees the generation waits for the view until this is known.
+        self.losses
+            .view_changes(&present.columns, &view.columns, generation);
+        *present = Arc::new(view);
+        drop(present);
         members.values().for_each(|member| member.wake.raise());
         true
     }

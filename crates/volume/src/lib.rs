@@ -26,6 +26,7 @@ mod hub;
 mod keeper;
 pub mod limits;
 mod locks;
+mod losses;
 mod mapped;
 #[cfg(test)]
 mod models;

@@ -54,7 +54,7 @@ impl Engine {
         let legs = column.flushed();
         let asked = self.jobs.get(piece.job as usize);
         let asked = asked.is_some_and(|job| job.token.is_some());
-        if asked && std::mem::take(&mut column.lost_unflushed) {
+        if asked && out.must_tell_loss(piece.column) {
             let why = "every copy was gone for a while; writes before this flush \
                        may be lost, write them again";
             let error = SpaceError::Unavailable(why.into());
@@ -63,7 +63,7 @@ impl Engine {
         if legs.is_empty() {
             return self.finish(slot, Ok(SliceReply::Done), out);
         }
-        piece.flush = column.window.start_flush();
+        start_flush(piece, column, out);
         send(piece, slot, column, legs, SliceRequest::Flush, out);
     }
 
@@ -132,13 +132,17 @@ impl Engine {
         let flushed = column.flushed();
         if flushing {
             column.window.flushed(piece.flush);
+            out.flushed(piece.column, piece.covers);
             return self.finish(slot, Ok(SliceReply::Done), out);
         }
         let buffered = !flushed.is_empty();
         column.window.acknowledge(piece.op, buffered);
+        if buffered {
+            out.acknowledged(piece.column);
+        }
         if buffered && piece.durable {
             piece.phase = Phase::Flushing;
-            piece.flush = column.window.start_flush();
+            start_flush(piece, column, out);
             piece.forget_answers();
             return transmit(piece, slot, column, flushed, SliceRequest::Flush, out);
         }
@@ -281,6 +285,11 @@ impl Engine {
         out.count(what, 1);
         self.finish(slot, Ok(SliceReply::Done), out);
     }
+}
+
+fn start_flush(piece: &mut Piece, column: &mut super::Column, out: &mut impl Outbox) {
+    piece.flush = column.window.start_flush();
+    piece.covers = out.flush_starts(piece.column);
 }
 
 /// A change gets its number when it is first sent, holding its lock.

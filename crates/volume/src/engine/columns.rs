@@ -47,8 +47,6 @@ pub(super) struct Column {
     /// Reads without an in-sync leg.
     pub waiting: Vec<u32>,
     pub background_flush: bool,
-    /// Acknowledged, unflushed changes may be gone; the next flush says so.
-    pub lost_unflushed: bool,
 }
 
 impl Column {
@@ -70,7 +68,6 @@ impl Column {
             trailing: vec![],
             waiting: vec![],
             background_flush: false,
-            lost_unflushed: false,
         };
         column.look_at(view, &live);
         column.flow = column.flow_wanted(view, Flow::Open);
@@ -262,11 +259,6 @@ impl Engine {
         let changed = before != now || !replaced.is_empty();
         if changed {
             column.version += 1;
-        }
-        // No in-sync leg stayed connected: what was acknowledged but not yet
-        // flushed may be gone with the bricks.
-        if before.1.without(replaced).and(column.in_sync).is_empty() {
-            column.lost_unflushed |= column.window.unflushed() > 0;
         }
         let calm = column.flow == Flow::Open && !changed && !epoch_rose;
         let open = if calm { Flow::Open } else { Flow::Draining };

@@ -79,6 +79,14 @@ pub(crate) trait Outbox {
     /// A newer client has attached.
     fn fence(&mut self);
     fn count(&mut self, what: Count, by: u64);
+    /// A change is on all legs of the column, some of which buffer.
+    fn acknowledged(&mut self, column: usize);
+    /// What a flush of the column covers that starts now.
+    fn flush_starts(&mut self, column: usize) -> u64;
+    /// The column's legs have flushed.
+    fn flushed(&mut self, column: usize, covers: u64);
+    /// Whether a flush must say that what was acknowledged may be gone.
+    fn must_tell_loss(&mut self, column: usize) -> bool;
 }
 
 pub(crate) struct Engine {

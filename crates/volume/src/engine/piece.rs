@@ -61,6 +61,8 @@ pub(super) struct Piece {
     pub answer: Option<SliceReply>,
     /// The window's number of the flush it waits for.
     pub flush: u64,
+    /// What the volume knows this flush to cover.
+    pub covers: u64,
     /// Its place in the column's list of changes.
     pub listed: usize,
 }
@@ -87,6 +89,7 @@ impl Piece {
             error: None,
             answer: None,
             flush: 0,
+            covers: 0,
             listed: usize::MAX,
         }
     }

@@ -790,6 +790,52 @@ fn acknowledged_writes_outlive_a_buffering_leg_that_dies() {
     world.heals();
 }
 
+/// A flush covers what other channels were told: it fails if that is gone. Each
+/// channel hears of it once, one that joins later only if nobody has.
+#[test]
+fn a_flush_on_any_channel_tells_of_what_every_copy_lost() {
+    let flush = |world: &mut World, channel| {
+        let token = world.submit(channel, Request::Flush);
+        world.until(VolumeState::Healthy);
+        world.rest();
+        world.ending(token).expect("an answer").is_ok()
+    };
+    for writer_leaves in [false, true] {
+        let mut world = World::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
+        let (other, writer) = (world.open(), world.open());
+        let token = world.submit(writer, write(0, PAGE, 1));
+        world.rest();
+        assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+        if writer_leaves {
+            drop(world.channels.pop());
+        }
+        for brick in [0, 1] {
+            world.kill(brick);
+        }
+        for brick in [0, 1] {
+            world.restart(brick);
+        }
+        assert!(!flush(&mut world, other));
+        assert!(flush(&mut world, other));
+        // Channel 0 was there as well, and may have waited for the same write.
+        assert!(!flush(&mut world, 0));
+        assert!(flush(&mut world, 0));
+        let late = world.open();
+        assert!(flush(&mut world, late));
+        // What a flush of another channel covered is not lost.
+        world.write(0, PAGE, 2);
+        assert!(flush(&mut world, other));
+        for brick in [0, 1] {
+            world.kill(brick);
+        }
+        for brick in [0, 1] {
+            world.restart(brick);
+        }
+        assert!(flush(&mut world, 0));
+        world.holds(0, PAGE, 2);
+    }
+}
+
 /// A channel that is dropped in the middle of a write neither leaves the legs
 /// unequal nor its range locked.
 #[test]
