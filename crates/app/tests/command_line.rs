@@ -520,7 +520,7 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
     check_code(&place, &["export", "nbd", "x"], 2, &["--socket"]);
     check_code(&place, &["brick"], 2, &["--pool"]);
     check_code(&place, &["brick", "--pool", "x", "list"], 2, &["list"]);
-    check_code(&place, &["brick", "scrub"], 2, &["--all"]);
+    check_code(&place, &["brick", "scrub"], 2, &["BRICK"]);
     // Nobody has shared a key, and nobody listens.
     check_code(
         &place,
