@@ -9,6 +9,7 @@
 
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
+use crate::in_flight::Noted;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
@@ -66,6 +67,14 @@ impl Pass {
     fn add(&mut self, stores: Unfenced) {
         self.stores = Some(stores.after(self.stores.take()));
     }
+}
+
+/// Whether the lane of a session still has what is noted of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    GoesOn,
+    /// It ends, or the lane is made free.
+    Ends,
 }
 
 impl<M: Media> Pool<M> {
@@ -516,7 +525,7 @@ impl<M: Media> Pool<M> {
             .store(active.next_multiple_of(2), Ordering::Release);
         self.view.control.release_all(number);
         if !defect::is(Defect::InFlightOfDeadLost) {
-            self.collect_in_flight_of(number, None)?;
+            self.collect_in_flight_of(number, None, Life::Ends)?;
         }
         let cells = self.view.control.cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
@@ -627,6 +636,12 @@ impl<M: Media> Pool<M> {
             })
     }
 
+    /// Whether a living session has said that what was noted of it is complete.
+    pub(crate) fn is_complete(&self, noted: Noted) -> bool {
+        let cells = self.view.control.cells(noted.session);
+        noted.position < cells.complete().load(Ordering::Acquire)
+    }
+
     /// Notes what may be missing elsewhere of every open session.
     pub(crate) fn collect_in_flight(
         &mut self,
@@ -634,7 +649,7 @@ impl<M: Media> Pool<M> {
     ) -> Result<(), ObjectError> {
         for number in self.lanes.numbers_open() {
             if number != OWN {
-                self.collect_in_flight_of(number, object)?;
+                self.collect_in_flight_of(number, object, Life::GoesOn)?;
             }
         }
         Ok(())
@@ -644,7 +659,15 @@ impl<M: Media> Pool<M> {
         &mut self,
         number: u32,
         object: Option<ObjectId>,
+        life: Life,
     ) -> Result<(), ObjectError> {
+        let over = {
+            let view = &self.view;
+            let complete = view.control.cells(number).complete();
+            let complete = complete.load(Ordering::Acquire);
+            let over = |noted: Noted| noted.session == number && noted.position < complete;
+            self.in_flight.forget_complete(&*view.data, over)
+        };
         let cells = self.view.control.cells(number);
         // What was noted before may be gone from the lane.
         let head = self.block.heads[number as usize];
@@ -652,10 +675,11 @@ impl<M: Media> Pool<M> {
         let committed = cells.committed().load(Ordering::Acquire);
         let mut lane = self.lane_at(number, complete);
         let (mut chunk, mut record) = (Chunk::default(), Record::empty());
-        let mut stores = None;
+        let mut stores = over;
         while lane.end() < committed {
             lane.read_on(&*self.view.data, committed, &mut chunk);
             while lane.end() < chunk.end() {
+                let position = lane.end();
                 match self.follow(&mut lane, committed, &mut chunk, &mut record) {
                     Ok(Followed::Map) => {}
                     Ok(_) => continue,
@@ -668,7 +692,12 @@ impl<M: Media> Pool<M> {
                 if object.is_some_and(|object| object != record.object) {
                     continue;
                 }
-                match self.in_flight.add(&*self.view.data, record.object, entry) {
+                let noted = (life == Life::GoesOn).then_some(Noted {
+                    session: number,
+                    position,
+                });
+                let data = &*self.view.data;
+                match self.in_flight.add(data, record.object, entry, noted) {
                     Ok(added) => stores = added.or(stores),
                     Err(crate::in_flight::Overflow) => self.mark_compare(record.object)?,
                 }
@@ -695,7 +724,7 @@ impl<M: Media> Pool<M> {
         if committed - complete < self.view.geometry.lane_lines() / 4 {
             return Ok(());
         }
-        self.collect_in_flight_of(number, None)?;
+        self.collect_in_flight_of(number, None, Life::Ends)?;
         // The session waits for our answer: nobody else writes this cell now.
         self.view
             .control
@@ -708,7 +737,8 @@ impl<M: Media> Pool<M> {
 
     /// Stamps the round on the pages of an object's in-flight operations.
     pub(crate) fn stamp(&mut self, object: ObjectId, round: u8) -> Result<(), ObjectError> {
-        let found: Vec<_> = self.in_flight.of(object).collect();
+        let complete = |noted| self.is_complete(noted);
+        let found: Vec<_> = self.in_flight.of(object, complete).collect();
         let slice = self.objects[&object].slice;
         let handle = self.view.handle(object, slice)?;
         for entry in found {

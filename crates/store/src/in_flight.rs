@@ -31,10 +31,27 @@ const BYTES: usize = IN_FLIGHT_BYTES as usize;
 /// The table, also in memory.
 pub(crate) struct Table {
     region: Region,
-    /// Entries and where they lie.
-    entries: HashMap<ObjectId, Vec<(u32, InFlight)>>,
+    entries: HashMap<ObjectId, Vec<Entry>>,
     free: Vec<u32>,
     damaged: Vec<Damaged>,
+}
+
+/// An entry of the table.
+struct Entry {
+    /// Where it lies.
+    index: u32,
+    what: InFlight,
+    /// Of whom, while the lane of a living session has it as well.
+    noted: Option<Noted>,
+}
+
+/// An operation of a session that lives: a barrier noted it, and it is complete
+/// once the session says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Noted {
+    pub session: u32,
+    /// Where its record begins in the lane.
+    pub position: u64,
 }
 
 /// An entry that the medium damaged.
@@ -63,11 +80,7 @@ impl Table {
         };
         for (index, entry) in (0u32..).zip(bytes.as_chunks::<BYTES>().0) {
             match decode(entry) {
-                Found::Entry(object, found) => table
-                    .entries
-                    .entry(object)
-                    .or_default()
-                    .push((index, found)),
+                Found::Entry(object, found) => table.keep(object, index, found, None),
                 Found::Free => table.free.push(index),
                 Found::Damaged => table.damaged.push(Damaged {
                     index,
@@ -92,7 +105,7 @@ impl Table {
         for damaged in std::mem::take(&mut self.damaged) {
             let index = damaged.index;
             if let Some((object, entry)) = damaged.mended {
-                self.entries.entry(object).or_default().push((index, entry));
+                self.keep(object, index, entry, None);
                 stores.push(self.store(media, index, &encode(object, &entry)));
             } else {
                 is_whole = false;
@@ -103,27 +116,62 @@ impl Table {
         is_whole
     }
 
-    /// The entries of an object.
-    pub(crate) fn of(&self, object: ObjectId) -> impl Iterator<Item = InFlight> + '_ {
-        self.entries
-            .get(&object)
-            .into_iter()
-            .flatten()
-            .map(|&(_, entry)| entry)
+    fn keep(&mut self, object: ObjectId, index: u32, what: InFlight, noted: Option<Noted>) {
+        let entry = Entry { index, what, noted };
+        self.entries.entry(object).or_default().push(entry);
     }
 
-    /// Adds an entry unless it is there.
+    /// The entries of an object, but for those that are `complete` by now.
+    pub(crate) fn of(
+        &self,
+        object: ObjectId,
+        complete: impl Fn(Noted) -> bool,
+    ) -> impl Iterator<Item = InFlight> {
+        let entries = self.entries.get(&object).into_iter().flatten();
+        let open = entries.filter(move |entry| !entry.noted.is_some_and(&complete));
+        open.map(|entry| entry.what)
+    }
+
+    /// Forgets what a living session has completed since it was noted.
+    pub(crate) fn forget_complete<M: Media>(
+        &mut self,
+        media: &M,
+        complete: impl Fn(Noted) -> bool,
+    ) -> Option<Unfenced> {
+        let mut gone = Vec::new();
+        for entries in self.entries.values_mut() {
+            entries.retain(|entry| {
+                let is_over = entry.noted.is_some_and(&complete);
+                if is_over {
+                    gone.push(entry.index);
+                }
+                !is_over
+            });
+        }
+        let mut stores = None;
+        for index in gone {
+            stores = Some(self.store(media, index, &[0; BYTES]).after(stores));
+            self.free.push(index);
+        }
+        stores
+    }
+
+    /// Adds an entry unless it is there. One that is noted of nobody stays
+    /// until its object's entries are forgotten.
     pub(crate) fn add<M: Media>(
         &mut self,
         media: &M,
         object: ObjectId,
         entry: InFlight,
+        noted: Option<Noted>,
     ) -> Result<Option<Unfenced>, Overflow> {
-        if self.of(object).any(|other| other == entry) {
+        let mut present = self.entries.get_mut(&object).into_iter().flatten();
+        if let Some(present) = present.find(|present| present.what == entry) {
+            present.noted = present.noted.and(noted);
             return Ok(None);
         }
         let index = self.free.pop().ok_or(Overflow)?;
-        self.entries.entry(object).or_default().push((index, entry));
+        self.keep(object, index, entry, noted);
         Ok(Some(self.store(media, index, &encode(object, &entry))))
     }
 
@@ -131,8 +179,8 @@ impl Table {
     pub(crate) fn forget<M: Media>(&mut self, media: &M, object: ObjectId) -> Option<Unfenced> {
         let gone = self.entries.remove(&object)?;
         let mut stores = None;
-        for (index, _) in gone {
-            stores = Some(self.store(media, index, &[0; BYTES]));
+        for Entry { index, .. } in gone {
+            stores = Some(self.store(media, index, &[0; BYTES]).after(stores));
             self.free.push(index);
         }
         stores
@@ -149,8 +197,8 @@ impl Table {
         let all = self.entries.iter();
         let all = all.flat_map(|(object, list)| list.iter().map(move |entry| (*object, entry)));
         let known: HashMap<u32, [u8; BYTES]> = all
-            .filter(|(_, (index, _))| part.contains(index))
-            .map(|(object, (index, entry))| (*index, encode(object, entry)))
+            .filter(|(_, entry)| part.contains(&entry.index))
+            .map(|(object, entry)| (entry.index, encode(object, &entry.what)))
             .collect();
         let mut bytes = vec![0; part.len() * BYTES];
         let at = self.region.start as usize + part.start as usize * BYTES;

@@ -511,7 +511,8 @@ impl<M: Media> Pool<M> {
         slice: SliceId,
     ) -> Result<Option<Vec<pagemesh_base::slice::InFlight>>, ObjectError> {
         let (object, entry) = self.find(slice)?;
-        Ok((!entry.compare).then(|| self.in_flight.of(object).collect()))
+        let complete = |noted| self.is_complete(noted);
+        Ok((!entry.compare).then(|| self.in_flight.of(object, complete).collect()))
     }
 
     /// The legs were made equal: forgets what `in_flight` told.

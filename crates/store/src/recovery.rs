@@ -253,7 +253,7 @@ pub(crate) fn recover<M: Media>(
         });
         let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
         for entry in open {
-            match table.add(media, entry.0, entry.1) {
+            match table.add(media, entry.0, entry.1, None) {
                 Ok(added) => {
                     summary.in_flight += u64::from(added.is_some());
                     stores.extend(added);

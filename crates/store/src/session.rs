@@ -638,8 +638,11 @@ impl<M: Media> Session<M> {
         let cells = self.view.control.cells(self.number);
         let start = self.lane.end() - self.encoded.len() as u64;
         if let Some(stamp) = op {
-            let oldest = stamp.op - u64::from(stamp.open).min(stamp.op);
-            while self.open.front().is_some_and(|&(op, _)| op < oldest) {
+            while self
+                .open
+                .front()
+                .is_some_and(|&(op, _)| is_complete(op, stamp))
+            {
                 self.open.pop_front();
             }
             self.open.push_back((stamp.op, start));
@@ -660,6 +663,20 @@ impl<M: Media> Session<M> {
         }
         cells.committed().store(self.lane.end(), Ordering::Release);
         cells.floor().store(u64::MAX, Ordering::Release);
+    }
+
+    /// Takes up which of its operations are complete on all legs: without this
+    /// the last one counts as open until there is another, or for ever.
+    fn note_complete(&mut self, stamp: Stamp) {
+        self.open.retain(|&(op, _)| !is_complete(op, stamp));
+        let oldest = self.open.front().map(|&(_, position)| position);
+        let complete = oldest.unwrap_or(self.lane.end());
+        let cells = self.view.control.cells(self.number);
+        cells.complete().store(complete, Ordering::Release);
+        // A checkpoint makes it last: else the owner's death brings it back.
+        if !self.is_owner {
+            self.view.control.ring();
+        }
     }
 
     /// Commits an object record. For the owner.
@@ -1084,6 +1101,11 @@ fn merge<M: Media>(
     Ok(())
 }
 
+/// Whether what this stamp says makes an earlier operation complete.
+fn is_complete(op: u64, stamp: Stamp) -> bool {
+    op < stamp.op.saturating_sub(u64::from(stamp.open))
+}
+
 /// Frees the whole pages of a range of each member's object and zeroes the
 /// rest of it.
 ///
@@ -1106,6 +1128,10 @@ pub fn clear<M: Media>(
             .view
             .check_range(&member.handle, offset, len)
             .map_err(fail)?;
+        if len == 0 {
+            member.session.note_complete(stamp);
+            continue;
+        }
         let end = offset + len;
         let (first, last) = (offset.next_multiple_of(PAGE), end / PAGE * PAGE);
         let mut member = [Member {

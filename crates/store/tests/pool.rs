@@ -262,6 +262,47 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
 }
 
 #[test]
+fn what_a_living_session_completes_is_in_flight_no_more() {
+    let media = recorder();
+    let mut pool = open(&media);
+    pool.create(SLICE, SIZE).expect("an object");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    let ops = |pool: &Pool<Recorder>| {
+        let found = pool.in_flight(SLICE).expect("the object").expect("few");
+        found.iter().map(|entry| entry.op).collect::<Vec<_>>()
+    };
+    for op in 5..50 {
+        put(&mut one, handle, 0, &[1; PAGE_BYTES], op).expect("a write");
+        pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
+        assert_eq!(ops(&pool), [op], "no barrier leaves anything behind");
+    }
+    // A crash finds what is not complete, and what the table was not rid of.
+    let crashed = Arc::new(Recorder::from_image(media.crash_point().everything()));
+    let after = open(&crashed);
+    assert_eq!(ops(&after), [49]);
+    // Who says that all is complete leaves nothing, alive or when it ends.
+    let all = Stamp {
+        epoch: Epoch(1),
+        op: 50,
+        open: 0,
+    };
+    let mut members = [Member {
+        session: &mut one,
+        handle,
+    }];
+    clear(&mut members, 0, 0, all).expect("a change of nothing");
+    assert_eq!(ops(&pool), []);
+    put(&mut one, handle, 0, &[1; PAGE_BYTES], 51).expect("a write");
+    pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
+    drop(one);
+    pool.close_session(1).expect("a session");
+    assert_eq!(ops(&pool), [51], "it died with this one open");
+    pool.raise_epoch(SLICE, Epoch(1), 0).expect("a barrier");
+    assert_eq!(ops(&pool), [51], "which nobody completes any more");
+}
+
+#[test]
 fn damage_is_found_and_never_read() {
     let media = recorder();
     let mut pool = open(&media);

@@ -36,6 +36,18 @@ struct Connection {
     epoch: Epoch,
 }
 
+impl Connection {
+    /// Tells the slice an epoch, and that whatever came before this number is
+    /// complete.
+    fn change_nothing(&mut self, epoch: Epoch, op: u64) {
+        self.outstanding += 1;
+        let stamp = Stamp { epoch, op, open: 0 };
+        let (offset, len) = (0, 0);
+        let nothing = SliceRequest::Clear { offset, len, stamp };
+        self.leg.submit(IDLE_TAG, nothing);
+    }
+}
+
 /// The world of an engine.
 struct Ports {
     hub: Arc<Hub>,
@@ -54,6 +66,8 @@ struct Ports {
     generation: u64,
     /// By column: the losses that flushes have told.
     losses_told: Vec<u64>,
+    /// Whether it has made any change.
+    has_changed: bool,
 }
 
 impl Outbox for Ports {
@@ -155,6 +169,7 @@ impl Outbox for Ports {
     }
 
     fn next_op(&mut self) -> u64 {
+        self.has_changed = true;
         self.hub.next_op()
     }
 
@@ -230,15 +245,18 @@ impl Ports {
         let behind = self.connections.iter_mut().flatten();
         for connection in behind.filter(|connection| connection.epoch < epoch) {
             connection.epoch = epoch;
-            connection.outstanding += 1;
             self.outstanding += 1;
-            let (op, open) = (0, 0);
-            let nothing = SliceRequest::Clear {
-                offset: 0,
-                len: 0,
-                stamp: Stamp { epoch, op, open },
-            };
-            connection.leg.submit(IDLE_TAG, nothing);
+            connection.change_nothing(epoch, 0);
+        }
+    }
+
+    /// Every change of this channel is on all legs: they need not keep any of
+    /// them in their in-flight tables when its sessions end.
+    fn tell_complete(&mut self) {
+        let op = self.hub.next_op();
+        for connection in self.connections.iter_mut().flatten() {
+            self.outstanding += 1;
+            connection.change_nothing(connection.epoch, op);
         }
     }
 
@@ -276,6 +294,15 @@ pub(crate) struct Core {
     /// By place, with the serial of the connection that gave them.
     answers: Vec<(usize, u64, SliceCompletion)>,
     reaped: Vec<SliceCompletion>,
+    ending: Ending,
+}
+
+/// What a channel that was dropped waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Changes,
+    Flush,
+    Answers,
 }
 
 impl Core {
@@ -298,6 +325,7 @@ impl Core {
             outstanding: 0,
             generation,
             losses_told: vec![],
+            has_changed: false,
         };
         let mut core = Core {
             engine: Engine::new(),
@@ -306,6 +334,7 @@ impl Core {
             arrived: vec![],
             answers: vec![],
             reaped: vec![],
+            ending: Ending::Changes,
         };
         core.adopt(&view);
         core
@@ -336,8 +365,29 @@ impl Core {
         into.append(&mut self.ports.completions);
     }
 
-    pub(crate) fn is_changing(&self) -> bool {
-        self.engine.is_changing()
+    /// Brings what a dropped channel left to a good end, bit by bit; whether
+    /// there is more to do. Changes reach all legs, what they buffer is
+    /// flushed, and they are told that nothing is in flight any more.
+    pub(crate) fn wind_up(&mut self) -> bool {
+        if self.engine.is_changing() {
+            return true;
+        }
+        if self.ending == Ending::Changes {
+            self.ending = Ending::Flush;
+            self.engine.flush_rest(&mut self.ports);
+            if self.engine.is_changing() {
+                return true;
+            }
+        }
+        if self.ending == Ending::Flush {
+            self.ending = Ending::Answers;
+            if self.ports.has_changed && self.engine.is_complete() {
+                self.ports.tell_complete();
+            }
+        }
+        let told = self.ports.connections.iter().flatten();
+        told.into_iter()
+            .any(|connection| connection.outstanding > 0)
     }
 
     pub(crate) fn number(&self) -> u32 {

@@ -64,6 +64,10 @@ impl Window {
         self.acknowledged
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
     fn set(&mut self, op: u64, mut to: State, buffered: bool) {
         if let Ok(at) = self.ops.binary_search_by_key(&op, |(op, _)| *op) {
             if matches!(self.ops[at].1, State::Acknowledged(_)) {

@@ -73,6 +73,39 @@ fn a_brick_on_a_disk_dies_under_load() {
     a_brick_dies(Pools::Disk, "auto", 0xa3);
 }
 
+/// A brick dies again and again while little is written, by clients that come
+/// and go: each time what was missed is copied, and not what came long before.
+fn a_brick_dies_often(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &[], seed);
+    rig.serve(transport);
+    rig.cluster.kill_brick(0);
+    rig.export().io(&["write -P 1 0 2M"]);
+    rig.cluster.restart_brick(0);
+    let mut moved = counter(&rig.export().await_state("healthy"), "bytes_resynced");
+    for round in 2..6 {
+        rig.export().io(&["write -P 1 4M 64k"]);
+        rig.cluster.kill_brick(0);
+        rig.export().io(&[&format!("write -P {round} 8M 4k")]);
+        rig.cluster.restart_brick(0);
+        let now = counter(&rig.export().await_state("healthy"), "bytes_resynced");
+        // The write before may still be in flight when the brick dies.
+        assert!(now - moved <= 4096 + 65536, "{} of loss {round}", now - moved);
+        moved = now;
+    }
+    rig.export().io(&["read -P 1 0 2M", "read -P 5 8M 4k"]);
+    rig.end_and_check();
+}
+
+#[test]
+fn a_mapped_brick_dies_often() {
+    a_brick_dies_often("map", 0xa6);
+}
+
+#[test]
+fn a_brick_over_tcp_dies_often() {
+    a_brick_dies_often("tcp", 0xa7);
+}
+
 /// A brick that stands still: reads are asked of the other copy soon, writes
 /// wait as long as for a dead one, then it is left out. What it still has to
 /// say when it goes on counts for nothing, and it gets what it missed.

@@ -190,11 +190,16 @@ impl Engine {
     }
 
     fn flush_if_many(&mut self, number: usize, out: &mut impl Outbox) {
+        if self.columns[number].window.unflushed() >= UNFLUSHED_MAX {
+            self.flush_in_background(number, out);
+        }
+    }
+
+    pub(super) fn flush_in_background(&mut self, number: usize, out: &mut impl Outbox) {
         let column = &mut self.columns[number];
-        if column.window.unflushed() < UNFLUSHED_MAX || column.background_flush {
+        if std::mem::replace(&mut column.background_flush, true) {
             return;
         }
-        column.background_flush = true;
         let job = self.jobs.insert(Job::background_flush()) as u32;
         let place = Place {
             column: number,

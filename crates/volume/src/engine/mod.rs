@@ -127,6 +127,20 @@ impl Engine {
         self.columns.iter().any(|column| !column.changes.is_empty())
     }
 
+    /// Whether every change is complete on all legs, flushed where they buffer.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.columns.iter().all(|column| column.window.is_empty())
+    }
+
+    /// Flushes what is not, of its own accord.
+    pub(crate) fn flush_rest(&mut self, out: &mut impl Outbox) {
+        for column in 0..self.columns.len() {
+            if self.columns[column].window.unflushed() > 0 {
+                self.flush_in_background(column, out);
+            }
+        }
+    }
+
     pub(crate) fn submit(&mut self, token: Token, request: Request, out: &mut impl Outbox) {
         if self.fenced {
             return answer(out, token, Err(SpaceError::Fenced));

@@ -118,6 +118,9 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
     };
     way.copy_stamped(Pass::Copy).await?;
     way.ask(SliceRequest::Flush).await?;
+    // Before the barrier that follows notes the last copy as in flight.
+    let told = copy::tell_complete(state, &way.target()).await;
+    told.map_err(|failure| failure.error.to_string())?;
     way.become_state(LegState::InSync).await?;
     let keep = &mut state.edit().columns[column].legs[leg];
     keep.resync = None;

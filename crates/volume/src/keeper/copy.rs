@@ -192,6 +192,12 @@ async fn clear(state: &State, to: &[Party], offset: u64, len: u64) -> Result<(),
     change(state, to, clear).await
 }
 
+/// Tells legs that what the keeper did to them is complete: their in-flight
+/// tables need not keep it.
+pub(super) async fn tell_complete(state: &State, to: &[Party]) -> Result<(), CopyError> {
+    clear(state, to, 0, 0).await
+}
+
 /// The same change on several legs.
 async fn change(
     state: &State,

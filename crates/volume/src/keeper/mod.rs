@@ -57,7 +57,7 @@ pub(crate) enum Event {
     Joined,
     /// A leg has a higher epoch than this client holds.
     Fenced,
-    /// A channel was dropped with changes under way.
+    /// A channel was dropped, maybe with changes under way.
     Abandoned(Box<Core>),
     /// A call has ended.
     Called(u64, Outcome),
@@ -120,7 +120,7 @@ type Task = Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct Keeper {
     state: Rc<State>,
     tasks: Vec<Task>,
-    /// Channels whose threads are gone, driven until their changes have ended.
+    /// Channels whose threads are gone, driven until they have ended well.
     abandoned: Vec<Core>,
     member: Arc<Member>,
     mailbox: Arc<Mailbox>,
@@ -226,7 +226,7 @@ impl Keeper {
         let mut nobody = vec![];
         self.abandoned.retain_mut(|core| {
             core.reap(&mut nobody);
-            let busy = core.is_changing() && !self.state.ended.get();
+            let busy = !self.state.ended.get() && core.wind_up();
             if !busy {
                 hub.leave(core.number());
             }

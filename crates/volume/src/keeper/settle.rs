@@ -56,7 +56,8 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
     }
     if all.len() > 1 {
         if tables.iter().any(Option::is_none) {
-            compare_all(state, column, in_sync, all).await?;
+            let unlisted = Mask::where_leg(|leg| in_sync.has(leg) && tables[leg].is_none());
+            compare_all(state, column, in_sync, unlisted, all).await?;
         } else {
             let tables: Vec<Vec<InFlight>> =
                 tables.into_iter().map(Option::unwrap_or_default).collect();
@@ -80,6 +81,8 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
 }
 
 async fn finish(state: &State, column: usize, legs: Mask, forget: bool) -> Result<(), Interrupted> {
+    let told_complete = copy::tell_complete(state, &parties(state, column, legs)).await;
+    told_complete.map_err(|failure| told(state, column, failure))?;
     let requests = [SliceRequest::Flush, SliceRequest::Settled];
     for request in requests.iter().take(1 + usize::from(forget)) {
         for party in parties(state, column, legs) {
@@ -176,9 +179,13 @@ async fn compare_all(
     state: &State,
     column: usize,
     in_sync: Mask,
+    unlisted: Mask,
     all: Mask,
 ) -> Result<(), Interrupted> {
-    let sources = parties(state, column, in_sync);
+    // Where legs differ, one that has more in flight than it can list is ahead
+    // of one that lists nothing there.
+    let mut sources = parties(state, column, unlisted);
+    sources.extend(parties(state, column, in_sync.without(unlisted)));
     let Some(first) = sources.first() else {
         return Err(Interrupted);
     };

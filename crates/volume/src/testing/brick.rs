@@ -61,6 +61,8 @@ pub(crate) struct Slice {
     durable: Kept,
     pub damaged: BTreeSet<u64>,
     pub reads: u64,
+    /// Connections made before this one carry what is older under the epoch.
+    superseded: u64,
 }
 
 impl Slice {
@@ -320,6 +322,9 @@ impl Slice {
         room: &mut u64,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
+        if connection < self.superseded {
+            return Err(SliceError::Lost("a later connection took over".into()));
+        }
         match request {
             SliceRequest::Read { offset, len } => self.read(offset, len),
             SliceRequest::Write {
@@ -339,6 +344,7 @@ impl Slice {
             }
             SliceRequest::Clear { len: 0, stamp, .. } => {
                 self.admit(stamp)?;
+                self.note_complete(connection, stamp);
                 Ok(SliceReply::Done)
             }
             SliceRequest::Clear { offset, len, stamp } => {
@@ -352,16 +358,18 @@ impl Slice {
             SliceRequest::Extents { offset, len } => Ok(self.extents(offset, len)),
             SliceRequest::Checksums { page, count } => self.checksums(page.0, count),
             SliceRequest::Dirty { round, from } => Ok(self.dirty(round, from.0)),
-            SliceRequest::InFlight => {
-                let table = self.now.table.clone();
-                Ok(SliceReply::InFlight(table))
-            }
+            SliceRequest::InFlight => Ok(SliceReply::InFlight(self.in_flight())),
             SliceRequest::Settled => {
                 self.now.table = Some(vec![]);
                 self.durable.table = Some(vec![]);
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
+            SliceRequest::RaiseEpoch { epoch, round } => {
+                if epoch.0 == self.now.epoch {
+                    self.superseded = self.superseded.max(connection);
+                }
+                self.raise(epoch, round)
+            }
         }
     }
 
@@ -406,10 +414,13 @@ impl Slice {
         }
         self.now.epoch = epoch.0;
         self.now.round = round;
-        let open: Vec<InFlight> = self.now.open.values().flatten().copied().collect();
-        self.now.note(&open);
+        let in_flight = self.in_flight();
+        if in_flight.is_none() {
+            // Too many to stamp: all is compared when the leg returns.
+            self.now.table = None;
+        }
         if round != 0 {
-            for entry in self.now.table.iter().flatten() {
+            for entry in in_flight.iter().flatten() {
                 for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
                     self.now.stamps[page as usize] = round;
                     self.durable.stamps[page as usize] = round;
@@ -420,7 +431,16 @@ impl Slice {
         self.durable.epoch = self.now.epoch;
         self.durable.round = self.now.round;
         self.durable.table = self.now.table.clone();
+        self.durable.open = self.now.open.clone();
         Ok(SliceReply::Done)
+    }
+
+    /// What sessions that ended left, and what those that live have open.
+    fn in_flight(&self) -> Option<Vec<InFlight>> {
+        let mut all = self.now.clone();
+        let open: Vec<InFlight> = self.now.open.values().flatten().copied().collect();
+        all.note(&open);
+        all.table
     }
 
     fn enter(&mut self, connection: u64, offset: u64, len: u64, stamp: Stamp) {
@@ -431,10 +451,20 @@ impl Slice {
             epoch: stamp.epoch,
             op: stamp.op,
         };
-        let open = self.now.open.entry(connection).or_default();
+        self.note_complete(connection, stamp);
+        self.now.open.entry(connection).or_default().push(entry);
+    }
+
+    /// Whether nothing would have to be looked at after a client's death.
+    pub(crate) fn has_nothing_in_flight(&self) -> bool {
+        self.now.table == Some(vec![]) && self.now.open.values().all(Vec::is_empty)
+    }
+
+    fn note_complete(&mut self, connection: u64, stamp: Stamp) {
         let oldest = stamp.op - u64::from(stamp.open);
-        open.retain(|earlier| earlier.op >= oldest);
-        open.push(entry);
+        if let Some(open) = self.now.open.get_mut(&connection) {
+            open.retain(|earlier| earlier.op >= oldest);
+        }
     }
 
     fn read(&mut self, offset: u64, len: u32) -> Result<SliceReply, SliceError> {

@@ -790,6 +790,49 @@ fn acknowledged_writes_outlive_a_buffering_leg_that_dies() {
     world.heals();
 }
 
+/// A channel that ends well leaves nothing that would have to be compared when
+/// a leg returns, or at the next attach.
+#[test]
+fn channels_that_end_well_leave_nothing_in_flight() {
+    for class in ["process", "file-sync"] {
+        let mut world = World::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], class);
+        for value in 1..4 {
+            let own = world.open();
+            let token = world.submit(own, write(value * PAGE, PAGE, value));
+            world.rest();
+            assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+            drop(world.channels.pop());
+            world.rest();
+        }
+        let legs = world.manager.layout().segments[0].columns[0].legs.clone();
+        for leg in legs {
+            let bricks = guard(&world.fabric.0);
+            assert!(bricks.slice(leg.brick, leg.slice).has_nothing_in_flight());
+        }
+    }
+}
+
+/// What a leg missed is copied when it returns, not what was copied the last
+/// time or what earlier channels wrote.
+#[test]
+fn later_losses_move_no_more_than_was_missed() {
+    let mut world = World::mirror(2);
+    world.kill(1);
+    for page in 0..12 {
+        world.write(page * PAGE, PAGE, 1);
+    }
+    world.heals();
+    for value in 2..6 {
+        let before = world.counters().bytes_resynced;
+        world.kill(1);
+        let token = world.submit(0, write(3 * PAGE, PAGE, value));
+        world.until(VolumeState::Degraded);
+        assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+        world.heals();
+        assert_eq!(world.counters().bytes_resynced - before, PAGE);
+    }
+}
+
 /// A flush covers what other channels were told: it fails if that is gone. Each
 /// channel hears of it once, one that joins later only if nobody has.
 #[test]
