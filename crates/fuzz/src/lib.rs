@@ -15,12 +15,15 @@
 //! inputs with new outcomes into the corpus. An input that fails is written
 //! there too, as `failed-…`: it stays, and is the regression test of its fix.
 //!
+//! [`image`] keeps whole files of old formats.
+//!
 //! Invariants: with the same seed, corpus and code a run of the short kind does
 //! the same. A case that does not end is a failure. Only tests use this crate.
 
 #![forbid(unsafe_code)]
 
 mod corpus;
+pub mod image;
 mod mutation;
 mod random;
 mod watch;

@@ -1,0 +1,125 @@
+//! A pool that an earlier build wrote, as a process left it that died, is
+//! opened and holds what was written.
+
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{InFlight, Stamp};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fuzz::image;
+use pagemesh_pmem::{Image, Recorder};
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::session::{Member, Session, clear, write};
+use std::path::Path;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const PAGES: u64 = 256;
+const PAGE: u64 = PAGE_BYTES as u64;
+const WAY_OUT: &str = "a pool of version 0 that an earlier build wrote is not read any more: undo \
+    what changed, or, if the format was meant to change, see the top of docs/formats.md";
+
+fn open(media: &Arc<Recorder>) -> Pool<Recorder> {
+    let opened = Pool::open(media.clone(), media.clone());
+    opened
+        .unwrap_or_else(|cause| panic!("{WAY_OUT} ({cause})"))
+        .0
+}
+
+fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
+    let number = pool.open_session(1, 1).expect("a session");
+    Session::new(pool.view().clone(), number)
+}
+
+/// What is written, as bytes at an offset; nothing is a clear of two pages.
+fn steps() -> Vec<(u64, Vec<u8>)> {
+    let page = |byte| vec![byte; PAGE_BYTES];
+    vec![
+        (3 * PAGE, page(0x33)),
+        (10 * PAGE, vec![0x1a; 4 * PAGE_BYTES]),
+        (11 * PAGE, Vec::new()),
+        (200 * PAGE + 100, vec![0xc5; 1000]),
+        // After the checkpoint, and so in the journal only.
+        (3 * PAGE, page(0x44)),
+        (13 * PAGE, vec![0xd5; 64]),
+        (20 * PAGE, Vec::new()),
+        (30 * PAGE, page(0xe6)),
+    ]
+}
+
+fn contents() -> Vec<u8> {
+    let mut bytes = vec![0; (PAGES * PAGE) as usize];
+    for (offset, data) in steps() {
+        let at = offset as usize;
+        match data.is_empty() {
+            true => bytes[at..at + 2 * PAGE_BYTES].fill(0),
+            false => bytes[at..at + data.len()].copy_from_slice(&data),
+        }
+    }
+    bytes
+}
+
+fn make() -> Vec<u8> {
+    let media = Arc::new(Recorder::new(2 << 20));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let mut pool = open(&media);
+    pool.create(SliceId(Uuid::from_u128(6)), PAGE)
+        .expect("room");
+    pool.create(SLICE, PAGES * PAGE).expect("room");
+    pool.delete(SliceId(Uuid::from_u128(6))).expect("deleted");
+    pool.raise_epoch(SLICE, Epoch(2), 5).expect("no sessions");
+    let mut one = session(&mut pool);
+    let handle = pool.handle(SLICE).expect("the slice");
+    for (op, (offset, data)) in (1..).zip(steps()) {
+        if op == 5 {
+            // What this one did last may be missing elsewhere.
+            pool.close_session(one.number()).expect("ended");
+            while pool.tend().expect("a sound pool") {}
+            pool.checkpoint().expect("a sound pool");
+            one = session(&mut pool);
+        }
+        let stamp = Stamp {
+            epoch: Epoch(2),
+            op,
+            open: u32::from(op == 4),
+        };
+        let session = &mut one;
+        let mut members = [Member { session, handle }];
+        let done = match data.is_empty() {
+            true => clear(&mut members, offset, 2 * PAGE, stamp),
+            false => write(&mut members, offset, &data, stamp),
+        };
+        done.map_err(|failure| failure.cause).expect("room");
+        if op < 4 {
+            while pool.tend().expect("a sound pool") {}
+        }
+    }
+    media.now().to_bytes()
+}
+
+#[test]
+fn a_kept_pool_of_version_0_is_opened() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pool-0.txt");
+    let image = Image::from_bytes(&image::kept(&path, make));
+    let mut pool = open(&Arc::new(Recorder::from_image(image)));
+    let slices: Vec<_> = pool.list().map(|it| (it.slice, it.size_bytes)).collect();
+    assert_eq!(slices, [(SLICE, PAGES * PAGE)], "{WAY_OUT}");
+    let (_, entry) = pool.find(SLICE).expect(WAY_OUT);
+    assert_eq!((entry.epoch, entry.round), (Epoch(2), 5), "{WAY_OUT}");
+    let listed = pool.in_flight(SLICE).expect(WAY_OUT).expect("a list");
+    let told = InFlight {
+        page: PageNo(200),
+        count: 1,
+        epoch: Epoch(2),
+        op: 4,
+    };
+    assert!(listed.contains(&told), "{WAY_OUT}: {listed:?}");
+    let mut one = session(&mut pool);
+    let handle = pool.handle(SLICE).expect(WAY_OUT);
+    let mut found = vec![0xee; (PAGES * PAGE) as usize];
+    one.read(&handle, 0, &mut found, Epoch(2)).expect(WAY_OUT);
+    assert!(found == contents(), "{WAY_OUT}");
+    // And it goes on being a pool.
+    while pool.tend().expect(WAY_OUT) {}
+    pool.checkpoint().expect(WAY_OUT);
+}
