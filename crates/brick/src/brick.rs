@@ -16,7 +16,7 @@ use pagemesh_base::slice::{
 };
 use pagemesh_pmem::{Durability, Mapped, Media};
 use pagemesh_store::pool::{ObjectError, Pool};
-use pagemesh_store::recovery::Recovered;
+use pagemesh_store::recovery::{PoolError, Recovered};
 use pagemesh_store::session::Session;
 use pagemesh_store::view::{StoreError, View};
 use std::path::Path;
@@ -36,6 +36,9 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 /// How often to look whether it has left.
 const LEAVE_PAUSE: Duration = Duration::from_millis(1);
+/// The same when it has stayed for long, as one that cannot be ended: each look
+/// locks the pool.
+const LEAVE_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A running pool.
 pub struct Brick<M = Mapped> {
@@ -176,10 +179,21 @@ impl<M: Media> Brick<M> {
         }
     }
 
-    pub(crate) fn fail(&self, cause: &ObjectError) {
+    /// Ends the brick: what is durable is not known any more, so the pool must
+    /// be recovered.
+    pub(crate) fn fail(&self, cause: &dyn std::fmt::Display) {
         if !self.failed.swap(true, Ordering::AcqRel) {
             tracing::error!(%cause, pool = %self.view.pool(), "the pool failed");
+            self.view.control().ring();
         }
+    }
+
+    /// The error of a pool as a client sees it; one of its medium ends the brick.
+    fn refused(&self, cause: ObjectError) -> SliceError {
+        if let ObjectError::Pool(PoolError::System(_) | PoolError::Failed) = cause {
+            self.fail(&cause);
+        }
+        refused(cause)
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {
@@ -221,7 +235,9 @@ impl<M: Media> Brick<M> {
     /// # Errors
     /// When all are in use.
     pub fn open_session(&self, pid: u32, start_time: u64) -> Result<u32, SliceError> {
-        self.pool().open_session(pid, start_time).map_err(refused)
+        self.pool()
+            .open_session(pid, start_time)
+            .map_err(|cause| self.refused(cause))
     }
 
     /// Ends a session whose connection has ended.
@@ -249,17 +265,18 @@ impl<M: Media> Brick<M> {
             // The thread that ends the session is the one that had it.
             return;
         }
-        let limit = Instant::now() + LEAVE_LIMIT;
+        let began = Instant::now();
         let mut is_told = false;
         while self.is_inside(number) && process::is_running(pid, started) {
-            if !is_told && Instant::now() > limit {
+            let waited = began.elapsed();
+            if !is_told && waited > LEAVE_LIMIT {
                 is_told = true;
                 tracing::warn!(number, pid, "ending a process that stays in an operation");
                 if let Err(cause) = process::end(pid, started) {
-                    tracing::error!(number, pid, %cause, "a session cannot end");
+                    tracing::error!(number, pid, %cause, "a session cannot end: its lane and frames are not used again before the process ends, or the brick is started again");
                 }
             }
-            std::thread::sleep(LEAVE_PAUSE);
+            std::thread::sleep(leave_pause(waited));
         }
     }
 
@@ -338,12 +355,12 @@ impl<M: Media> Brick<M> {
         }
         match request {
             SliceRequest::InFlight => {
-                let found = pool.in_flight(slice).map_err(refused)?;
+                let found = pool.in_flight(slice).map_err(|cause| self.refused(cause))?;
                 let few = found.filter(|list| list.len() <= LISTED_MAX);
                 Ok(SliceReply::InFlight(few))
             }
             SliceRequest::Settled => {
-                pool.settle(slice).map_err(refused)?;
+                pool.settle(slice).map_err(|cause| self.refused(cause))?;
                 Ok(SliceReply::Done)
             }
             SliceRequest::RaiseEpoch { round, .. } if round > 15 => {
@@ -359,7 +376,7 @@ impl<M: Media> Brick<M> {
                     true => Ok(false),
                     false => pool.raise_epoch(slice, epoch, round).map(|()| true),
                 });
-                match raised.map_err(refused)? {
+                match raised.map_err(|cause| self.refused(cause))? {
                     true => Ok(SliceReply::Done),
                     false => Err(StoreError::Revoked.into()),
                 }
@@ -385,7 +402,7 @@ impl<M: Media> Brick<M> {
     fn supersede(&self, slice: SliceId, epoch: Epoch, number: u32) -> Result<(), SliceError> {
         let attached = self.attached();
         let pool = self.pool();
-        let (_, entry) = pool.find(slice).map_err(refused)?;
+        let (_, entry) = pool.find(slice).map_err(|cause| self.refused(cause))?;
         if entry.epoch != epoch || pool.is_revoked(number) {
             return Ok(());
         }
@@ -402,7 +419,10 @@ impl<M: Media> Brick<M> {
     /// # Errors
     /// When there is none, or it has a newer epoch.
     pub fn attach(&self, slice: SliceId, epoch: Epoch) -> Result<(ObjectId, u64), SliceError> {
-        let (object, entry) = self.pool().find(slice).map_err(refused)?;
+        let (object, entry) = self
+            .pool()
+            .find(slice)
+            .map_err(|cause| self.refused(cause))?;
         match entry.epoch > epoch {
             true => Err(SliceError::StaleEpoch {
                 current: entry.epoch,
@@ -453,6 +473,12 @@ impl Drop for Housekeeper {
     }
 }
 
+/// How long not to look at a process that has been waited for so long.
+fn leave_pause(waited: Duration) -> Duration {
+    let late = waited.saturating_sub(LEAVE_LIMIT);
+    (LEAVE_PAUSE + late / 8).min(LEAVE_PAUSE_MAX)
+}
+
 /// Says what recovery found damaged. A medium that loses bits loses more.
 fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
     if !found.is_damaged() {
@@ -476,7 +502,7 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
 }
 
 /// The error of a pool as a client sees it.
-pub(crate) fn refused(cause: ObjectError) -> SliceError {
+fn refused(cause: ObjectError) -> SliceError {
     match cause {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
         ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
@@ -494,18 +520,24 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
         let size_bytes = size_bytes
             .checked_next_multiple_of(4096)
             .unwrap_or(u64::MAX);
-        self.pool().create(slice, size_bytes).map_err(refused)
+        self.pool()
+            .create(slice, size_bytes)
+            .map_err(|cause| self.refused(cause))
     }
 
     fn resize(&self, slice: SliceId, size_bytes: u64) -> Result<(), SliceError> {
         let size_bytes = size_bytes
             .checked_next_multiple_of(4096)
             .unwrap_or(u64::MAX);
-        self.pool().resize(slice, size_bytes).map_err(refused)
+        self.pool()
+            .resize(slice, size_bytes)
+            .map_err(|cause| self.refused(cause))
     }
 
     fn delete(&self, slice: SliceId) -> Result<(), SliceError> {
-        let deleted = self.unstuck(|pool| pool.delete(slice)).map_err(refused);
+        let deleted = self
+            .unstuck(|pool| pool.delete(slice))
+            .map_err(|cause| self.refused(cause));
         self.view.control().ring();
         deleted
     }
@@ -531,5 +563,27 @@ impl<M: Media + Send + Sync> BrickControl for Brick<M> {
             sessions: usage.sessions,
             incarnation: self.view.incarnation().0,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_never_leaves_is_looked_at_ever_more_rarely() {
+        let looks_within = |time: Duration| {
+            let (mut waited, mut looks) = (Duration::ZERO, 0);
+            while waited < time {
+                waited += leave_pause(waited);
+                looks += 1;
+            }
+            looks
+        };
+        assert_eq!(looks_within(LEAVE_LIMIT), 1000, "each millisecond");
+        assert!(looks_within(Duration::from_secs(60)) < 1000 + 150);
+        assert!(looks_within(Duration::from_secs(3600)) < 1000 + 3700);
+        // One that was ended is gone within milliseconds, and is seen to be.
+        assert!(leave_pause(LEAVE_LIMIT + Duration::from_millis(50)) < Duration::from_millis(10));
     }
 }

@@ -110,7 +110,13 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
+        let is_flush = matches!(request, SliceRequest::Flush);
         match execute(&mut self.session, handle, epoch, request) {
+            Executed::Done(Err(cause)) if is_flush => {
+                // Only its medium fails a flush, and then for ever.
+                self.brick.fail(&cause);
+                Err(cause)
+            }
             Executed::Done(result) => result,
             Executed::Owner(request) => {
                 let number = Some(self.session.number());

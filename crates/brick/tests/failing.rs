@@ -1,0 +1,140 @@
+//! A medium that cannot be made durable any more: its brick ends.
+
+use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_brick::brick::Brick;
+use pagemesh_brick::worker::Worker;
+use pagemesh_pmem::{Durability, Fenced, MapError, Media, Recorder, Unfenced};
+use pagemesh_store::pool::{Pool, format};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(5));
+
+/// Memory whose `sync` fails from some moment on.
+struct Failing {
+    memory: Recorder,
+    fails: AtomicBool,
+}
+
+impl Media for Failing {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.memory.read(offset, into);
+    }
+    fn load(&self, offset: usize) -> u64 {
+        self.memory.load(offset)
+    }
+    fn store(&self, offset: usize, word: u64) {
+        self.memory.store(offset, word);
+    }
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.memory.swap(offset, old, new)
+    }
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        self.memory.stream_line(offset, line)
+    }
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+        let inner: Vec<_> = targets.iter().map(|(it, at)| (&it.memory, *at)).collect();
+        Recorder::stream_page(&inner, page)
+    }
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        self.memory.flush(offset, len)
+    }
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        self.memory.fence(stores)
+    }
+    fn sync(&self) -> Result<(), MapError> {
+        match self.fails.load(Ordering::Relaxed) {
+            false => self.memory.sync(),
+            true => Err(MapError::Failed),
+        }
+    }
+}
+
+/// A brick without threads, and its medium.
+fn brick() -> (Arc<Brick<Failing>>, Arc<Failing>) {
+    let media = Arc::new(Failing {
+        memory: Recorder::new(4 << 20),
+        fails: AtomicBool::new(false),
+    });
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    let brick = Brick::new(pool, Durability::FileSync);
+    brick.create(SLICE, 1 << 20).expect("room");
+    (Arc::new(brick), media)
+}
+
+fn worker(brick: &Arc<Brick<Failing>>) -> Worker<Failing> {
+    let mut worker = Worker::open(brick, std::process::id(), 1).expect("a session");
+    worker.attach(SLICE, Epoch(1)).expect("attached");
+    let stamp = Stamp {
+        epoch: Epoch(1),
+        op: 1,
+        open: 0,
+    };
+    let data = Bytes::from(vec![7; PAGE_BYTES]);
+    let offset = 0;
+    let write = SliceRequest::Write {
+        offset,
+        data,
+        stamp,
+    };
+    assert_eq!(worker.execute(0, write), Ok(SliceReply::Done));
+    worker
+}
+
+/// What is asked of the brick once its medium fails ends it, and the
+/// housekeeper hears of it at once.
+#[track_caller]
+fn check(ask: impl FnOnce(&Brick<Failing>, &mut Worker<Failing>) -> Result<(), SliceError>) {
+    let (brick, media) = brick();
+    let mut worker = worker(&brick);
+    assert_eq!(worker.execute(0, SliceRequest::Flush), Ok(SliceReply::Done));
+    assert!(!brick.has_failed());
+    let rung = brick.view().control().rung();
+    media.fails.store(true, Ordering::Relaxed);
+    ask(&brick, &mut worker).expect_err("the medium fails");
+    assert!(brick.has_failed());
+    assert_ne!(
+        brick.view().control().rung(),
+        rung,
+        "the housekeeper sleeps"
+    );
+}
+
+#[test]
+fn a_flush_that_fails_ends_the_brick() {
+    check(|_, worker| worker.execute(0, SliceRequest::Flush).map(drop));
+}
+
+#[test]
+fn a_change_of_the_owner_that_fails_ends_the_brick() {
+    let raise = SliceRequest::RaiseEpoch {
+        epoch: Epoch(2),
+        round: 0,
+    };
+    check(|_, worker| worker.execute(0, raise).map(drop));
+    check(|brick, _| brick.create(SliceId(Uuid::from_u128(6)), 1 << 20));
+    check(|brick, _| brick.delete(SLICE));
+}
+
+#[test]
+fn what_the_brick_refuses_for_other_reasons_does_not_end_it() {
+    let (brick, _media) = brick();
+    let mut worker = worker(&brick);
+    brick.create(SLICE, 1 << 20).expect_err("it is there");
+    brick.resize(SLICE, 4096).expect_err("it would shrink");
+    let beyond = SliceRequest::Read {
+        offset: 1 << 20,
+        len: 1,
+    };
+    worker.execute(0, beyond).expect_err("out of range");
+    assert!(!brick.has_failed());
+}
