@@ -7,10 +7,10 @@
 use anyhow::{Context, bail};
 use pagemesh_base::key::{KEY_BYTES, Key};
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// The key file of a manager's address.
 pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
@@ -48,7 +48,8 @@ pub fn find(named: Option<&Path>, manager: &str) -> anyhow::Result<Key> {
     }
 }
 
-/// Reads a key file, or makes one with a new key.
+/// Reads a key file, or makes one with a new key. Of several who make it at
+/// once one does, and all have its key.
 pub fn find_or_create(path: &Path) -> anyhow::Result<Key> {
     if path.exists() {
         return Ok(Key::load(path)?);
@@ -58,37 +59,123 @@ pub fn find_or_create(path: &Path) -> anyhow::Result<Key> {
     while at < bytes.len() {
         at += getrandom(&mut bytes[at..], GetRandomFlags::empty())?;
     }
-    store(path, &Key::from_bytes(bytes))?;
-    Ok(Key::from_bytes(bytes))
+    let made = draft(path, &Key::from_bytes(bytes))?.persist_noclobber(path);
+    match made {
+        Err(failed) if failed.error.kind() != ErrorKind::AlreadyExists => {
+            Err(failed.error).with_context(|| unwritten(path))
+        }
+        _ => Ok(Key::load(path)?),
+    }
 }
 
 /// Writes a key file that only its owner can read; replaces what is there.
 pub fn store(path: &Path, key: &Key) -> anyhow::Result<()> {
-    let failed = || format!("cannot write the key file {}", path.display());
+    let stored = draft(path, key)?.persist(path);
+    stored.map(drop).with_context(|| unwritten(path))
+}
+
+fn unwritten(path: &Path) -> String {
+    format!("cannot write the key file {}", path.display())
+}
+
+/// A whole key file under a new name that nobody can foresee, beside its own;
+/// it goes again unless it is given its name. Nobody can have opened it before
+/// (open(2), O_EXCL), and its mode is 0600.
+fn draft(path: &Path, key: &Key) -> anyhow::Result<NamedTempFile> {
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(parent)
-        .with_context(failed)?;
-    let draft = path.with_extension(format!("{}.new", std::process::id()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&draft)
-        .with_context(failed)?;
-    let digits: String = key
-        .as_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    file.write_all(digits.as_bytes()).with_context(failed)?;
-    file.write_all(b"\n").with_context(failed)?;
-    file.sync_all().with_context(failed)?;
-    std::fs::rename(&draft, path).with_context(failed)
+    let write = || {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent)?;
+        let mut file = tempfile::Builder::new()
+            .prefix(".key-")
+            .tempfile_in(parent)?;
+        for byte in key.as_bytes() {
+            write!(file, "{byte:02x}")?;
+        }
+        file.write_all(b"\n")?;
+        file.as_file().sync_all()?;
+        Ok::<_, std::io::Error>(file)
+    };
+    write().with_context(|| unwritten(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::Barrier;
+
+    const MANAGERS: usize = 8;
+
+    fn key(byte: u8) -> Key {
+        Key::from_bytes([byte; KEY_BYTES])
+    }
+
+    /// The names in a directory.
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).expect("a directory");
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").file_name();
+        let names = entries.map(|entry| name(entry).to_string_lossy().into_owned());
+        names.collect()
+    }
+
+    #[test]
+    fn managers_that_make_the_key_at_once_have_the_same() {
+        for _round in 0..50 {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("keys").join("address");
+            let start = Barrier::new(MANAGERS);
+            let keys: Vec<Key> = std::thread::scope(|scope| {
+                let manager = || {
+                    start.wait();
+                    find_or_create(&path).expect("a key")
+                };
+                let managers: Vec<_> = (0..MANAGERS).map(|_| scope.spawn(manager)).collect();
+                let keys = managers.into_iter().map(|it| it.join().expect("no panic"));
+                keys.collect()
+            });
+            let kept = Key::load(&path).expect("a key file");
+            assert!(keys.iter().all(|key| key.as_bytes() == kept.as_bytes()));
+            assert_eq!(names(&dir.path().join("keys")), ["address"]);
+        }
+    }
+
+    #[test]
+    fn a_key_is_written_through_no_link_and_for_its_owner_only() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("key");
+        let other = dir.path().join("other");
+        std::fs::write(&other, "precious").expect("written");
+        // The name itself, and the one that a draft might have by the number
+        // of the process.
+        let draft = path.with_extension(format!("{}.new", std::process::id()));
+        for link in [&path, &draft] {
+            symlink(&other, link).expect("a link");
+        }
+        store(&path, &key(1)).expect("stored");
+        assert_eq!(std::fs::read(&other).expect("the other"), b"precious");
+        let found = path.symlink_metadata().expect("the key file");
+        assert!(found.is_file());
+        assert_eq!(found.permissions().mode() & 0o7777, 0o600);
+        assert_eq!(Key::load(&path).expect("a key").as_bytes(), &[1; KEY_BYTES]);
+        // What was there and open to others is replaced.
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("mode set");
+        store(&path, &key(2)).expect("stored");
+        assert_eq!(Key::load(&path).expect("a key").as_bytes(), &[2; KEY_BYTES]);
+    }
+
+    #[test]
+    fn a_key_that_is_no_key_is_not_replaced_by_a_new_one() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("key");
+        symlink(dir.path().join("nowhere"), &path).expect("a link");
+        let refused = find_or_create(&path).expect_err("a refusal");
+        assert!(refused.to_string().contains("key"), "{refused}");
+        assert_eq!(names(dir.path()), ["key"]);
+    }
 }
