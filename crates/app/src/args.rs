@@ -1,8 +1,11 @@
 //! The command line.
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pagemesh_base::layout::Name;
 use pagemesh_base::units::Size;
+use pagemesh_bench::session::{ROUNDS_MAX, ROUNDS_MIN};
+use pagemesh_bench::sweep::RUNTIME_MAX;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -431,14 +434,21 @@ pub enum Export {
     },
 }
 
+/// Seconds of the longest measurement: what the workloads take.
+pub const SECONDS_MAX: u64 = RUNTIME_MAX.as_secs();
+
+fn rounds() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(ROUNDS_MIN as u64..=ROUNDS_MAX as u64)
+}
+
 /// Where results go, and how long to measure.
 #[derive(Args, Clone)]
 pub struct Measure {
-    /// Rounds; figures are medians over them.
-    #[arg(long, default_value_t = 5)]
+    /// Rounds, 5 to 1000; figures are medians over them.
+    #[arg(long, default_value_t = 5, value_parser = rounds())]
     pub rounds: usize,
-    /// Seconds of each measurement.
-    #[arg(long, default_value_t = 2)]
+    /// Seconds of each measurement, up to an hour.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=SECONDS_MAX))]
     pub seconds: u64,
     /// Where raw results and plots are written.
     #[arg(long)]

@@ -31,6 +31,12 @@ const VOLUME_BYTES: u64 = 1 << 30;
 const ROOM_BYTES: u64 = 512 << 20;
 /// Operations of one part of a round of `session`, per second asked for.
 const SESSION_OPERATIONS_PER_S: u64 = 400_000;
+const _: () = assert!(
+    SESSION_OPERATIONS_PER_S
+        .checked_mul(args::SECONDS_MAX)
+        .is_some(),
+    "the longest measurement can be counted"
+);
 /// What work left behind is over by then.
 const SETTLE: Duration = Duration::from_secs(2);
 
