@@ -73,15 +73,17 @@ impl Kept {
 
     /// Starts it again if it ended, or says when that may be done.
     fn restart_if_ended(&mut self) -> Option<Instant> {
-        if self.is_running() {
-            return None;
-        }
+        let end = match self.child.try_wait() {
+            Ok(None) => return None,
+            Ok(Some(status)) => status.to_string(),
+            Err(cause) => format!("nobody knows how: {cause}"),
+        };
         let due = self.started + RESTART_PAUSE;
         if Instant::now() < due {
             return Some(due);
         }
         eprintln!(
-            "{} ended ({}); starting it again",
+            "{} ended ({end}), and said last: {}; starting it again",
             self.name,
             self.last_words()
         );
@@ -170,9 +172,16 @@ impl Cluster {
             url: String::new(),
             key,
         };
-        let manager = Kept::start("manager", manager(plan, &key_path), plan.dir)?;
-        cluster.children.push(manager);
+        let first = Kept::start("manager", manager(plan, &key_path), plan.dir)?;
+        cluster.children.push(first);
         cluster.url = cluster.children[0].await_line("ready ", ending)?;
+        // Started again, it must be where bricks and clients know it.
+        let found = cluster.url.trim_start_matches("http://");
+        let again = Plan {
+            listen: found,
+            ..*plan
+        };
+        cluster.children[0].arguments = manager(&again, &key_path);
         for number in 1..=plan.bricks {
             let arguments = brick(plan, number, &cluster.url, &key_path);
             let kept = Kept::start(&format!("brick-{number}"), arguments, plan.dir)?;
@@ -251,9 +260,11 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
     let missing: Vec<PathBuf> = paths.filter(|path| !path.exists()).collect();
     let bar = crate::volume::progress("allocating pools");
     bar.set_length(plan.size_bytes * missing.len() as u64);
-    for path in missing {
-        pagemesh_brick::file::create(&path, plan.size_bytes)?;
-        bar.inc(plan.size_bytes);
+    for (at, path) in (0..).zip(missing) {
+        let before = at * plan.size_bytes;
+        let mut progress = |done, _| bar.set_position(before + done);
+        pagemesh_brick::file::create_as(&path, plan.size_bytes, None, &mut progress)?;
+        bar.set_position(before + plan.size_bytes);
     }
     bar.finish_and_clear();
     Ok(())

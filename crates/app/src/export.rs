@@ -7,7 +7,7 @@
 use crate::args::Export;
 use crate::ending::Ending;
 use crate::volume::attach;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
@@ -181,12 +181,13 @@ fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {
 
 /// The address to listen on that a text as `host:port` names.
 pub fn listen_address(address: &str) -> anyhow::Result<std::net::SocketAddr> {
-    let mut found = address
-        .to_socket_addrs()
-        .with_context(|| format!("cannot listen on '{address}'"))?;
+    const WAY_OUT: &str = "write --listen as host:port, as in 127.0.0.1:7071";
+    let found = address.to_socket_addrs();
+    let mut found =
+        found.map_err(|cause| anyhow!("cannot listen on '{address}': {cause}; {WAY_OUT}"))?;
     found
         .next()
-        .with_context(|| format!("'{address}' names no address"))
+        .with_context(|| format!("'{address}' names no address; {WAY_OUT}"))
 }
 
 fn uri(place: &Listen, name: &Name) -> String {

@@ -13,7 +13,9 @@ struct Shown {
     pool: String,
     pool_bytes: u64,
     frame_bytes: u64,
-    overhead_percent: f64,
+    /// What no frame can have: lanes, bitmap, the tables. Page tables are
+    /// frames.
+    reserved_percent: f64,
     sessions_max: u32,
     slices_max: u32,
     incarnation: u32,
@@ -47,7 +49,13 @@ pub fn run(command: &Pool) -> anyhow::Result<Verdict> {
                 class,
                 is_trusted: *trust_medium,
             });
-            let (pool, class) = file::create_as(path, size.0, stated)?;
+            let bar = crate::volume::progress(&format!("making {}", path.display()));
+            let made = file::create_as(path, size.0, stated, &mut |done, total| {
+                bar.set_length(total);
+                bar.set_position(done);
+            });
+            bar.finish_and_clear();
+            let (pool, class) = made?;
             let made = Made {
                 pool: pool.to_string(),
                 path: path.display().to_string(),
@@ -81,7 +89,7 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
         pool: block.pool.to_string(),
         pool_bytes: geometry.pool_bytes,
         frame_bytes: geometry.frames.len,
-        overhead_percent: fixed as f64 * 100.0 / geometry.pool_bytes as f64,
+        reserved_percent: fixed as f64 * 100.0 / geometry.pool_bytes as f64,
         sessions_max: geometry.lanes - 1,
         slices_max: geometry.object_count(),
         incarnation: block.incarnation.0,
@@ -97,7 +105,7 @@ fn show(path: &Path, output: crate::args::Output) -> anyhow::Result<()> {
                 row("class", class(&shown)),
                 row("size", output::bytes(shown.pool_bytes)),
                 row("for data", output::bytes(shown.frame_bytes)),
-                row("reserved", format!("{:.2} %", shown.overhead_percent)),
+                row("reserved", format!("{:.2} %", shown.reserved_percent)),
                 row("sessions", format!("up to {}", shown.sessions_max)),
                 row("slices", format!("up to {}", shown.slices_max)),
                 row("opened", format!("{} times", shown.incarnation)),

@@ -58,7 +58,23 @@ fn impossible_sizes_of_pools_are_refused_and_leave_no_file() {
     cluster.refused(&create("32M"), &[name, "exists"]);
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let nowhere = ["pool", "create", "/nowhere/new.pool", "--size", "32M"];
-    cluster.refused(&nowhere, &["/nowhere/new.pool", "No such file"]);
+    let parts = [
+        "/nowhere/new.pool",
+        "No such file",
+        "a directory that is there",
+    ];
+    cluster.refused(&nowhere, &parts);
+    cluster.refused(
+        &create("18446744073709551615"),
+        &["too large", "at most 64T"],
+    );
+    cluster.refused(
+        &["pool", "show", "/nowhere/old.pool"],
+        &["/nowhere/old.pool", "No such file", "pool create"],
+    );
+    let null = ["pool", "create", "/dev/null", "--size", "32M"];
+    let refused = cluster.refused(&null, &["/dev/null", "No such device", "name a plain file"]);
+    assert_eq!(refused.matches("cannot map").count(), 1, "{refused}");
 }
 
 #[test]

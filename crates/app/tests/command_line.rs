@@ -186,10 +186,13 @@ fn an_up_that_is_killed_leaves_no_children() {
     place.up().stop();
 }
 
-#[test]
-fn up_starts_children_again() {
-    let place = Place::new();
+/// Kills a brick and the manager of an `up` that listens on a port.
+fn check_restarts(port: u16) {
+    let mut place = Place::new();
+    place.listen = format!("{}:{port}", own_ip());
     let up = place.up();
+    // Port 0 took one that was free; it must be the same ever after.
+    place.listen = up.ready[0].strip_prefix("ready http://").unwrap().into();
     place.ok(&["volume", "create", "disk", "--size", "8M"]);
     let export = place.export("disk");
     export.io(&["write -P 1 0 4M"]);
@@ -208,9 +211,21 @@ fn up_starts_children_again() {
         export.io(&["read -P 1 0 4M", "write -P 1 0 1M"]);
     }
     let log = up.log();
-    assert!(log.contains("starting it again"), "{log}");
+    for part in ["manager ended", "SIGKILL", "starting it again"] {
+        assert!(log.contains(part), "no '{part}' in {log}");
+    }
     export.stop();
     up.stop();
+}
+
+#[test]
+fn up_starts_children_again() {
+    check_restarts(7070);
+}
+
+#[test]
+fn up_starts_children_again_where_it_found_a_port() {
+    check_restarts(0);
 }
 
 #[test]
@@ -307,10 +322,12 @@ fn every_command_tells_programs_what_it_tells_people() {
     let shown = cluster.json(&["pool", "show", pool]);
     assert_eq!(made["pool"], shown["pool"], "{made} {shown}");
     assert_eq!(shown["pool_bytes"], 32 * MIB, "{shown}");
-    let overhead = shown["overhead_percent"].as_f64().unwrap();
+    let reserved = shown["reserved_percent"].as_f64().unwrap();
+    let of_frames = shown["frame_bytes"].as_f64().unwrap();
+    assert!((reserved - 100.0 * (1.0 - of_frames / (32 * MIB) as f64)).abs() < 1e-9);
     said(
         &["pool", "show", pool],
-        &["32.0 MiB", &format!("{overhead:.2} %")],
+        &["32.0 MiB", &format!("{reserved:.2} %")],
     );
 }
 
@@ -537,6 +554,36 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
         1,
         &[&place.listen, "PAGEMESH_MANAGER"],
     );
+    let brick = [
+        "brick",
+        "--pool",
+        "x",
+        "--listen",
+        "999.1.1.1:1",
+        "--key",
+        key,
+    ];
+    let parts = ["999.1.1.1:1", "host:port", "127.0.0.1"];
+    check_code(&place, &brick, 1, &parts);
     support::write_key(Path::new(key), "short\n");
     check_code(&place, &["status", "--key", key], 1, &["key", "64"]);
+}
+
+#[test]
+fn impossible_measurements_are_refused_before_a_cluster_is_made() {
+    let place = Place::new();
+    for bench in ["session", "ramp", "table", "peers", "recovery", "idle"] {
+        for (option, value) in [
+            ("--rounds", "0"),
+            ("--rounds", "4"),
+            ("--rounds", "1001"),
+            ("--seconds", "0"),
+            ("--seconds", "3601"),
+            ("--seconds", "18446744073709551615"),
+        ] {
+            // Pools could not be made there.
+            let args = ["bench", bench, option, value, "--pools", "/nowhere"];
+            check_code(&place, &args, 2, &[option, value]);
+        }
+    }
 }

@@ -37,7 +37,7 @@ const DAX_MAP_BYTES: u64 = 2 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The system refused.
-    #[error("cannot {action} {path}: {cause}")]
+    #[error("cannot {action} {path}: {cause}{}", way_out(cause))]
     System {
         /// What was attempted.
         action: &'static str,
@@ -84,7 +84,7 @@ pub enum FileError {
         cause: MapError,
     },
     /// Not mappable.
-    #[error("cannot map {path}: {cause}")]
+    #[error("{path}: {cause}{}", map_way_out(cause))]
     Map {
         /// The file.
         path: PathBuf,
@@ -106,6 +106,39 @@ pub enum FileError {
     },
 }
 
+/// What to do about the system's word, where it is known.
+fn way_out(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::NotFound => {
+            "; check the path: a pool is made by `pagemesh pool create`, in a directory that is there"
+        }
+        io::ErrorKind::PermissionDenied => "; run this as the user who may write there",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room on its file system, or choose a smaller --size"
+        }
+        io::ErrorKind::FileTooLarge => {
+            "; choose a smaller --size, or a file system for larger files"
+        }
+        io::ErrorKind::Unsupported => "; choose a file system that allocates ahead, as ext4 or xfs",
+        io::ErrorKind::ReadOnlyFilesystem => "; choose a path that can be written",
+        io::ErrorKind::IsADirectory => "; name a file or a device",
+        _ => "",
+    }
+}
+
+fn map_way_out(cause: &MapError) -> &'static str {
+    let MapError::System { cause, .. } = cause else {
+        return "";
+    };
+    match cause.raw_os_error() {
+        Some(nix::libc::ENODEV) => "; name a plain file, a block device or a DAX device",
+        Some(nix::libc::ENOMEM | nix::libc::EFAULT) => {
+            "; more memory is needed: make room, or choose a smaller --size"
+        }
+        _ => "",
+    }
+}
+
 fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> FileError + 'p {
     move |cause| FileError::System {
         action,
@@ -121,10 +154,11 @@ fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> Fil
 /// When it exists, the size is impossible, or the system refuses; a file that
 /// could not be finished is removed.
 pub fn create(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_as(path, size_bytes, None)?.0)
+    Ok(create_as(path, size_bytes, None, &mut |_, _| {})?.0)
 }
 
-/// The same with a class that is stated; tells the class that the pool has.
+/// The same with a class that is stated; tells the class that the pool has, and
+/// while memory is touched the bytes that are done, and of how many.
 ///
 /// # Errors
 /// As [`create`], and when the medium cannot have the class.
@@ -132,8 +166,9 @@ pub fn create_as(
     path: &Path,
     size_bytes: u64,
     stated: Option<Stated>,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
-    create_with(path, size_bytes, stated, Space::Allocated)
+    create_with(path, size_bytes, stated, Space::Allocated, progress)
 }
 
 /// The same without allocating: for measurements only, as a file system that
@@ -142,7 +177,7 @@ pub fn create_as(
 /// # Errors
 /// As [`create`].
 pub fn create_sparse(path: &Path, size_bytes: u64) -> Result<Uuid, FileError> {
-    Ok(create_with(path, size_bytes, None, Space::Sparse)?.0)
+    Ok(create_with(path, size_bytes, None, Space::Sparse, &mut |_, _| {})?.0)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -157,6 +192,7 @@ fn create_with(
     size_bytes: u64,
     stated: Option<Stated>,
     space: Space,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
     let is_device = path
         .metadata()
@@ -173,7 +209,7 @@ fn create_with(
         }
         check_is_free(path, &file)?;
         check_length(path, &file, size_bytes)?;
-        return make_pool(path, file, size_bytes, stated, Space::Sparse);
+        return make_pool(path, file, size_bytes, stated, Space::Sparse, progress);
     }
     let file = OpenOptions::new()
         .read(true)
@@ -190,7 +226,7 @@ fn create_with(
             .map_err(|cause| system("allocate", path)(cause.into())),
         Space::Sparse => file.set_len(size_bytes).map_err(system("size", path)),
     };
-    let made = sized.and_then(|()| make_pool(path, file, size_bytes, stated, space));
+    let made = sized.and_then(|()| make_pool(path, file, size_bytes, stated, space, progress));
     if made.is_err() {
         // The error to report is the first one.
         let _ = std::fs::remove_file(path);
@@ -246,6 +282,7 @@ fn make_pool(
     size_bytes: u64,
     stated: Option<Stated>,
     space: Space,
+    progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Uuid, Durability), FileError> {
     let id = Uuid::new_v4();
     let media = map(path, file, size_bytes)?;
@@ -253,7 +290,7 @@ fn make_pool(
     if media.durability() == Durability::Process && space == Space::Allocated {
         // The kernel clears memory when it is first touched, 2 MiB at a time:
         // now, and not under some write.
-        media.populate().map_err(|cause| FileError::Map {
+        media.populate(progress).map_err(|cause| FileError::Map {
             path: path.into(),
             cause,
         })?;

@@ -46,8 +46,15 @@ impl Home {
             directory: tempfile::tempdir_in(parent).expect("a directory"),
         };
         let stated = Stated { class, is_trusted };
-        let (_, made) = file::create_as(&home.path(), 16 << 20, Some(stated)).expect("a pool");
+        let mut touched = 0;
+        let mut progress = |done, of| {
+            assert_eq!(of, 16 << 20);
+            touched = done;
+        };
+        let made = file::create_as(&home.path(), 16 << 20, Some(stated), &mut progress);
+        let (_, made) = made.expect("a pool");
         assert_eq!(made, class);
+        assert_eq!(touched, if parent == "/dev/shm" { 16 << 20 } else { 0 });
         home
     }
 

@@ -15,6 +15,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+/// What is populated at once: a tenth of a second of work, of whole huge pages.
+const POPULATE_BYTES: usize = 64 << 20;
+
 /// Why a file could not be mapped or made durable.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
@@ -121,20 +124,29 @@ unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// Lets the system make all memory present that has not been touched yet,
-    /// and changes no byte. Without effect before Linux 5.14.
+    /// and changes no byte. Without effect before Linux 5.14. Tells the bytes
+    /// that are done, and of how many, now and then.
     ///
     /// # Errors
     /// When there is not enough memory, or the medium is bad.
-    pub fn populate(&self) -> Result<(), MapError> {
-        let (base, len) = (self.base.as_ptr().cast(), self.len);
-        // SAFETY: our own mapping; populating leaves its bytes as they are.
-        match unsafe { libc::madvise(base, len, libc::MADV_POPULATE_WRITE) } {
-            0 => Ok(()),
-            _ => match io::Error::last_os_error() {
-                unknown if unknown.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-                cause => Err(system("populate the mapping")(cause)),
-            },
+    pub fn populate(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), MapError> {
+        for at in (0..self.len).step_by(POPULATE_BYTES) {
+            let len = POPULATE_BYTES.min(self.len - at);
+            // SAFETY: a part of our own mapping, whole pages; populating leaves
+            // its bytes as they are.
+            let done = unsafe {
+                let base = self.base.as_ptr().add(at).cast();
+                libc::madvise(base, len, libc::MADV_POPULATE_WRITE)
+            };
+            if done != 0 {
+                return match io::Error::last_os_error() {
+                    unknown if unknown.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+                    cause => Err(system("populate the mapping")(cause)),
+                };
+            }
+            progress((at + len) as u64, self.len as u64);
         }
+        Ok(())
     }
 
     /// Maps the first `len` bytes of `file`.

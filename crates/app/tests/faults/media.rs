@@ -120,7 +120,10 @@ fn a_pool_does_not_fit(kind: Kind) {
     let cluster = Cluster::new(Pools::Memory, 0);
     let pool = system.dir.path().join("pool");
     let create = ["pool", "create", path(&pool), "--size", "64M"];
-    cluster.refused(&create, &["cannot allocate", path(&pool), "No space left"]);
+    cluster.refused(
+        &create,
+        &["cannot allocate", path(&pool), "No space left", "--size"],
+    );
     assert!(!pool.exists(), "half a pool is left");
 }
 
