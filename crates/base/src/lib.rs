@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod defect;
 pub mod ids;
 pub mod key;
 pub mod layout;

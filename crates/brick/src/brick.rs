@@ -9,6 +9,7 @@
 use crate::file::{self, FileError};
 use crate::process;
 use crate::scrub::Scrubs;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
@@ -400,6 +401,9 @@ impl<M: Media> Brick<M> {
     /// still carry must not come later and undo what was acknowledged since.
     /// An epoch that is raised keeps them out by itself.
     fn supersede(&self, slice: SliceId, epoch: Epoch, number: u32) -> Result<(), SliceError> {
+        if defect::is(Defect::OldConnectionTaken) {
+            return Ok(());
+        }
         let attached = self.attached();
         let pool = self.pool();
         let (_, entry) = pool.find(slice).map_err(|cause| self.refused(cause))?;

@@ -6,6 +6,7 @@ pub use crate::records::{Attachment, Note};
 
 use crate::durability::Durability;
 use crate::shape::Kind;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, LegState, Name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -387,7 +388,9 @@ impl VolumeDetail {
     #[must_use]
     pub fn is_attached_as(&self, attachment: EpochNumber) -> bool {
         let attached = self.info.attached.as_ref();
-        attached.is_some_and(|present| present.epoch == attachment)
+        attached.is_some_and(|present| {
+            present.epoch == attachment || defect::is(Defect::ForeignLayoutTaken)
+        })
     }
 }
 

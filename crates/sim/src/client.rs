@@ -4,6 +4,7 @@ use crate::cluster::{Cluster, tell};
 use crate::desk::{Counter, Desk};
 use crate::dice::Dice;
 use crate::network::Peer;
+use crate::witness::Witness;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Name, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};
@@ -19,6 +20,7 @@ use std::time::Duration;
 struct Connections {
     cluster: Arc<Cluster>,
     client: u32,
+    witness: Witness,
 }
 
 impl Connector for Connections {
@@ -48,7 +50,8 @@ impl Connector for Connections {
         );
         let attached = attached?;
         self.cluster.net().settle(line);
-        Ok(Box::new(TcpLeg::over(remote, attached, timeouts)))
+        let leg = TcpLeg::over(remote, attached, timeouts);
+        Ok(self.witness.watch(slice, leg))
     }
 }
 
@@ -56,8 +59,21 @@ impl Connector for Connections {
 pub(crate) struct Thread {
     pub(crate) number: u32,
     pub(crate) channel: Box<dyn Channel>,
-    /// Requests without an answer: the token, and which operation it is.
-    pub(crate) pending: BTreeMap<u64, usize>,
+    /// Requests without an answer, by token.
+    pub(crate) pending: BTreeMap<u64, Asked>,
+    /// It looks at no answers until then.
+    pub(crate) stopped_until: Duration,
+}
+
+/// A request without an answer.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    /// Which operation it is.
+    pub(crate) operation: usize,
+    /// The first byte of what is read.
+    pub(crate) from: u64,
+    /// When, as the witness counts.
+    pub(crate) begun: u64,
 }
 
 pub(crate) struct Client {
@@ -65,6 +81,7 @@ pub(crate) struct Client {
     pub(crate) driven: Driven,
     cluster: Arc<Cluster>,
     connections: Connections,
+    pub(crate) witness: Witness,
     counter: Counter,
     /// Calls and answers under way, by the time of their arrival.
     calls: VecDeque<(Duration, Pending)>,
@@ -88,6 +105,7 @@ impl Client {
         dice: Dice,
     ) -> Client {
         tell!(cluster, "client {number} begins to attach");
+        let witness = Witness::default();
         Client {
             number,
             driven: Driven::attach(name.clone()).expect("descriptors"),
@@ -95,7 +113,9 @@ impl Client {
             connections: Connections {
                 cluster: Arc::clone(cluster),
                 client: number,
+                witness: witness.clone(),
             },
+            witness,
             counter: Counter {
                 desk: Arc::clone(desk),
                 client: number,
@@ -118,6 +138,11 @@ impl Client {
     pub(crate) fn turn(&mut self) -> Option<Result<(), AttachError>> {
         let now = self.cluster.now();
         self.due = self.driven.turn(now);
+        let epoch = self.driven.shown_epoch();
+        if epoch > 0 && !self.witness.knows(epoch) {
+            self.witness
+                .adopt(epoch, self.counter.desk.layout_of(epoch));
+        }
         while let Some(call) = self.driven.take_call() {
             let at = now + self.dice.micros(500);
             self.calls.push_back((at, call));
@@ -160,7 +185,9 @@ impl Client {
     pub(crate) fn next(&self) -> Option<Duration> {
         let calls = self.calls.iter().map(|(at, _)| *at);
         let answers = self.answers.iter().map(|(at, _)| *at);
-        let first = calls.chain(answers).chain(self.due).min();
+        let threads = self.threads.iter().map(|thread| thread.stopped_until);
+        let threads = threads.filter(|at| *at > self.cluster.now());
+        let first = calls.chain(answers).chain(threads).chain(self.due).min();
         first.map(|at| at.max(self.stopped_until))
     }
 
@@ -170,6 +197,7 @@ impl Client {
                 number,
                 channel,
                 pending: BTreeMap::new(),
+                stopped_until: Duration::ZERO,
             }),
             Err(cause) => tell!(
                 self.cluster,
@@ -188,8 +216,22 @@ impl Client {
 
     /// Whether another client has taken the volume, as far as this one knows.
     pub(crate) fn is_fenced(&self) -> bool {
+        self.is(VolumeState::Fenced)
+    }
+
+    fn is(&self, state: VolumeState) -> bool {
         let status = self.driven.status();
-        status.is_some_and(|status| status.state == VolumeState::Fenced)
+        status.is_some_and(|status| status.state == state)
+    }
+
+    /// Whether it lost a leg and the manager has not said so yet.
+    pub(crate) fn is_awaiting_manager(&self) -> bool {
+        self.is(VolumeState::AwaitingManager)
+    }
+
+    /// Whether it is attached with every leg in use.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.attachment > 0 && self.is(VolumeState::Healthy)
     }
 
     /// Whether nothing is under way and every leg is in use.

@@ -133,6 +133,8 @@ pub(crate) struct Desk {
     cut: Mutex<BTreeSet<u32>>,
     /// One answer in so many is lost; 0 for none.
     deaf: Mutex<u64>,
+    /// By epoch.
+    layouts: Mutex<BTreeMap<u32, Layout>>,
 }
 
 impl Desk {
@@ -145,6 +147,7 @@ impl Desk {
             dice: Mutex::new(dice),
             cut: Mutex::default(),
             deaf: Mutex::default(),
+            layouts: Mutex::default(),
         });
         desk.start();
         desk
@@ -299,6 +302,20 @@ fn told(fault: &Fault) -> AuthorityError {
     }
 }
 
+impl Desk {
+    /// Remembers a layout as a client is told of it.
+    fn keep(&self, layout: &Layout) {
+        guard(&self.layouts).insert(layout.epoch.0, layout.clone());
+    }
+
+    /// The layout of an epoch that a client was told of.
+    pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
+        let layouts = guard(&self.layouts);
+        let found = layouts.get(&epoch).cloned();
+        found.unwrap_or_else(|| panic!("nobody was told of a layout of epoch {epoch}"))
+    }
+}
+
 /// The manager as one client reaches it.
 pub(crate) struct Counter {
     pub(crate) desk: Arc<Desk>,
@@ -326,6 +343,7 @@ impl Authority for Counter {
         let told = self
             .desk
             .ask(self.client, "attach", |m| m.attach(name, &trip(&wish)))?;
+        self.desk.keep(&told.layout);
         Ok(attached(told.layout, told.bricks))
     }
 
@@ -349,12 +367,16 @@ impl Authority for Counter {
             changes: changes.iter().map(change).collect(),
         };
         let what = format!("change {changes:?}");
-        self.desk
-            .ask(self.client, &what, |m| m.change_legs(name, &trip(&wish)))
+        let layout = self
+            .desk
+            .ask(self.client, &what, |m| m.change_legs(name, &trip(&wish)))?;
+        self.desk.keep(&layout);
+        Ok(layout)
     }
 
     fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
         let detail = self.desk.ask(self.client, "layout", |m| m.show(name))?;
+        self.desk.keep(&detail.layout);
         match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),

@@ -5,12 +5,46 @@ use crate::house::Death;
 use crate::life::Life;
 use crate::medium::Mishap;
 use crate::network::{Peer, Weather};
+use crate::workload::PAGE_SECTORS;
+use std::ops::Range;
 use std::time::Duration;
 
 /// How long a stopped client stands still, at most.
 const STOP_MS_MAX: u64 = 10_000;
+/// How long a stalled channel looks at no answers, at most.
+const STALL_MS_MAX: u64 = 3000;
+/// Requests that a crowded page gets.
+const CROWD_REQUESTS: u32 = 80;
 /// Longer than anybody waits for a column without legs.
 const LONG: Duration = Duration::from_secs(30);
+
+/// A page that all threads want.
+pub(crate) struct Crowd {
+    pub(crate) sectors: Range<u64>,
+    /// Requests to come.
+    pub(crate) left: u32,
+}
+
+/// Steps that a stage of a siege may take.
+const STAGE_STEPS_MAX: u32 = 1500;
+
+/// See [`Life::besiege`].
+enum Stage {
+    /// All is made well, until one client is left and has all its legs.
+    Calm,
+    /// The client has lost a leg, and the manager does not hear of it.
+    Alone,
+    /// It hears nobody while another client attaches.
+    Replaced,
+}
+
+/// See [`Life::besiege`].
+pub(crate) struct Siege {
+    /// Whom it is about.
+    client: u32,
+    stage: Stage,
+    steps: u32,
+}
 
 impl Life {
     fn count(&mut self, name: &'static str) {
@@ -42,11 +76,18 @@ impl Life {
         if self.plan.damaged.is_some() {
             return self.mild_fault();
         }
-        match self.dice.roll(22) {
+        if self.siege.is_some() {
+            return;
+        }
+        let mut houses = 0..self.plan.pools.len();
+        if houses.any(|house| !self.cluster.is_up(house)) && self.dice.one_in(3) {
+            return self.start();
+        }
+        match self.dice.roll(27) {
             0 => self.kill(),
             1 | 2 => self.light(),
             3..=6 => self.start(),
-            7 => self.black_out(),
+            7 if self.dice.one_in(2) => self.black_out(),
             8 => self.cut(),
             9 | 10 => {
                 self.cluster.net().mend();
@@ -67,6 +108,9 @@ impl Life {
                 self.pass(LONG);
             }
             21 => self.hang_up(),
+            22 => self.besiege(),
+            23..=25 => self.stall(),
+            26 => self.crowd(),
             _ => {}
         }
     }
@@ -82,6 +126,7 @@ impl Life {
             1 => self.replace_channel(),
             2 => self.weather(),
             3 => self.hang_up(),
+            5 => self.stall(),
             _ => self.damage(),
         }
     }
@@ -118,10 +163,11 @@ impl Life {
     }
 
     fn start(&mut self) {
-        let house = self.dice.roll(self.plan.pools.len() as u64) as usize;
-        if self.cluster.is_up(house) {
+        let houses = 0..self.plan.pools.len();
+        let down: Vec<usize> = houses.filter(|it| !self.cluster.is_up(*it)).collect();
+        let Some(house) = self.dice.pick(&down) else {
             return;
-        }
+        };
         if self.dice.one_in(4) {
             // A machine that was only without its brick loses its power, too.
             self.cluster.kill(house, Death::Power);
@@ -139,9 +185,6 @@ impl Life {
 
     /// All machines lose their power, those of the clients, too.
     fn black_out(&mut self) {
-        if !self.dice.one_in(3) {
-            return;
-        }
         self.count("power lost everywhere");
         for house in 0..self.plan.pools.len() {
             self.cluster.kill(house, Death::Power);
@@ -227,6 +270,125 @@ impl Life {
                 self.stop();
             }
             self.enter();
+        }
+    }
+
+    /// Has another client take the volume while the one that has it knows that
+    /// something is amiss, and not that: a leg is lost, and the manager was not
+    /// heard. Then that client asks the manager again, with bricks in reach.
+    /// No other fault meanwhile: the way there is long.
+    fn besiege(&mut self) {
+        if !self.plan.is_contested || self.plan.copies < 2 {
+            return;
+        }
+        self.mend();
+        self.siege = Some(Siege {
+            client: 0,
+            stage: Stage::Calm,
+            steps: 0,
+        });
+    }
+
+    /// The next stage of a siege, if its time has come.
+    pub(crate) fn go_on(&mut self) {
+        let Some(mut siege) = self.siege.take() else {
+            return;
+        };
+        siege.steps += 1;
+        if siege.steps > STAGE_STEPS_MAX {
+            return self.mend();
+        }
+        let client = self.clients.iter().position(|it| it.number == siege.client);
+        let stage = match (&siege.stage, client) {
+            (Stage::Calm, _) => self.isolate(&mut siege),
+            (_, None) => return self.mend(),
+            (Stage::Alone, Some(at)) => self.clients[at].is_awaiting_manager().then(|| {
+                self.replace(at);
+                Stage::Replaced
+            }),
+            (Stage::Replaced, Some(at)) => {
+                let mut others = self.clients[at + 1..].iter();
+                if others.any(|other| other.attachment > 0) {
+                    tell!(self.cluster, "client {} is free", siege.client);
+                    return self.mend();
+                }
+                None
+            }
+        };
+        if let Some(stage) = stage {
+            (siege.stage, siege.steps) = (stage, 0);
+        }
+        self.siege = Some(siege);
+    }
+
+    /// Takes the manager and a brick from a client that had all.
+    fn isolate(&mut self, siege: &mut Siege) -> Option<Stage> {
+        self.dismiss();
+        let [client] = &self.clients[..] else {
+            return None;
+        };
+        if !client.is_healthy() {
+            return None;
+        }
+        siege.client = client.number;
+        self.count("siege");
+        tell!(self.cluster, "client {} loses the manager", siege.client);
+        self.desk.cut(siege.client);
+        self.kill();
+        Some(Stage::Alone)
+    }
+
+    /// It stands still, or the network lets nothing through; another one enters.
+    fn replace(&mut self, at: usize) {
+        let client = &mut self.clients[at];
+        if self.dice.one_in(2) {
+            client.stopped_until = self.cluster.now() + Duration::from_millis(STOP_MS_MAX);
+            tell!(self.cluster, "client {} stands still", client.number);
+        } else {
+            let peer = Peer::Client(client.number);
+            for house in 0..self.plan.pools.len() {
+                self.cluster.net().cut(peer, house, true, true);
+            }
+            tell!(
+                self.cluster,
+                "client {} is cut off from all bricks",
+                client.number
+            );
+        }
+        self.enter();
+    }
+
+    /// All threads want one page for a while, and some messages take long: a
+    /// change is on one leg when the other is read.
+    fn crowd(&mut self) {
+        let page = self.dice.roll(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
+        let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
+        tell!(self.cluster, "all threads want {sectors:?}");
+        self.count("crowd");
+        self.crowd = Some(Crowd {
+            sectors,
+            left: CROWD_REQUESTS,
+        });
+        self.cluster.net().weather = Weather {
+            delayed: 4,
+            ..Weather::default()
+        };
+    }
+
+    /// A thread of a client is busy with something else for a while.
+    fn stall(&mut self) {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+        let until = self.cluster.now() + self.dice.micros(STALL_MS_MAX * 1000);
+        let threads = self.clients.get_mut(at).map(|client| &mut client.threads);
+        if let Some(threads) = threads.filter(|threads| !threads.is_empty()) {
+            let thread = self.dice.roll(threads.len() as u64) as usize;
+            threads[thread].stopped_until = until;
+            let number = threads[thread].number;
+            tell!(self.cluster, "channel {number} stands still");
+            self.count("channel stalled");
+            if self.dice.one_in(2) {
+                self.hang_up();
+            }
         }
     }
 

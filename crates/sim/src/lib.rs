@@ -28,6 +28,7 @@ mod medium;
 mod network;
 mod rest;
 mod wire;
+mod witness;
 mod workload;
 
 pub use life::{Outcome, run};

@@ -6,6 +6,7 @@ use crate::client::Client;
 use crate::cluster::{Cluster, tell};
 use crate::desk::Desk;
 use crate::dice::Dice;
+use crate::faults::{Crowd, Siege};
 use crate::history::History;
 use pagemesh_base::layout::Name;
 use pagemesh_manage::Kind;
@@ -15,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Steps with faults.
-const STEPS: u64 = 2500;
+const STEPS: u64 = 4000;
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// Steps without anything to do after which time is moved on.
-const IDLE_STEPS: u32 = 6;
+const IDLE_STEPS: u32 = 2;
 
 /// What a history is like.
 #[derive(Clone, Debug)]
@@ -60,16 +61,24 @@ impl Plan {
             false => columns as u64 * (64 << 10) * (1 + dice.roll(3)),
         };
         let damaged = copies > 1 && !is_tight && dice.one_in(4);
+        let damaged = damaged.then(|| dice.roll(houses as u64) as usize);
+        let is_contested = !is_tight && dice.one_in(2);
+        // Two clients of many channels may need all sessions that a pool has: a
+        // leg that is lost for that would be the second that fails.
+        let channels_max = match is_tight || damaged.is_some() && is_contested {
+            true => 1,
+            false => 3,
+        };
         Plan {
             kind,
             copies,
             columns,
             pools: vec![bytes; houses],
             volume_bytes,
-            channels_max: if is_tight { 1 } else { 3 },
+            channels_max,
             is_tight,
-            damaged: damaged.then(|| dice.roll(houses as u64) as usize),
-            is_contested: !is_tight && dice.one_in(2),
+            damaged,
+            is_contested,
             calm: 25 + dice.roll(200),
             hot_sectors: if dice.one_in(3) { 32 } else { u64::MAX },
         }
@@ -114,6 +123,8 @@ pub(crate) struct Life {
     pub(crate) sectors: u64,
     pub(crate) next_beat: Duration,
     pub(crate) idle: u32,
+    pub(crate) siege: Option<Siege>,
+    pub(crate) crowd: Option<Crowd>,
     pub(crate) outcome: Outcome,
 }
 
@@ -152,6 +163,8 @@ impl Life {
             sectors,
             next_beat: HEARTBEAT,
             idle: 0,
+            siege: None,
+            crowd: None,
             outcome: Outcome::default(),
         };
         life.enter();
@@ -177,14 +190,11 @@ impl Life {
 
     /// Something that happens by itself; true if anything did.
     pub(crate) fn step(&mut self) -> Result<bool, String> {
+        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
         let acted = match self.dice.roll(100) {
             0..=34 => self.serve(),
-            35..=59 => self.turn()?,
-            60..=71 => {
-                let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
-                let client = self.clients.get_mut(at);
-                client.is_some_and(|client| !client.is_stopped() && client.call())
-            }
+            35..=59 => self.turn(at)?,
+            60..=71 => self.call(at),
             72..=79 => {
                 let by = self.dice.micros(200);
                 self.pass(by);
@@ -198,9 +208,30 @@ impl Life {
         self.idle = if acted { 0 } else { self.idle + 1 };
         if self.idle > IDLE_STEPS {
             self.idle = 0;
-            self.jump();
+            if !self.catch_up()? {
+                self.jump();
+            }
         }
         Ok(acted)
+    }
+
+    /// Something that is due and that the dice did not hit.
+    fn catch_up(&mut self) -> Result<bool, String> {
+        let clients = self.clients.len();
+        if self.serve() || (0..clients).any(|at| self.call(at)) {
+            return Ok(true);
+        }
+        for at in 0..clients {
+            if self.turn(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn call(&mut self, at: usize) -> bool {
+        let client = self.clients.get_mut(at);
+        client.is_some_and(|client| !client.is_stopped() && client.call())
     }
 
     fn serve(&mut self) -> bool {
@@ -216,8 +247,7 @@ impl Life {
     }
 
     /// A client's turn: keeper and channels.
-    fn turn(&mut self) -> Result<bool, String> {
-        let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
+    fn turn(&mut self, at: usize) -> Result<bool, String> {
         let Some(client) = self.clients.get_mut(at) else {
             return Ok(false);
         };
@@ -287,6 +317,7 @@ impl Life {
 
     fn live(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
+            self.go_on();
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {

@@ -20,6 +20,7 @@ const PAGE: u64 = 4096;
 impl Life {
     /// Ends all faults, waits, and checks everything.
     pub(crate) fn rest(&mut self) -> Result<(), String> {
+        tell!(self.cluster, "no more faults");
         self.mend();
         if self.plan.is_tight {
             // The smallest pools have three sessions: one that lost its
@@ -42,8 +43,8 @@ impl Life {
         self.delete_all()
     }
 
-    fn mend(&mut self) {
-        tell!(self.cluster, "no more faults");
+    /// Sets all right that faults did to the cluster.
+    pub(crate) fn mend(&mut self) {
         self.cluster.net().mend();
         self.desk.mend();
         for house in 0..self.plan.pools.len() {
@@ -55,6 +56,9 @@ impl Life {
         }
         for client in &mut self.clients {
             client.stopped_until = Duration::ZERO;
+            for thread in &mut client.threads {
+                thread.stopped_until = Duration::ZERO;
+            }
         }
     }
 
@@ -84,7 +88,7 @@ impl Life {
     }
 
     /// Ends clients whose volume another one has.
-    fn dismiss(&mut self) {
+    pub(crate) fn dismiss(&mut self) {
         let present = self.clients.iter().map(|client| client.attachment).max();
         let over = self.clients.iter().position(|client| {
             let is_idle = client.threads.iter().all(|t| t.pending.is_empty());

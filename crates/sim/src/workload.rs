@@ -1,11 +1,15 @@
 //! What clients ask of the volume, and what becomes of it.
 
 use crate::checker::{Ending, Kind, SECTOR, fill};
+use crate::client::{Asked, Client};
 use crate::cluster::tell;
+use crate::faults::Crowd;
 use crate::life::Life;
 use bytes::Bytes;
 use pagemesh_base::space::{Reply, Request, SpaceError, Token};
 
+/// Sectors of a page.
+pub(crate) const PAGE_SECTORS: u64 = 8;
 /// Requests in flight on one channel.
 const IN_FLIGHT_MAX: usize = 4;
 /// Sectors of most requests.
@@ -28,6 +32,9 @@ impl Life {
         if client.threads[thread].pending.len() >= IN_FLIGHT_MAX {
             return;
         }
+        if self.crowd.is_some() {
+            return self.join_crowd(at, thread);
+        }
         let long = if self.plan.is_tight { 1200 } else { 200 };
         let len = match self.dice.one_in(6) {
             true => SHORT + self.dice.roll(long),
@@ -37,7 +44,10 @@ impl Life {
         let mut end = (start + len).min(self.sectors);
         if self.dice.one_in(3) {
             // Whole pages take other ways than parts of them.
-            (start, end) = (start / 8 * 8, end.next_multiple_of(8).min(self.sectors));
+            (start, end) = (
+                start / PAGE_SECTORS * PAGE_SECTORS,
+                end.next_multiple_of(PAGE_SECTORS).min(self.sectors),
+            );
         }
         let is_durable = self.dice.one_in(8);
         match self.dice.roll(10) {
@@ -48,11 +58,35 @@ impl Life {
         }
     }
 
+    /// The first thread writes, the others read: who reads on the channel that
+    /// writes waits for it.
+    fn join_crowd(&mut self, at: usize, thread: usize) {
+        let Some(crowd) = self.crowd.take() else {
+            return;
+        };
+        let sectors = crowd.sectors.clone();
+        let left = crowd.left - 1;
+        self.crowd = (left > 0).then_some(Crowd { left, ..crowd });
+        match thread {
+            0 => self.write(at, thread, sectors, false),
+            _ => self.read(at, thread, sectors),
+        }
+    }
+
     fn send(&mut self, at: usize, thread: usize, operation: usize, request: Request) {
         self.next_value += 1;
         let token = self.next_value;
+        let from = match &request {
+            Request::Read { offset, .. } => *offset,
+            _ => 0,
+        };
+        let asked = Asked {
+            operation,
+            from,
+            begun: self.clients[at].witness.begin(),
+        };
         let thread = &mut self.clients[at].threads[thread];
-        thread.pending.insert(token, operation);
+        thread.pending.insert(token, asked);
         thread.channel.submit(Token(token), request);
     }
 
@@ -131,14 +165,23 @@ impl Life {
     pub(crate) fn reap(&mut self, at: usize) -> Result<bool, String> {
         let mut acted = false;
         let mut completions = vec![];
-        for thread in 0..self.clients[at].threads.len() {
-            let thread = &mut self.clients[at].threads[thread];
+        let now = self.cluster.now();
+        let Client {
+            threads, witness, ..
+        } = &mut self.clients[at];
+        let pending = threads.iter().flat_map(|thread| thread.pending.values());
+        witness.forget(pending.map(|asked| asked.begun).min().unwrap_or(u64::MAX));
+        for thread in threads.iter_mut().filter(|it| it.stopped_until <= now) {
             thread.channel.reap(&mut completions);
             for completion in completions.drain(..) {
                 acted = true;
                 let token = completion.token.0;
-                let operation = thread.pending.remove(&token);
-                let operation = operation
+                let asked = thread.pending.remove(&token);
+                let Asked {
+                    operation,
+                    from,
+                    begun,
+                } = asked
                     .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
                 let is_done = completion.result.is_ok();
                 self.outcome.acknowledged += u64::from(is_done);
@@ -152,7 +195,10 @@ impl Life {
                 };
                 tell!(self.cluster, "#{operation}: {word}");
                 match completion.result {
-                    Ok(Reply::Data(data)) => self.checker.read(operation, &data)?,
+                    Ok(Reply::Data(data)) => {
+                        witness.check(begun, from, &data)?;
+                        self.checker.read(operation, &data)?;
+                    }
                     Ok(_) => self.checker.end(operation, Ending::Done)?,
                     Err(SpaceError::NoSpace(_)) => {
                         if !self.plan.is_tight {

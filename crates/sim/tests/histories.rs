@@ -1,9 +1,9 @@
-//! A few histories with every run of the tests; `cargo xtask sim` runs many.
+//! Two thousand histories with every run of the tests; `cargo xtask sim` runs many.
 
 use pagemesh_sim::run;
 
 /// Histories of each of the two tests, which run beside each other.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 1000;
 
 #[track_caller]
 fn check(seeds: impl Iterator<Item = u64>) {

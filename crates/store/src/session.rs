@@ -343,7 +343,7 @@ impl<M: Media> Session<M> {
             return Err(StoreError::Stalled);
         }
         let gate = self.view.gate(handle)?;
-        match gate.epoch() > epoch {
+        match gate.epoch() > epoch && !defect::is(Defect::StaleEpochTaken) {
             true => Err(StoreError::StaleEpoch {
                 current: gate.epoch(),
             }),

@@ -134,6 +134,12 @@ impl Driven {
         Some(status)
     }
 
+    /// The epoch of the layout that channels go by; 0 before there is one.
+    #[must_use]
+    pub fn shown_epoch(&self) -> u32 {
+        self.hub.view().1.epoch.0
+    }
+
     /// Bytes; may grow.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

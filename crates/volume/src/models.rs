@@ -1,14 +1,29 @@
 //! Models of what the channels of a volume share: every interleaving of a few
 //! operations, up to a bound, on the code that ships ([`pagemesh_models`],
-//! docs/rfd/008-concurrency-models.md).
+//! docs/rfd/008-concurrency-models.md), and shown to fail on deliberate defects.
 
 use crate::hub::KEEPER;
 use crate::locks::{Holder, LockRange, RangeLocks};
 use crate::steps::step;
 use crate::wake::Wake;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_models::{Model, Thread, pause_until, race};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Asserts that a model finds each of these defects.
+#[track_caller]
+fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + Sync + 'static) {
+    for &defect in defects {
+        defect::set(Some(defect));
+        let outcome = model.explore(run.clone());
+        defect::set(None);
+        match outcome {
+            Err(failed) => println!("{defect:?}: {failed}"),
+            Ok(explored) => panic!("{defect:?} is not found: {explored:?}"),
+        }
+    }
+}
 
 const fn holder(key: u32) -> Holder {
     Holder {
@@ -97,6 +112,13 @@ fn changes_and_a_read() {
 fn changes_take_turns_and_no_read_shows_one_too_early() {
     let model = Model::new("range locks", 3);
     assert!(model.check(changes_and_a_read).executions > 1000);
+    let defects = [
+        Defect::ChangeNotCounted,
+        Defect::NoTurns,
+        Defect::ReadersNotTold,
+        Defect::FirstChangeNotAwaited,
+    ];
+    finds(&defects, model, changes_and_a_read);
 }
 
 fn is_readable(wake: &Wake) -> bool {
@@ -133,4 +155,6 @@ fn two_raise_often_and_one_sleeps() {
 fn who_is_woken_sleeps_on_no_news() {
     let model = Model::new("wake-ups", 3);
     assert!(model.check(two_raise_often_and_one_sleeps).executions > 1000);
+    let defects = [Defect::WakeClearedFirst];
+    finds(&defects, model, two_raise_often_and_one_sleeps);
 }

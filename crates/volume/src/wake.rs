@@ -2,6 +2,7 @@
 //! and a descriptor for those who do.
 
 use crate::steps::step;
+use pagemesh_base::defect::{self, Defect};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,14 +42,18 @@ impl Wake {
         if owed == 0 && !self.raised.load(Ordering::Acquire) {
             return false;
         }
+        let clear = || {
+            step("flag");
+            self.raised.swap(false, Ordering::AcqRel)
+        };
+        let cleared = defect::is(Defect::WakeClearedFirst).then(clear);
         // The descriptor first: what is read there was raised before the flag
         // is cleared, and the flag was for what the caller looks at next.
         let mut count = [0u8; 8];
         step("descriptor");
         let read = rustix::io::read(&self.fd, &mut count);
         let count = read.map_or(0, |_| u64::from_ne_bytes(count));
-        step("flag");
-        let was_raised = self.raised.swap(false, Ordering::AcqRel);
+        let was_raised = cleared.unwrap_or_else(clear);
         let left = owed + u64::from(was_raised) - count;
         self.owed.store(left, Ordering::Relaxed);
         was_raised

@@ -7,6 +7,7 @@ use super::{Engine, Outbox, Piece};
 use crate::limits::UNFLUSHED_MAX;
 use crate::status::Count;
 use crate::view::{Mask, Place};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::space::SpaceError;
 
@@ -94,7 +95,7 @@ impl Engine {
                     piece.error.get_or_insert(error);
                 }
             }
-            if piece.pending.is_empty() {
+            if piece.pending.is_empty() || defect::is(Defect::OneLegAcknowledged) {
                 self.settle_change(slot, out);
             }
         }
@@ -115,7 +116,8 @@ impl Engine {
         } else {
             column.written
         };
-        if piece.done.covers(wanted) {
+        let is_short = defect::is(Defect::OneLegAcknowledged) && !piece.done.is_empty();
+        if piece.done.covers(wanted) || is_short {
             self.change_done(slot, flushing, out);
         } else if !piece.failed.is_empty() && wanted.covers(piece.failed) {
             let mut heard = piece.done;

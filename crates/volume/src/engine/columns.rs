@@ -4,6 +4,7 @@ use super::piece::Phase;
 use super::{Engine, Outbox, Piece};
 use crate::view::{ColumnView, Gate, Mask, View};
 use crate::window::Window;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::COPIES_MAX;
 use slab::Slab;
 use std::sync::Arc;
@@ -77,7 +78,10 @@ impl Column {
     /// Takes the legs over from the view.
     fn look_at(&mut self, view: &ColumnView, live: &dyn Fn(usize) -> bool) {
         self.written = view.written();
-        self.in_sync = view.in_sync();
+        self.in_sync = match defect::is(Defect::SyncingLegRead) {
+            true => view.written(),
+            false => view.in_sync(),
+        };
         self.buffering = view.buffering();
         self.usable = Mask::NONE;
         let written = self.written.legs();

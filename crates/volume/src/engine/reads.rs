@@ -10,6 +10,7 @@ use super::{Column, Engine, Outbox, Piece};
 use crate::limits::{PIECES_MAX, REPAIRS_MAX};
 use crate::status::Count;
 use crate::view::{Mask, Place};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -19,7 +20,7 @@ impl Engine {
         let piece = &mut self.pieces[slot as usize];
         piece.phase = Phase::Held;
         let column = piece.column;
-        if self.trails(slot) {
+        if self.trails(slot) && !defect::is(Defect::ReadOvertakes) {
             self.columns[column].trailing.push(slot);
         } else {
             self.send_read(slot, out);
@@ -102,7 +103,7 @@ impl Engine {
             let column = &mut self.columns[number];
             let late = std::mem::replace(&mut piece.pending, Mask::NONE);
             column.overdue.extend(late.legs().map(|leg| (leg, tag)));
-            let is_read = matches!(piece.act, Act::Read);
+            let is_read = matches!(piece.act, Act::Read) && !defect::is(Defect::ReadNotHeld);
             piece.answer = result.ok();
             if is_read && !out.is_still(piece.extent(), slot) {
                 piece.phase = Phase::Watching;
@@ -116,7 +117,8 @@ impl Engine {
             // The other leg that was asked may do better. What is wrong with
             // this one but damage, who asks it alone finds out. Nothing is,
             // if it was asked before a barrier or a change of legs.
-            if !whole && !matches!(result, Err(SliceError::StaleEpoch { .. })) {
+            let is_outdated = whole || matches!(result, Err(SliceError::StaleEpoch { .. }));
+            if !is_outdated || defect::is(Defect::OutdatedLegFailed) {
                 piece.failed.add(leg);
             }
             if let Err(error @ SliceError::Damaged { .. }) = result {

@@ -17,6 +17,7 @@ use super::start::look_for_new_addresses;
 use super::state::State;
 use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RETURN_RETRY_MAX, RETURN_RETRY_MIN};
 use crate::status::Count;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{Run, SliceError, SliceReply, SliceRequest};
@@ -161,7 +162,9 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
         way.copy_stamped(Pass::MakeRoom).await?;
         way.keep_full(false);
     }
-    way.copy_in_flight().await?;
+    if !defect::is(Defect::InFlightNotCopied) {
+        way.copy_in_flight().await?;
+    }
     way.ask(SliceRequest::Flush).await?;
     way.ask(SliceRequest::Settled).await?;
     {
@@ -320,7 +323,8 @@ impl Way<'_> {
         loop {
             let sources = self.sources()?;
             let (runs, next) = self.stamped(&sources[0], from).await?;
-            self.copy_runs(&runs, pass).await?;
+            let skipped = usize::from(defect::is(Defect::RegionNotResynced)).min(runs.len());
+            self.copy_runs(&runs[skipped..], pass).await?;
             match next {
                 Some(next) => from = next,
                 None => return Ok(()),

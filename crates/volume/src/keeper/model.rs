@@ -3,6 +3,7 @@
 use super::control::Control;
 use crate::authority::{BrickAddress, LegChange};
 use crate::view::{ColumnView, Gate, LegView, Mask, SegmentView, View};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Leg, LegState};
 use std::collections::BTreeMap;
@@ -92,7 +93,10 @@ impl ColumnKeep {
 
     /// The round that its slices are told.
     pub(super) fn told_round(&self) -> u8 {
-        if self.has_stale() { self.round } else { 0 }
+        match self.has_stale() && !defect::is(Defect::RoundNotStamped) {
+            true => self.round,
+            false => 0,
+        }
     }
 
     pub(super) fn sources(&self) -> Mask {

@@ -13,6 +13,7 @@ use crate::hub::{KEEPER, Link, Member, Note};
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN};
 use crate::status::Count;
 use crate::view::{Gate, View};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{SliceError, SliceRequest};
@@ -110,6 +111,9 @@ fn is_due(state: &State) -> bool {
 /// Whether a leg has yet to hear of the present epoch and round.
 fn is_behind(column: &ColumnKeep, epoch: Epoch) -> bool {
     let told = (epoch, column.told_round());
+    if defect::is(Defect::NoBarrier) {
+        return false;
+    }
     let written = column.legs.iter().filter(|leg| leg.is_written());
     let mut connected = written.filter(|leg| leg.control.is_some());
     connected.any(|leg| leg.raised != Some(told))
@@ -218,7 +222,7 @@ async fn raise_all(state: &State) -> bool {
                 let Some(control) = keep.control.as_ref().filter(|_| keep.is_written()) else {
                     continue;
                 };
-                if keep.raised != Some((epoch, round)) {
+                if keep.raised != Some((epoch, round)) && !defect::is(Defect::NoBarrier) {
                     let request = SliceRequest::RaiseEpoch { epoch, round };
                     let tag = control.start(state, request);
                     asked.push((number, leg, (epoch, round), Rc::clone(control), tag));

@@ -10,6 +10,7 @@ use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::status::Count;
 use crate::view::{Gate, Mask};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{InFlight, SliceError, SliceReply, SliceRequest};
@@ -54,14 +55,16 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
             other => return Err(interrupted(state, column, party.leg, other.err())),
         }
     }
-    if all.len() > 1 {
+    if all.len() > 1 && !defect::is(Defect::NotSettled) {
         if tables.iter().any(Option::is_none) {
             let unlisted = Mask::where_leg(|leg| in_sync.has(leg) && tables[leg].is_none());
             compare_all(state, column, in_sync, unlisted, all).await?;
         } else {
             let tables: Vec<Vec<InFlight>> =
                 tables.into_iter().map(Option::unwrap_or_default).collect();
-            for unequal in unequal(&tables, in_sync, syncing) {
+            let skipped = usize::from(defect::is(Defect::SettledPageSkipped));
+            let all = unequal(&tables, in_sync, syncing);
+            for unequal in all.into_iter().skip(skipped) {
                 make_equal(state, column, in_sync, unequal).await?;
             }
         }
@@ -281,7 +284,11 @@ pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) ->
             continue;
         }
         // Among equals any; with nothing listed in-sync, any in-sync leg.
-        let Some(winner) = in_sync.legs().max_by_key(|&leg| newest[leg]) else {
+        let sources = match defect::is(Defect::SettledFromSyncing) && !syncing.is_empty() {
+            true => syncing,
+            false => in_sync,
+        };
+        let Some(winner) = sources.legs().max_by_key(|&leg| newest[leg]) else {
             continue;
         };
         let behind = Mask::where_leg(|leg| {

@@ -1,0 +1,193 @@
+//! Deliberate defects: proof that checks can fail.
+//!
+//! Each is a way to break the product, named here and made at the place that
+//! asks [`is`]. Tests switch one on for their thread and must see it caught:
+//! `store/src/enumerate/defects.rs` by the images that crashes leave,
+//! `store/src/models` and `volume/src/models.rs` by the orders of what threads do,
+//! `sim/tests/defects.rs` by histories of a cluster.
+//!
+//! Only the feature `defects`, which nothing but those tests' dependencies turn
+//! on, gives [`is`] something to look at, and only where debug assertions are
+//! on. In every other build, and in every release build whatever its features,
+//! it is a constant false and nothing is left.
+
+/// A way to break the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Defect {
+    /// A write is acknowledged without the fence that commits it.
+    NoCommitFence,
+    /// Slots are swapped before the fence.
+    SwapBeforeFence,
+    /// Locks are released before the fence.
+    UnlockBeforeFence,
+    /// Data is stored after the fence of the record that names it. Made by the
+    /// medium of the tests.
+    DataAfterRecord,
+    /// Recovery does not look at the data of the last record.
+    SkippedCrc,
+    /// A session does not flush the slots that it says are settled.
+    SlotsNotSettled,
+    /// A session says that the slots of its last record are settled, too.
+    SettledTooFar,
+    /// A checkpoint passes a record that is not published yet.
+    PassOpenWindow,
+    /// The seq that a dead session took stays a hole that nobody closes.
+    HoleKept,
+    /// The operation that a dead session had committed is left undone.
+    DeadNotFinished,
+    /// Recovery does not list operations in flight.
+    InFlightLost,
+    /// What a dead session had in flight is not listed.
+    InFlightOfDeadLost,
+    /// A lane gives up records that may be missing on another leg.
+    HeadPastOpen,
+    /// A new node holds what its frame held.
+    NodeNotZeroed,
+    /// A pad is not fenced before the record behind it.
+    PadNotFenced,
+    /// The tables are fenced together with the superblock that counts on them.
+    TablesWithSuperblock,
+    /// The checkpoint does not flush the checksums of frames.
+    FrameTableNotFlushed,
+    /// `file-sync`: freed frames are granted before the records that freed them
+    /// are durable.
+    FrameReuse,
+    /// Lane lines are used again without the superblock that gives them up.
+    LaneReuse,
+    /// A session's lane is used before the superblock names it.
+    LaneNotNamed,
+    /// An opening goes on under the number of the one before.
+    IncarnationKept,
+    /// An object changes without a fence for its record.
+    ObjectNotFenced,
+    /// `file-sync`: a checkpoint applies what is not durable yet.
+    CheckpointNotSynced,
+    /// `file-sync`: a flush returns before anything is durable.
+    FlushNotSynced,
+    /// `file-sync`: records are applied lane by lane, not by their seqs.
+    AppliedOutOfOrder,
+    /// `file-sync`: recovery applies what a dead process left in the page cache
+    /// and the disk may not have.
+    RecoveryNotSynced,
+    /// `file-sync`: recovery stores slots before the frames they free are
+    /// durably free.
+    SlotsBeforeFrames,
+    /// `file-sync`: a node whose zeroes were lost is used as it is.
+    LostNodeKept,
+
+    // Of what threads do at the same time: caught by the models.
+    /// Who waits for a lock word sleeps without a mark on it.
+    WaiterUnmarked,
+    /// The lock words of a dead session stay taken.
+    LocksKept,
+    /// With a dead session's lock words all others are freed.
+    LocksOfAllFreed,
+    /// The lock words of a dead session are free before its operation is
+    /// finished.
+    LocksFreedFirst,
+    /// A write does not take its lock words.
+    NotLocked,
+    /// Whether the owner sleeps is looked at before the bell is rung.
+    BellUnheard,
+    /// A session enters the window after it was revoked.
+    RevokedEnters,
+    /// A session enters the window after its grants were taken back.
+    RecallUnseen,
+    /// Grants are taken back from who entered the window meanwhile.
+    RecallNotAwaited,
+    /// A recall that is given up goes on for ever.
+    GivenUpRecallKept,
+    /// The floor is published after the seq was taken.
+    FloorAfterSeq,
+    /// A reader does not look whether the slot is still the same.
+    SlotNotLookedAtAgain,
+    /// A change that finds nobody ahead of it is not counted.
+    ChangeNotCounted,
+    /// Readers that wait for changes are not told that these have ended.
+    ReadersNotTold,
+    /// A read waits for all changes beside it but the first.
+    FirstChangeNotAwaited,
+    /// A wake-up is cleared before its descriptor is read.
+    WakeClearedFirst,
+
+    // Of a brick, a volume or the manager: caught by the simulation.
+    /// A slice takes requests of an epoch that is over.
+    StaleEpochTaken,
+    /// A client's old connection goes on beside the one that replaced it.
+    OldConnectionTaken,
+    /// A change is acknowledged when the first leg has it.
+    OneLegAcknowledged,
+    /// A leg that is still being brought up to date is read.
+    SyncingLegRead,
+    /// A returning leg is not given what changed in a region.
+    RegionNotResynced,
+    /// What changes while a leg is stale is not marked.
+    RoundNotStamped,
+    /// A returning leg keeps what was in flight on it.
+    InFlightNotCopied,
+    /// Settling copies from a leg that is still being brought up to date.
+    SettledFromSyncing,
+    /// Settling leaves the first page that differs as it is.
+    SettledPageSkipped,
+    /// A volume opens after an attach without being settled.
+    NotSettled,
+    /// The manager shows the layout of another attachment as one's own.
+    ForeignLayoutTaken,
+    /// A read shows a change that is not on every leg yet.
+    ReadNotHeld,
+    /// A hedged read counts a leg that it asked under an old epoch as failed.
+    OutdatedLegFailed,
+    /// A read does not wait for the changes of its channel before it.
+    ReadOvertakes,
+    /// Overlapping changes do not take turns. The models catch it, too.
+    NoTurns,
+    /// A view is shown before every leg has heard of its epoch.
+    NoBarrier,
+}
+
+#[cfg(all(feature = "defects", debug_assertions))]
+mod present {
+    use super::Defect;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PRESENT: Cell<Option<Defect>> = const { Cell::new(None) };
+    }
+
+    /// Whether this thread has the defect.
+    #[must_use]
+    pub fn is(defect: Defect) -> bool {
+        PRESENT.get() == Some(defect)
+    }
+
+    /// Gives this thread a defect, or takes it away.
+    pub fn set(defect: Option<Defect>) {
+        PRESENT.set(defect);
+    }
+
+    /// The defect of this thread.
+    #[must_use]
+    pub fn present() -> Option<Defect> {
+        PRESENT.get()
+    }
+
+    /// Runs something without the defect, if it is the one.
+    pub fn without<T>(defect: Defect, run: impl FnOnce() -> T) -> T {
+        let present = PRESENT.get();
+        PRESENT.set(present.filter(|&present| present != defect));
+        let result = run();
+        PRESENT.set(present);
+        result
+    }
+}
+
+#[cfg(all(feature = "defects", debug_assertions))]
+pub use present::{is, present, set, without};
+
+/// Whether there is the defect: never.
+#[cfg(not(all(feature = "defects", debug_assertions)))]
+#[inline(always)]
+#[must_use]
+pub const fn is(_: Defect) -> bool {
+    false
+}
