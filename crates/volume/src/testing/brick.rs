@@ -97,6 +97,8 @@ struct Connection {
     /// The client's end is gone: what it sent may still be carried out.
     orphan: bool,
     lost: bool,
+    /// A later one told the slice again the epoch that it had.
+    superseded: bool,
     queue: VecDeque<(u64, SliceRequest)>,
     /// Carried out, the answer still on its way.
     answers: VecDeque<SliceCompletion>,
@@ -290,6 +292,17 @@ impl Bricks {
         connection: u64,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
+        let attached = self.connections.get(&connection);
+        if attached.is_some_and(|connection| connection.superseded) {
+            return Err(SliceError::Lost("the client has come back".into()));
+        }
+        if let SliceRequest::RaiseEpoch { epoch, .. } = request
+            && epoch.0 == self.slice(brick, slice).now.epoch
+        {
+            let older = self.connections.range_mut(..connection);
+            let older = older.filter(|(_, c)| (c.brick, c.slice) == (brick, slice));
+            older.for_each(|(_, connection)| connection.superseded = true);
+        }
         let brick = self.bricks.get_mut(&brick).expect("brick");
         let slice = brick.slices.get_mut(&slice).expect("slice");
         if let Some(connection) = self.connections.get_mut(&connection) {
@@ -741,6 +754,7 @@ impl Connector for Fabric {
             epoch,
             orphan: false,
             lost: false,
+            superseded: false,
             queue: VecDeque::new(),
             answers: VecDeque::new(),
             arrived: vec![],
