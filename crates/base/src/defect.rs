@@ -56,6 +56,8 @@ pub enum Defect {
     LaneReuse,
     /// A session's lane is used before the superblock names it.
     LaneNotNamed,
+    /// Recovery overwrites a superblock before the one that it chose is durable.
+    SuperblockNotFlushed,
     /// An opening goes on under the number of the one before.
     IncarnationKept,
     /// An object changes without a fence for its record.

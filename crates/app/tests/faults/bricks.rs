@@ -89,7 +89,11 @@ fn a_brick_dies_often(transport: &str, seed: u64) {
         rig.cluster.restart_brick(0);
         let now = counter(&rig.export().await_state("healthy"), "bytes_resynced");
         // The write before may still be in flight when the brick dies.
-        assert!(now - moved <= 4096 + 65536, "{} of loss {round}", now - moved);
+        assert!(
+            now - moved <= 4096 + 65536,
+            "{} of loss {round}",
+            now - moved
+        );
         moved = now;
     }
     rig.export().io(&["read -P 1 0 2M", "read -P 5 8M 4k"]);

@@ -61,8 +61,6 @@ pub(crate) struct Slice {
     durable: Kept,
     pub damaged: BTreeSet<u64>,
     pub reads: u64,
-    /// Connections made before this one carry what is older under the epoch.
-    superseded: u64,
 }
 
 impl Slice {
@@ -335,9 +333,6 @@ impl Slice {
         room: &mut u64,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
-        if connection < self.superseded {
-            return Err(SliceError::Lost("a later connection took over".into()));
-        }
         match request {
             SliceRequest::Read { offset, len } => self.read(offset, len),
             SliceRequest::Write {
@@ -377,12 +372,7 @@ impl Slice {
                 self.durable.table = Some(vec![]);
                 Ok(SliceReply::Done)
             }
-            SliceRequest::RaiseEpoch { epoch, round } => {
-                if epoch.0 == self.now.epoch {
-                    self.superseded = self.superseded.max(connection);
-                }
-                self.raise(epoch, round)
-            }
+            SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
         }
     }
 
