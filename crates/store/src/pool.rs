@@ -56,6 +56,8 @@ pub struct Pool<M> {
     freed_objects: Vec<(Seq, ObjectId)>,
     /// Objects whose frames are being freed: the seq of their deletion.
     pub(crate) deleting: Vec<(Seq, ObjectId)>,
+    /// Those whose deletion waits for a session that is inside a window.
+    ending: HashMap<SliceId, (Seq, ObjectId)>,
     /// Records of lanes with a flipped bit that were mended.
     pub(crate) mended_records: u64,
     /// Those that a scrub has counted.
@@ -230,6 +232,7 @@ impl<M: Media> Pool<M> {
             free_objects: Vec::new(),
             freed_objects: Vec::new(),
             deleting: Vec::new(),
+            ending: HashMap::new(),
             mended_records: 0,
             told_records: 0,
             failed: false,
@@ -337,7 +340,7 @@ impl<M: Media> Pool<M> {
     /// # Errors
     /// When the slice exists, the size is impossible, or the table is full.
     pub fn create(&mut self, slice: SliceId, size_bytes: u64) -> Result<(), ObjectError> {
-        if self.by_slice.contains_key(&slice) {
+        if self.by_slice.contains_key(&slice) || self.ending.contains_key(&slice) {
             return Err(ObjectError::Exists(slice));
         }
         if self.lost.iter().any(|(_, named)| *named == slice) {
@@ -386,11 +389,23 @@ impl<M: Media> Pool<M> {
     }
 
     /// Deletes an object. Operations inside a window end first; the frames are
-    /// freed by [`Pool::tend`].
+    /// freed by [`Pool::tend`], and not before that.
     ///
     /// # Errors
-    /// When there is none, or a session is stuck.
+    /// When there is none, or a session is stuck: then it is to be called again.
     pub fn delete(&mut self, slice: SliceId) -> Result<(), ObjectError> {
+        let (seq, object) = match self.ending.get(&slice) {
+            Some(&begun) => begun,
+            None => self.begin_delete(slice)?,
+        };
+        self.await_windows()?;
+        self.ending.remove(&slice);
+        self.deleting.push((seq, object));
+        self.view.control.ring();
+        Ok(())
+    }
+
+    fn begin_delete(&mut self, slice: SliceId) -> Result<(Seq, ObjectId), ObjectError> {
         let (object, entry) = self.find(slice)?;
         let seq = self.put(
             object,
@@ -400,12 +415,10 @@ impl<M: Media> Pool<M> {
             },
         )?;
         self.by_slice.remove(&slice);
-        self.deleting.push((seq, object));
+        self.ending.insert(slice, (seq, object));
         let forgotten = self.in_flight.forget(&*self.view.data, object);
         self.fence(forgotten);
-        self.await_windows()?;
-        self.view.control.ring();
-        Ok(())
+        Ok((seq, object))
     }
 
     /// Frees the entry of an object that maps nothing any more.
@@ -665,5 +678,48 @@ fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
     match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
         true => Ok(()),
         false => Err(ObjectError::BadSize(size_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_pmem::Recorder;
+
+    /// A session that stands still inside a window may go on and store to a
+    /// node of the object: its frames must stay until it has left.
+    #[test]
+    fn nothing_of_a_deleted_object_is_freed_while_a_session_is_inside() {
+        let media = Arc::new(Recorder::new(2 << 20));
+        format(&*media, Uuid::from_u128(7)).expect("a pool");
+        let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
+        let slice = SliceId(Uuid::from_u128(1));
+        let number = pool.open_session(1, 1).expect("a session");
+        pool.create(slice, PAGE_BYTES as u64).expect("room");
+        let (object, _) = pool.find(slice).expect("the slice");
+        let is_there = |pool: &Pool<Recorder>| pool.objects.contains_key(&object);
+        let active = |pool: &Pool<Recorder>, value| {
+            let view = pool.view().clone();
+            view.control
+                .cells(number)
+                .active()
+                .store(value, Ordering::SeqCst);
+        };
+        active(&pool, 1);
+        for _ in 0..2 {
+            let stuck = pool.delete(slice);
+            assert!(matches!(stuck, Err(ObjectError::Stuck { session, .. }) if session == number));
+            while pool.tend().expect("sound") {}
+            assert_eq!(pool.objects[&object].state, State::Deleting);
+        }
+        assert!(matches!(
+            pool.create(slice, PAGE_BYTES as u64),
+            Err(ObjectError::Exists(_))
+        ));
+        active(&pool, 2);
+        pool.delete(slice).expect("nobody is inside");
+        while pool.tend().expect("sound") {}
+        assert!(!is_there(&pool) || pool.objects[&object].state == State::Free);
+        assert!(matches!(pool.delete(slice), Err(ObjectError::Unknown(_))));
     }
 }
