@@ -459,6 +459,9 @@ fn a_check_that_finds_damage_on_all_copies_returns_3() {
     cluster.check_identical("disk");
 }
 
+/// An older copy in the place of a pool, of one opening less, is not told from
+/// it when it is opened: docs/operations.md says never to do that. A comparison
+/// finds what it lacks, and mends it.
 #[test]
 fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
     let mut cluster = Cluster::new(Pools::Memory, 2);
@@ -477,13 +480,22 @@ fn a_pool_that_went_back_in_time_is_brought_up_to_date() {
     cluster.await_bricks(1);
     cluster.restart_brick(1);
     cluster.await_bricks(2);
-    let export = cluster.export(&["disk"], "auto");
-    export.io(&["read -P 0xb8 1M 16k"]);
-    export.stop();
+    let checked = cluster.run(&["volume", "check", "disk", "--output", "json"]);
+    assert_eq!(checked.status.code(), Some(3));
+    let report: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    assert_eq!(report["pages_differing"], 4, "{report}");
+    let shown = cluster.json(&["volume", "show", "disk"]);
+    let legs = shown["layout"]["segments"][0]["columns"][0]["legs"].as_array();
+    let mut legs = legs.unwrap().iter();
+    let newest = legs.position(|leg| leg["brick"] == cluster.brick_id(0));
+    let newest = newest.unwrap().to_string();
+    cluster.ok(&["volume", "check", "disk", "--repair-from", &newest]);
     cluster.check_identical("disk");
-    cluster
-        .export(&["disk"], "tcp")
-        .io(&["read -P 1 0 1M", "read -P 0xb8 1M 16k"]);
+    for transport in ["auto", "tcp"] {
+        let export = cluster.export(&["disk"], transport);
+        export.io(&["read -P 1 0 1M", "read -P 0xb8 1M 16k"]);
+        export.stop();
+    }
 }
 
 #[test]
