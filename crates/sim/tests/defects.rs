@@ -12,7 +12,6 @@ const SEEDS_MAX: u64 = 1000;
 
 /// Those that take many histories first.
 const DEFECTS: &[Defect] = &[
-    Defect::OldConnectionTaken,
     Defect::OutdatedLegFailed,
     Defect::ForeignLayoutTaken,
     Defect::ReadNotHeld,
@@ -36,8 +35,7 @@ const DEFECTS: &[Defect] = &[
 /// start shortly before the seed that found them in the product.
 fn first(defect: Defect) -> u64 {
     match defect {
-        Defect::OldConnectionTaken => 1_000_850,
-        Defect::OutdatedLegFailed => 100_320,
+        Defect::OutdatedLegFailed => 4_020,
         _ => 0,
     }
 }

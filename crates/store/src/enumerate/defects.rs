@@ -49,7 +49,7 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::LaneReuse, Laps(Kind::Memory)),
     (Defect::LaneNotNamed, Operations(Kind::Memory)),
     (Defect::IncarnationKept, Sequences(Kind::File, false)),
-    (Defect::ObjectNotFenced, Operations(Kind::Memory)),
+    (Defect::ObjectNotFenced, Pairs(Kind::Memory)),
     (Defect::CheckpointNotSynced, Sequences(Kind::File, false)),
     (Defect::FlushNotSynced, Pairs(Kind::File)),
     (Defect::AppliedOutOfOrder, Sequences(Kind::File, false)),
