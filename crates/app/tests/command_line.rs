@@ -114,15 +114,9 @@ fn children(parent: u32) -> Vec<(u32, String)> {
         .collect()
 }
 
-/// CPU time that a process has used. Its clock counts nanoseconds; the ticks
-/// in /proc are as long as the time that is measured with them here.
+/// CPU time that a process has used.
 fn cpu(pid: u32) -> Duration {
-    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
-    nix::time::clock_getcpuclockid(pid)
-        .unwrap()
-        .now()
-        .unwrap()
-        .into()
+    pagemesh_bench::peers::process_cpu(pid).unwrap()
 }
 
 #[test]

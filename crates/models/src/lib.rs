@@ -21,12 +21,30 @@ mod search;
 
 pub use search::{Access, Explored, Failed, Model};
 
+#[cfg(debug_assertions)]
+use pagemesh_base::defect::{self, Defect};
 use search::{Act, Died, STATE, State, switch};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Work of one thread of a model.
 pub type Thread<'w> = Box<dyn FnOnce() + Send + 'w>;
+
+/// Asserts that a model finds each of these deliberate defects, which are there
+/// with debug assertions only.
+#[cfg(debug_assertions)]
+#[track_caller]
+pub fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + Sync + 'static) {
+    for &defect in defects {
+        defect::set(Some(defect));
+        let outcome = model.explore(run.clone());
+        defect::set(None);
+        match outcome {
+            Err(failed) => println!("{defect:?}: {failed}"),
+            Ok(explored) => panic!("{defect:?} is not found: {explored:?}"),
+        }
+    }
+}
 
 fn with<T>(look: impl FnOnce(&mut State) -> T) -> Option<T> {
     STATE.with_borrow_mut(|state| state.as_mut().filter(|state| state.is_racing()).map(look))

@@ -636,12 +636,6 @@ impl<M: Media> Pool<M> {
             })
     }
 
-    /// Whether a living session has said that what was noted of it is complete.
-    pub(crate) fn is_complete(&self, noted: Noted) -> bool {
-        let cells = self.view.control.cells(noted.session);
-        noted.position < cells.complete().load(Ordering::Acquire)
-    }
-
     /// Notes what may be missing elsewhere of every open session.
     pub(crate) fn collect_in_flight(
         &mut self,
@@ -661,13 +655,8 @@ impl<M: Media> Pool<M> {
         object: Option<ObjectId>,
         life: Life,
     ) -> Result<(), ObjectError> {
-        let over = {
-            let view = &self.view;
-            let complete = view.control.cells(number).complete();
-            let complete = complete.load(Ordering::Acquire);
-            let over = |noted: Noted| noted.session == number && noted.position < complete;
-            self.in_flight.forget_complete(&*view.data, over)
-        };
+        let view = &self.view;
+        let over = self.in_flight.forget_complete(&*view.data, &view.control);
         let cells = self.view.control.cells(number);
         // What was noted before may be gone from the lane.
         let head = self.block.heads[number as usize];
@@ -737,8 +726,7 @@ impl<M: Media> Pool<M> {
 
     /// Stamps the round on the pages of an object's in-flight operations.
     pub(crate) fn stamp(&mut self, object: ObjectId, round: u8) -> Result<(), ObjectError> {
-        let complete = |noted| self.is_complete(noted);
-        let found: Vec<_> = self.in_flight.of(object, complete).collect();
+        let found: Vec<_> = self.in_flight.of(object, &self.view.control).collect();
         let slice = self.objects[&object].slice;
         let handle = self.view.handle(object, slice)?;
         for entry in found {

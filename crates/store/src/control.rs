@@ -22,6 +22,7 @@
 //! owner. Nothing here is trusted by recovery.
 
 use crate::defect::{self, Defect};
+use crate::in_flight::Noted;
 use crate::wait::{self, Deadline};
 use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
@@ -240,6 +241,12 @@ impl Control {
             shared: &self.shared,
             at: SESSIONS_AT + session as usize * SESSION_BYTES,
         }
+    }
+
+    /// Whether a living session has said that what was noted of it is complete.
+    pub(crate) fn has_completed(&self, noted: Noted) -> bool {
+        let complete = self.cells(noted.session).complete();
+        noted.position < complete.load(Ordering::Acquire)
     }
 
     /// Wakes the owner, if it sleeps.

@@ -15,6 +15,7 @@
 //! Any other entry whose checksum is wrong was damaged by the medium.
 
 use crate::bytes::{get_u32, get_u64, put};
+use crate::control::Control;
 use crate::geometry::{IN_FLIGHT_BYTES, Region};
 use crate::object::HEIGHT;
 use crate::record::PAGES_MAX;
@@ -43,6 +44,12 @@ struct Entry {
     what: InFlight,
     /// Of whom, while the lane of a living session has it as well.
     noted: Option<Noted>,
+}
+
+impl Entry {
+    fn is_complete(&self, control: &Control) -> bool {
+        self.noted.is_some_and(|noted| control.has_completed(noted))
+    }
 }
 
 /// An operation of a session that lives: a barrier noted it, and it is complete
@@ -121,14 +128,10 @@ impl Table {
         self.entries.entry(object).or_default().push(entry);
     }
 
-    /// The entries of an object, but for those that are `complete` by now.
-    pub(crate) fn of(
-        &self,
-        object: ObjectId,
-        complete: impl Fn(Noted) -> bool,
-    ) -> impl Iterator<Item = InFlight> {
+    /// The entries of an object, but for those that are complete by now.
+    pub(crate) fn of(&self, object: ObjectId, control: &Control) -> impl Iterator<Item = InFlight> {
         let entries = self.entries.get(&object).into_iter().flatten();
-        let open = entries.filter(move |entry| !entry.noted.is_some_and(&complete));
+        let open = entries.filter(|entry| !entry.is_complete(control));
         open.map(|entry| entry.what)
     }
 
@@ -136,20 +139,17 @@ impl Table {
     pub(crate) fn forget_complete<M: Media>(
         &mut self,
         media: &M,
-        complete: impl Fn(Noted) -> bool,
+        control: &Control,
     ) -> Option<Unfenced> {
-        let mut gone = Vec::new();
-        for entries in self.entries.values_mut() {
-            entries.retain(|entry| {
-                let is_over = entry.noted.is_some_and(&complete);
-                if is_over {
-                    gone.push(entry.index);
-                }
-                !is_over
-            });
-        }
+        let lists = self.entries.values_mut();
+        let gone = lists.flat_map(|list| list.extract_if(.., |entry| entry.is_complete(control)));
+        let gone = gone.collect();
+        self.erase(media, gone)
+    }
+
+    fn erase<M: Media>(&mut self, media: &M, gone: Vec<Entry>) -> Option<Unfenced> {
         let mut stores = None;
-        for index in gone {
+        for Entry { index, .. } in gone {
             stores = Some(self.store(media, index, &[0; BYTES]).after(stores));
             self.free.push(index);
         }
@@ -178,12 +178,7 @@ impl Table {
     /// Forgets the entries of an object.
     pub(crate) fn forget<M: Media>(&mut self, media: &M, object: ObjectId) -> Option<Unfenced> {
         let gone = self.entries.remove(&object)?;
-        let mut stores = None;
-        for Entry { index, .. } in gone {
-            stores = Some(self.store(media, index, &[0; BYTES]).after(stores));
-            self.free.push(index);
-        }
-        stores
+        self.erase(media, gone)
     }
 
     /// How many entries there may be.

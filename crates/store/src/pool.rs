@@ -524,8 +524,8 @@ impl<M: Media> Pool<M> {
         slice: SliceId,
     ) -> Result<Option<Vec<pagemesh_base::slice::InFlight>>, ObjectError> {
         let (object, entry) = self.find(slice)?;
-        let complete = |noted| self.is_complete(noted);
-        Ok((!entry.compare).then(|| self.in_flight.of(object, complete).collect()))
+        let listed = self.in_flight.of(object, &self.view.control);
+        Ok((!entry.compare).then(|| listed.collect()))
     }
 
     /// The legs were made equal: forgets what `in_flight` told.
@@ -678,48 +678,5 @@ fn check_size(size_bytes: u64) -> Result<(), ObjectError> {
     match whole && pages > 0 && pages <= reach(HEIGHT) / 4 {
         true => Ok(()),
         false => Err(ObjectError::BadSize(size_bytes)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pagemesh_pmem::Recorder;
-
-    /// A session that stands still inside a window may go on and store to a
-    /// node of the object: its frames must stay until it has left.
-    #[test]
-    fn nothing_of_a_deleted_object_is_freed_while_a_session_is_inside() {
-        let media = Arc::new(Recorder::new(2 << 20));
-        format(&*media, Uuid::from_u128(7)).expect("a pool");
-        let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
-        let slice = SliceId(Uuid::from_u128(1));
-        let number = pool.open_session(1, 1).expect("a session");
-        pool.create(slice, PAGE_BYTES as u64).expect("room");
-        let (object, _) = pool.find(slice).expect("the slice");
-        let is_there = |pool: &Pool<Recorder>| pool.objects.contains_key(&object);
-        let active = |pool: &Pool<Recorder>, value| {
-            let view = pool.view().clone();
-            view.control
-                .cells(number)
-                .active()
-                .store(value, Ordering::SeqCst);
-        };
-        active(&pool, 1);
-        for _ in 0..2 {
-            let stuck = pool.delete(slice);
-            assert!(matches!(stuck, Err(ObjectError::Stuck { session, .. }) if session == number));
-            while pool.tend().expect("sound") {}
-            assert_eq!(pool.objects[&object].state, State::Deleting);
-        }
-        assert!(matches!(
-            pool.create(slice, PAGE_BYTES as u64),
-            Err(ObjectError::Exists(_))
-        ));
-        active(&pool, 2);
-        pool.delete(slice).expect("nobody is inside");
-        while pool.tend().expect("sound") {}
-        assert!(!is_there(&pool) || pool.objects[&object].state == State::Free);
-        assert!(matches!(pool.delete(slice), Err(ObjectError::Unknown(_))));
     }
 }

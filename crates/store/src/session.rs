@@ -638,13 +638,7 @@ impl<M: Media> Session<M> {
         let cells = self.view.control.cells(self.number);
         let start = self.lane.end() - self.encoded.len() as u64;
         if let Some(stamp) = op {
-            while self
-                .open
-                .front()
-                .is_some_and(|&(op, _)| is_complete(op, stamp))
-            {
-                self.open.pop_front();
-            }
+            forget_complete(&mut self.open, stamp);
             self.open.push_back((stamp.op, start));
             let complete = self.open.front().map_or(start, |&(_, position)| position);
             cells.complete().store(complete, Ordering::Relaxed);
@@ -668,7 +662,7 @@ impl<M: Media> Session<M> {
     /// Takes up which of its operations are complete on all legs: without this
     /// the last one counts as open until there is another, or for ever.
     fn note_complete(&mut self, stamp: Stamp) {
-        self.open.retain(|&(op, _)| !is_complete(op, stamp));
+        forget_complete(&mut self.open, stamp);
         let oldest = self.open.front().map(|&(_, position)| position);
         let complete = oldest.unwrap_or(self.lane.end());
         let cells = self.view.control.cells(self.number);
@@ -1101,9 +1095,12 @@ fn merge<M: Media>(
     Ok(())
 }
 
-/// Whether what this stamp says makes an earlier operation complete.
-fn is_complete(op: u64, stamp: Stamp) -> bool {
-    op < stamp.op.saturating_sub(u64::from(stamp.open))
+/// Forgets operations that a stamp says to be complete on all legs.
+fn forget_complete(open: &mut VecDeque<(u64, u64)>, stamp: Stamp) {
+    let oldest = stamp.op.saturating_sub(u64::from(stamp.open));
+    while open.front().is_some_and(|&(op, _)| op < oldest) {
+        open.pop_front();
+    }
 }
 
 /// Frees the whole pages of a range of each member's object and zeroes the

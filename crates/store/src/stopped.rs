@@ -1,5 +1,6 @@
 //! Tests of a session that stands still inside an operation.
 
+use crate::object::State;
 use crate::pool::{ObjectError, Pool, format};
 use crate::session::{Member, Session, write};
 use pagemesh_base::ids::Epoch;
@@ -13,14 +14,19 @@ use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
 
+fn pool(bytes: usize, pages: u64) -> Pool<Recorder> {
+    let media = Arc::new(Recorder::new(bytes));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
+    pool.create(SLICE, pages * PAGE_BYTES as u64).expect("room");
+    pool
+}
+
 /// Overwriting frees a frame for each that it takes, once the record is
 /// checkpointed; which it is not beyond a window that stays open.
 #[test]
 fn who_waits_for_frames_hears_of_an_operation_that_stands_still() {
-    let media = Arc::new(Recorder::new(4 << 20));
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
-    pool.create(SLICE, 64 * PAGE_BYTES as u64).expect("room");
+    let mut pool = pool(4 << 20, 64);
     let handle = pool.handle(SLICE).expect("the object");
     let still = pool.open_session(1, 1).expect("a session");
     let busy = pool.open_session(1, 1).expect("a session");
@@ -63,4 +69,32 @@ fn who_waits_for_frames_hears_of_an_operation_that_stands_still() {
         std::thread::yield_now();
     }
     writer.join().expect("no panic").expect("room again");
+}
+
+/// One that goes on may store to a node of the object that was deleted: its
+/// frames must stay until it has left.
+#[test]
+fn nothing_of_a_deleted_object_is_freed_while_a_session_is_inside() {
+    let mut pool = pool(2 << 20, 1);
+    let still = pool.open_session(1, 1).expect("a session");
+    let (object, _) = pool.find(SLICE).expect("the slice");
+    let view = pool.view().clone();
+    let cells = view.control.cells(still);
+    cells.active().fetch_add(1, Ordering::SeqCst);
+    for _ in 0..2 {
+        let stuck = pool.delete(SLICE);
+        assert!(matches!(stuck, Err(ObjectError::Stuck { session, .. }) if session == still));
+        while pool.tend().expect("sound") {}
+        assert_eq!(pool.objects[&object].state, State::Deleting);
+    }
+    assert!(matches!(
+        pool.create(SLICE, PAGE_BYTES as u64),
+        Err(ObjectError::Exists(_))
+    ));
+    cells.active().fetch_add(1, Ordering::SeqCst);
+    pool.delete(SLICE).expect("nobody is inside");
+    while pool.tend().expect("sound") {}
+    let entry = pool.objects.get(&object);
+    assert!(entry.is_none_or(|entry| entry.state == State::Free));
+    assert!(matches!(pool.delete(SLICE), Err(ObjectError::Unknown(_))));
 }

@@ -385,9 +385,7 @@ impl Core {
                 self.ports.tell_complete();
             }
         }
-        let told = self.ports.connections.iter().flatten();
-        told.into_iter()
-            .any(|connection| connection.outstanding > 0)
+        self.ports.outstanding > 0
     }
 
     pub(crate) fn number(&self) -> u32 {

@@ -6,24 +6,10 @@ use crate::hub::KEEPER;
 use crate::locks::{Holder, LockRange, RangeLocks};
 use crate::steps::step;
 use crate::wake::Wake;
-use pagemesh_base::defect::{self, Defect};
-use pagemesh_models::{Model, Thread, pause_until, race};
+use pagemesh_base::defect::Defect;
+use pagemesh_models::{Model, Thread, finds, pause_until, race};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Asserts that a model finds each of these defects.
-#[track_caller]
-fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + Sync + 'static) {
-    for &defect in defects {
-        defect::set(Some(defect));
-        let outcome = model.explore(run.clone());
-        defect::set(None);
-        match outcome {
-            Err(failed) => println!("{defect:?}: {failed}"),
-            Ok(explored) => panic!("{defect:?} is not found: {explored:?}"),
-        }
-    }
-}
 
 const fn holder(key: u32) -> Holder {
     Holder {

@@ -3,11 +3,10 @@
 //! Property: a checkpoint passes no record that it has not applied, also if its
 //! session has taken the seq and not published it; nothing is freed twice.
 
-use super::finds;
 use super::medium::Streams;
 use super::world::{World, before, put};
 use crate::defect::Defect;
-use pagemesh_models::{Model, race};
+use pagemesh_models::{Model, finds, race};
 
 fn a_write_and_checkpoints() {
     let mut world = World::new(2, Streams::AtOnce);

@@ -5,12 +5,11 @@
 //! cannot change anything any more; one that is revoked and alive begins nothing
 //! after the owner has looked.
 
-use super::finds;
 use super::medium::Streams;
 use super::world::{World, before, put};
 use crate::defect::Defect;
 use crate::view::StoreError;
-use pagemesh_models::{Model, has_ended, pause, pause_until, race};
+use pagemesh_models::{Model, finds, has_ended, pause, pause_until, race};
 
 /// Two write the same page, and the first one may die at any access.
 fn a_death(streams: Streams) {

@@ -4,14 +4,13 @@
 //! taken back, and also when a recall is given up; who asks the owner is
 //! answered, without the limit of the wait.
 
-use super::finds;
 use super::medium::Streams;
 use super::world::{World, before, put};
 use crate::defect::Defect;
 use crate::pool::ObjectError;
 use crate::view::StoreError;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_models::{Access, Model, has_ended, pause, race, step};
+use pagemesh_models::{Access, Model, finds, has_ended, pause, race, step};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The owner takes back what a session was granted while it writes.

@@ -3,11 +3,10 @@
 //! Property: a word has one holder; who waits gets it, without the nap's limit;
 //! what a dead session held is free once, after it died.
 
-use super::finds;
 use crate::control::{Control, Range};
 use crate::defect::Defect;
 use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
-use pagemesh_models::{Access, Model, Thread, has_ended, pause_until, race, step};
+use pagemesh_models::{Access, Model, Thread, finds, has_ended, pause_until, race, step};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const OBJECT: ObjectId = ObjectId(1);

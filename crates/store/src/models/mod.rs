@@ -12,20 +12,3 @@ mod medium;
 mod scrub;
 mod slots;
 mod world;
-
-use crate::defect::{self, Defect};
-use pagemesh_models::{Failed, Model};
-
-/// Asserts that a model finds each of these defects.
-#[track_caller]
-fn finds(defects: &[Defect], model: Model, run: impl Fn() + Clone + Send + Sync + 'static) {
-    for &defect in defects {
-        defect::set(Some(defect));
-        let outcome = model.explore(run.clone());
-        defect::set(None);
-        match outcome {
-            Err(failed) => println!("{defect:?}: {}", Failed::to_string(&failed)),
-            Ok(explored) => panic!("{defect:?} is not found: {explored:?}"),
-        }
-    }
-}

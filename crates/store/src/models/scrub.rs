@@ -3,12 +3,11 @@
 //! Property: what a session has published as committed is whole, so a scrub
 //! never takes a record that is being written for a damaged one.
 
-use super::finds;
 use super::medium::Streams;
 use super::world::{World, before, put};
 use crate::defect::Defect;
 use crate::scrub::Scrubbed;
-use pagemesh_models::{Model, race};
+use pagemesh_models::{Model, finds, race};
 
 fn writes_and_a_scrub() {
     let mut world = World::new(1, Streams::AtTheFence);

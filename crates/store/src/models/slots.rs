@@ -4,7 +4,6 @@
 //! some moment, never a torn one and never another page's, even when its frame
 //! is used again meanwhile.
 
-use super::finds;
 use super::medium::Streams;
 use super::world::{PAGES, WRITTEN, World, before, get, put, put_part};
 use crate::control::Run;
@@ -13,7 +12,7 @@ use crate::slot::Slot;
 use crate::table::Location;
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_models::{Model, race};
+use pagemesh_models::{Model, finds, race};
 
 /// The slot of a page.
 fn slot(world: &World, page: u64) -> Slot {
