@@ -4,7 +4,8 @@
 
 use crate::ids::{Epoch, PageNo};
 use crate::layout::{BrickId, SliceId};
-use crate::space::Extent;
+use crate::space::{Extent, SpaceError, TRANSACTION_PAGES_MAX, check_range};
+use crate::units::PAGE_BYTES;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::os::fd::RawFd;
@@ -28,6 +29,84 @@ pub struct Stamp {
     /// `op` less the oldest operation of this leg's connection that may be
     /// incomplete on another leg.
     pub open: u32,
+}
+
+/// A part of a transaction: whole pages of one place, from a page's boundary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Replaces pages.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What to write.
+        data: Bytes,
+    },
+    /// Frees pages; they then read as zeroes.
+    Clear {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+impl Part {
+    /// Its first byte.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        match self {
+            Part::Write { offset, .. } | Part::Clear { offset, .. } => *offset,
+        }
+    }
+
+    /// Bytes that it changes; never none in what [`check_parts`] let pass.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        match self {
+            Part::Write { data, .. } => data.len() as u64,
+            Part::Clear { len, .. } => *len,
+        }
+    }
+}
+
+/// Checks the parts of a transaction against the size of what they lie in:
+/// some whole pages each, none of them twice, not too many in all.
+///
+/// # Errors
+/// [`SpaceError::OutOfRange`], or [`SpaceError::Unsupported`] with what is
+/// wrong with them.
+pub fn check_parts(parts: &[Part], size_bytes: u64) -> Result<(), SpaceError> {
+    const PAGE: u64 = PAGE_BYTES as u64;
+    let refuse = |why: String| Err(SpaceError::Unsupported(why));
+    if parts.is_empty() {
+        return refuse("a transaction has no parts; name at least one".into());
+    }
+    let mut pages = 0;
+    for (at, part) in parts.iter().enumerate() {
+        let (offset, len) = (part.offset(), part.len());
+        check_range(size_bytes, offset, len)?;
+        if len == 0 || !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+            return refuse(format!(
+                "a part of {len} bytes at {offset} is not of whole pages of {PAGE} bytes;                  write what else the pages hold along with it"
+            ));
+        }
+        pages += len / PAGE;
+        // Bounds the look at those before, too: each part has a page.
+        if pages > TRANSACTION_PAGES_MAX {
+            return refuse(format!(
+                "a transaction changes more than {TRANSACTION_PAGES_MAX} pages; split it"
+            ));
+        }
+        let overlaps =
+            |other: &Part| offset < other.offset() + other.len() && other.offset() < offset + len;
+        if parts[..at].iter().any(overlaps) {
+            return refuse(format!(
+                "the part at byte {offset} overlaps another of its transaction; join them"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What a client asks of one slice. Offsets and lengths are bytes, of any
@@ -57,6 +136,13 @@ pub enum SliceRequest {
         /// Bytes; at most 1 GiB.
         len: u64,
         /// Its order.
+        stamp: Stamp,
+    },
+    /// Changes pages of several places as a whole or not at all.
+    Transact {
+        /// As [`check_parts`] wants them.
+        parts: Vec<Part>,
+        /// Their order: they are one operation.
         stamp: Stamp,
     },
     /// Makes all completed changes durable, as the pool's class promises.
@@ -105,9 +191,9 @@ impl SliceRequest {
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         match self {
-            SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } => {
-                Some(stamp.epoch)
-            }
+            SliceRequest::Write { stamp, .. }
+            | SliceRequest::Clear { stamp, .. }
+            | SliceRequest::Transact { stamp, .. } => Some(stamp.epoch),
             SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
             _ => None,
         }
@@ -295,4 +381,55 @@ pub trait BrickControl: Send + Sync {
     /// # Errors
     /// When the brick is lost.
     fn status(&self) -> Result<BrickStatus, SliceError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
+    const SIZE: u64 = 1024 * PAGE;
+
+    fn write(page: u64, pages: u64) -> Part {
+        Part::Write {
+            offset: page * PAGE,
+            data: vec![0; (pages * PAGE) as usize].into(),
+        }
+    }
+
+    fn clear(offset: u64, len: u64) -> Part {
+        Part::Clear { offset, len }
+    }
+
+    #[test]
+    fn whole_pages_that_do_not_overlap_are_a_transaction() {
+        let check = |parts: &[Part]| assert_eq!(check_parts(parts, SIZE), Ok(()), "{parts:?}");
+        check(&[write(0, 1)]);
+        check(&[write(1023, 1), clear(0, PAGE), write(1, 62)]);
+        check(&[write(4, 2), write(6, 2), clear(2 * PAGE, 2 * PAGE)]);
+        let single: Vec<Part> = (0..64).map(|page| write(page * 2, 1)).collect();
+        check(&single);
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        let check = |parts: &[Part], why: &str| {
+            let told = check_parts(parts, SIZE).expect_err(why).to_string();
+            assert!(told.contains(why), "{told}");
+        };
+        check(&[], "no parts");
+        check(&[clear(0, 0)], "whole pages");
+        check(&[clear(512, PAGE)], "whole pages");
+        check(&[write(0, 1), clear(PAGE, 512)], "whole pages");
+        check(&[clear(SIZE - PAGE, 2 * PAGE)], "beyond the end");
+        check(&[clear(u64::MAX - PAGE + 1, PAGE)], "beyond the end");
+        check(&[clear(0, 65 * PAGE)], "more than 64 pages");
+        check(
+            &[write(0, 32), clear(100 * PAGE, 33 * PAGE)],
+            "more than 64",
+        );
+        check(&[write(4, 2), clear(0, PAGE), write(5, 1)], "overlaps");
+        check(&[write(4, 1), write(4, 1)], "overlaps");
+        check(&[clear(4 * PAGE, PAGE), write(2, 6)], "overlaps");
+    }
 }

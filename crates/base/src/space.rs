@@ -8,10 +8,11 @@
 //!
 //! Ordering: requests in flight together have no order, except that those
 //! which overlap take effect in the order of their submission on one channel.
-//! Durability: a completed `Write`, `Discard` or `WriteZeroes` has reached
-//! every in-sync copy. On pools of class `file-sync` it survives power loss
+//! Durability: a completed `Write`, `Discard`, `WriteZeroes` or `Transact` has
+//! reached every in-sync copy. On pools of class `file-sync` it survives power loss
 //! once it was `durable`, or a later `Flush` has completed.
 
+use crate::slice::Part;
 use bytes::Bytes;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -20,6 +21,10 @@ use std::time::Instant;
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// Requests that a channel takes before completions must be reaped.
 pub const REQUESTS_MAX: usize = 1024;
+
+/// Pages of all parts of a transaction together: a pool keeps the records of
+/// one behind each other in a lane, and every copy holds their locks at once.
+pub const TRANSACTION_PAGES_MAX: u64 = 64;
 
 /// The submitter's name for a request, given back with its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +63,16 @@ pub enum Request {
         offset: u64,
         /// Bytes.
         len: u64,
+        /// As for a write.
+        durable: bool,
+    },
+    /// Changes pages of several places: all of them or none, in every copy,
+    /// for whoever reads after a crash. Who reads beside it may see some parts
+    /// before others. A space may refuse what it cannot keep whole, as
+    /// [`SpaceError::Unsupported`].
+    Transact {
+        /// In any order, as [`crate::slice::check_parts`] wants them.
+        parts: Vec<Part>,
         /// As for a write.
         durable: bool,
     },
@@ -129,6 +144,9 @@ pub enum SpaceError {
     /// Nothing that could answer is reachable.
     #[error("{0}")]
     Unavailable(String),
+    /// The space cannot do this, whenever it is asked. Nothing was changed.
+    #[error("{0}")]
+    Unsupported(String),
 }
 
 /// The end of one request.

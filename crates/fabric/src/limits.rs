@@ -1,7 +1,9 @@
 //! Limits of every length, queue and wait of the fabric, with their reasons.
 
+use crate::message::PART_BYTES;
 use pagemesh_base::slice::{LISTED_MAX, SLICE_IO_BYTES_MAX};
-use pagemesh_base::space::EXTENTS_MAX;
+use pagemesh_base::space::{EXTENTS_MAX, TRANSACTION_PAGES_MAX};
+use pagemesh_base::units::PAGE_BYTES;
 use std::time::Duration;
 
 /// Bytes of the longest text in a message: an error's reason, a durability
@@ -13,6 +15,11 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 pub const BODY_BYTES_MAX: u32 = SLICE_IO_BYTES_MAX;
 const _: () = assert!(LISTED_MAX * 32 <= BODY_BYTES_MAX as usize);
 const _: () = assert!(EXTENTS_MAX * 8 <= BODY_BYTES_MAX as usize);
+
+/// Bytes of the longest body of a transaction: each part has at least a page.
+pub const TRANSACTION_BYTES_MAX: u32 =
+    TRANSACTION_PAGES_MAX as u32 * (PAGE_BYTES + PART_BYTES) as u32;
+const _: () = assert!(TRANSACTION_BYTES_MAX <= BODY_BYTES_MAX);
 
 /// Bytes taken with one receive: a batch of thirty 4 KiB writes. Larger ones
 /// would fall out of the second-level cache before they are used.

@@ -23,7 +23,7 @@ use crate::stop::Stop;
 use crate::stream::{GONE, Stream, wait_any};
 use crate::wire::{Received, Wire};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{BrickControl, LISTED_MAX, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::slice::{BrickControl, LISTED_MAX, Part, SliceError, SliceReply, SliceRequest};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::HashMap;
 use std::io;
@@ -361,7 +361,15 @@ fn list(brick: &dyn BrickControl, after: Option<SliceId>) -> Answer {
 fn held_bytes(request: &SliceRequest) -> usize {
     match request {
         SliceRequest::Write { data, .. } => data.len(),
+        SliceRequest::Transact { parts, .. } => parts.iter().map(written_bytes).sum(),
         SliceRequest::Read { len, .. } => *len as usize,
         _ => 0,
+    }
+}
+
+fn written_bytes(part: &Part) -> usize {
+    match part {
+        Part::Write { data, .. } => data.len(),
+        Part::Clear { .. } => 0,
     }
 }

@@ -71,6 +71,10 @@ pub fn execute<M: Media>(
                 done(cleared.map_err(|failure| failure.cause))
             })
         }
+        SliceRequest::Transact { .. } => {
+            let cause = "this brick knows no transactions yet; upgrade it";
+            Err(SliceError::Refused(cause.into()))
+        }
         SliceRequest::Flush => match session.view().media().sync() {
             Ok(()) => Ok(SliceReply::Done),
             Err(cause) => Err(SliceError::Lost(cause.to_string())),

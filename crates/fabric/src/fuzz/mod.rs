@@ -14,7 +14,8 @@ use bytes::Bytes;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_base::slice::{Part, SliceRequest, Stamp};
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fuzz::{Random, Target};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use std::os::fd::OwnedFd;
@@ -64,6 +65,10 @@ fn requests() -> Vec<Request> {
             len: 1 << 20,
             stamp,
         },
+        SliceRequest::Transact {
+            parts: parts(),
+            stamp,
+        },
         SliceRequest::Flush,
         SliceRequest::Extents {
             offset: 0,
@@ -106,6 +111,20 @@ fn requests() -> Vec<Request> {
         kinds.any(|found| found == *kind)
     }));
     requests
+}
+
+/// Of a transaction that is within all limits.
+fn parts() -> Vec<Part> {
+    let page = PAGE_BYTES as u64;
+    let write = |at, fill| Part::Write {
+        offset: at * page,
+        data: Bytes::from(vec![fill; PAGE_BYTES]),
+    };
+    let clear = Part::Clear {
+        offset: 5 * page,
+        len: 2 * page,
+    };
+    vec![write(9, 1), clear, write(2, 3)]
 }
 
 fn joined((header, body): (Header, Bytes)) -> Vec<u8> {

@@ -35,7 +35,7 @@ use pagemesh_base::checksum::crc32c;
 use pagemesh_base::slice::LISTED_MAX;
 use pagemesh_base::space::EXTENTS_MAX;
 
-use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::limits::{BODY_BYTES_MAX, TEXT_BYTES_MAX, TRANSACTION_BYTES_MAX};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
@@ -55,6 +55,8 @@ const FLAG_MORE: u16 = 2;
 const ID_BYTES: usize = 16;
 /// Bytes of a status before its text.
 const STATUS_BYTES: usize = 40;
+/// Bytes that tell of one part of a transaction.
+pub(crate) const PART_BYTES: usize = 16;
 /// Bytes of one entry of each list.
 const EXTENT_BYTES: usize = 8;
 const CHECKSUM_BYTES: usize = 4;
@@ -128,6 +130,8 @@ pub enum Kind {
     Settled = 9,
     /// Fence older clients.
     RaiseEpoch = 10,
+    /// Change several places as a whole.
+    Transact = 11,
     /// Get a handle for a slice.
     Attach = 16,
     /// Make a slice.
@@ -144,7 +148,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Read,
         Kind::Write,
         Kind::Clear,
@@ -155,6 +159,7 @@ impl Kind {
         Kind::InFlight,
         Kind::Settled,
         Kind::RaiseEpoch,
+        Kind::Transact,
         Kind::Attach,
         Kind::Create,
         Kind::Resize,
@@ -175,6 +180,7 @@ impl Kind {
             8 => Kind::InFlight,
             9 => Kind::Settled,
             10 => Kind::RaiseEpoch,
+            11 => Kind::Transact,
             16 => Kind::Attach,
             32 => Kind::Create,
             33 => Kind::Resize,
@@ -188,6 +194,7 @@ impl Kind {
     const fn request_bytes_max(self) -> u32 {
         match self {
             Kind::Write => BODY_BYTES_MAX,
+            Kind::Transact => TRANSACTION_BYTES_MAX,
             Kind::Attach | Kind::Create | Kind::Resize | Kind::Delete | Kind::List => {
                 ID_BYTES as u32
             }

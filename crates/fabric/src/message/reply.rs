@@ -167,6 +167,7 @@ fn is_plain(kind: Kind) -> bool {
         kind,
         Kind::Write
             | Kind::Clear
+            | Kind::Transact
             | Kind::Flush
             | Kind::Settled
             | Kind::RaiseEpoch

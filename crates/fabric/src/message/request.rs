@@ -10,6 +10,7 @@
 //! | 6 checksums | yes | page | count | | |
 //! | 7 dirty | yes | page | round | | |
 //! | 10 raise epoch | yes | | round | epoch | |
+//! | 11 transact | yes | | parts | yes | see below |
 //! | 16 attach | | | | epoch | slice |
 //! | 32 create, 33 resize | | | bytes | | slice |
 //! | 34 delete | | | | | slice |
@@ -17,13 +18,27 @@
 //! | 36 status | | | | | |
 //!
 //! A slice is its 16-byte UUID in the order of its text form.
+//!
+//! The body of a transaction is the bytes of its writes, one behind the other,
+//! so that their pages lie in the receiver's buffer as those of a write do; and
+//! then the parts, 16 bytes each:
+//!
+//! ```text
+//!  0  offset  8   first byte
+//!  8  len     4   bytes
+//! 12  what    4   1 write, 2 clear
+//! ```
 
-use super::{Direction, Header, ID_BYTES, Kind, Malformed};
+use super::fields::Fields;
+use super::{Direction, Header, ID_BYTES, Kind, Malformed, PART_BYTES};
 use crate::limits::{CLEAR_BYTES_MAX, ROUND_MAX};
 use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{LISTED_MAX, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp};
+use pagemesh_base::slice::{
+    LISTED_MAX, Part, SLICE_IO_BYTES_MAX, SliceError, SliceRequest, Stamp, check_parts,
+};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use uuid::Uuid;
 
 /// What a client asks of a brick.
@@ -102,6 +117,7 @@ fn kind_of(request: &SliceRequest) -> Kind {
         SliceRequest::InFlight => Kind::InFlight,
         SliceRequest::Settled => Kind::Settled,
         SliceRequest::RaiseEpoch { .. } => Kind::RaiseEpoch,
+        SliceRequest::Transact { .. } => Kind::Transact,
     }
 }
 
@@ -120,7 +136,8 @@ impl Request {
         }
     }
 
-    /// The header, complete, and the body, which is not copied.
+    /// The header, complete, and the body, which is copied only where it has
+    /// several parts.
     #[must_use]
     pub fn encode(&self, tag: u64) -> (Header, Bytes) {
         let body = self.body();
@@ -134,6 +151,10 @@ impl Request {
                 request: SliceRequest::Write { data, .. },
                 ..
             } => data.clone(),
+            Request::Slice {
+                request: SliceRequest::Transact { parts, .. },
+                ..
+            } => body_of(parts),
             Request::Slice { .. } => Bytes::new(),
             Request::Control(control) => match *control {
                 Control::Create { slice, .. }
@@ -195,7 +216,7 @@ impl Request {
         };
         let mut exact = request.header(header.tag);
         exact.body_len = match header.kind {
-            Kind::List | Kind::Write => header.body_len,
+            Kind::List | Kind::Write | Kind::Transact => header.body_len,
             kind => kind.request_bytes_max(),
         };
         match exact == header.bare() {
@@ -217,6 +238,11 @@ pub fn check_limits(request: &SliceRequest) -> Result<(), SliceError> {
         SliceRequest::Read { len, .. } => ("bytes at once", u64::from(*len), IO_MAX),
         SliceRequest::Write { data, .. } => ("bytes at once", data.len() as u64, IO_MAX),
         SliceRequest::Clear { len, .. } => ("bytes cleared at once", *len, CLEAR_BYTES_MAX),
+        SliceRequest::Transact { parts, .. } => {
+            // Whether they lie in the slice, only the brick knows.
+            let checked = check_parts(parts, u64::MAX);
+            return checked.map_err(|cause| SliceError::OutOfRange(cause.to_string()));
+        }
         SliceRequest::Checksums { count, .. } => {
             ("checksums at once", u64::from(*count), LISTED_MAX as u64)
         }
@@ -256,6 +282,10 @@ fn place(request: &SliceRequest, header: &mut Header) {
             (header.offset, header.len) = (*offset, *len);
             put_stamp(*stamp, header);
         }
+        SliceRequest::Transact { parts, stamp } => {
+            header.len = parts.len() as u64;
+            put_stamp(*stamp, header);
+        }
         SliceRequest::Extents { offset, len } => (header.offset, header.len) = (*offset, *len),
         SliceRequest::Checksums { page, count } => {
             (header.offset, header.len) = (page.0, u64::from(*count));
@@ -267,6 +297,64 @@ fn place(request: &SliceRequest, header: &mut Header) {
             (header.epoch, header.len) = (epoch.0, u64::from(*round));
         }
         SliceRequest::Flush | SliceRequest::InFlight | SliceRequest::Settled => {}
+    }
+}
+
+const WRITE: u32 = 1;
+const CLEAR: u32 = 2;
+
+fn body_of(parts: &[Part]) -> Bytes {
+    let mut body = Vec::new();
+    for part in parts {
+        if let Part::Write { data, .. } = part {
+            body.extend_from_slice(data);
+        }
+    }
+    for part in parts {
+        let what = match part {
+            Part::Write { .. } => WRITE,
+            Part::Clear { .. } => CLEAR,
+        };
+        body.extend_from_slice(&part.offset().to_le_bytes());
+        let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+        body.extend_from_slice(&len.to_le_bytes());
+        body.extend_from_slice(&what.to_le_bytes());
+    }
+    body.into()
+}
+
+/// The parts of a transaction; what they write is not copied.
+fn parts_of(header: &Header, mut body: Bytes) -> Result<Vec<Part>, Malformed> {
+    let count = usize::try_from(header.len).unwrap_or(usize::MAX);
+    if !(1..=TRANSACTION_PAGES_MAX as usize).contains(&count) {
+        return Err(header.content("a number of parts beyond limits"));
+    }
+    let cut = || header.content("the parts of a transaction do not fill its body");
+    let at = body.len().checked_sub(count * PART_BYTES).ok_or_else(cut)?;
+    let table = body.split_off(at);
+    let mut fields = Fields::new(&table);
+    let mut parts = Vec::with_capacity(count);
+    for _ in 0..count {
+        let told = (fields.u64(), fields.u32(), fields.u32());
+        let (Some(offset), Some(len), Some(what)) = told else {
+            return Err(cut());
+        };
+        parts.push(match what {
+            WRITE if len as usize <= body.len() => Part::Write {
+                offset,
+                data: body.split_to(len as usize),
+            },
+            WRITE => return Err(cut()),
+            CLEAR => Part::Clear {
+                offset,
+                len: u64::from(len),
+            },
+            _ => return Err(header.content("a part that neither writes nor clears")),
+        });
+    }
+    match body.is_empty() {
+        true => Ok(parts),
+        false => Err(cut()),
     }
 }
 
@@ -296,6 +384,10 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
         Kind::Clear => SliceRequest::Clear {
             offset,
             len: header.len,
+            stamp,
+        },
+        Kind::Transact => SliceRequest::Transact {
+            parts: parts_of(header, body)?,
             stamp,
         },
         Kind::Flush => SliceRequest::Flush,

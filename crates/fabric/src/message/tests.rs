@@ -21,6 +21,18 @@ fn stamps() -> impl Strategy<Value = Stamp> {
     })
 }
 
+fn parts() -> impl Strategy<Value = Vec<Part>> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
+    let part = prop_oneof![
+        (any::<u64>(), bytes).prop_map(|(offset, data)| Part::Write { offset, data }),
+        (any::<u64>(), any::<u32>()).prop_map(|(offset, len)| Part::Clear {
+            offset,
+            len: len.into()
+        }),
+    ];
+    prop::collection::vec(part, 1..20)
+}
+
 fn slice_requests() -> impl Strategy<Value = SliceRequest> {
     use SliceRequest::*;
     let range = any::<(u64, u64)>();
@@ -33,6 +45,7 @@ fn slice_requests() -> impl Strategy<Value = SliceRequest> {
             stamp
         }),
         (range, stamps()).prop_map(|((offset, len), stamp)| Clear { offset, len, stamp }),
+        (parts(), stamps()).prop_map(|(parts, stamp)| Transact { parts, stamp }),
         Just(Flush),
         any::<(u64, u64)>().prop_map(|(offset, len)| Extents { offset, len }),
         any::<(u64, u32)>().prop_map(|(page, count)| Checksums {

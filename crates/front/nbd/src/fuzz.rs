@@ -431,6 +431,7 @@ fn judge(frame: &Frame, read_only: bool) -> (u8, u16) {
             Request::WriteZeroes { offset, len, .. } => (*offset, *len, true),
             Request::Extents { offset, len } => (*offset, *len, false),
             Request::Flush => (0, 0, false),
+            Request::Transact { .. } => panic!("clients of NBD have no transactions"),
         };
         assert!(check_range(SIZE, offset, len).is_ok(), "{request:?}");
         assert!(!(changes && read_only), "{request:?} of a read-only export");

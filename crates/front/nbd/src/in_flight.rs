@@ -154,6 +154,7 @@ fn failure(error: &SpaceError) -> Failure {
         SpaceError::OutOfRange { .. } => Errno::Invalid,
         SpaceError::NoSpace(_) => Errno::NoSpace,
         SpaceError::Fenced => Errno::Shutdown,
+        SpaceError::Unsupported(_) => Errno::NotSupported,
         SpaceError::Damaged { .. } | SpaceError::Unavailable(_) => Errno::Io,
     };
     Failure::new(errno, error.to_string())

@@ -81,6 +81,10 @@ impl Job {
                 len,
                 durable,
             } => (Kind::Clear, offset, len, durable),
+            Request::Transact { .. } => {
+                let why = "this volume takes no transactions";
+                return Err(Err(SpaceError::Unsupported(why.into())));
+            }
             Request::Flush => (Kind::Flush, 0, size_bytes, false),
             Request::Extents { offset, len } => (Kind::Extents, offset, len, false),
         };

@@ -359,6 +359,7 @@ impl Slice {
                 self.admit(stamp)?;
                 self.change(connection, room, offset, len, None, stamp)
             }
+            SliceRequest::Transact { .. } => Err(SliceError::Refused("no volume sends any".into())),
             SliceRequest::Flush => {
                 self.durable = self.now.clone();
                 Ok(SliceReply::Done)

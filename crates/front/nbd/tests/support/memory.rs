@@ -226,6 +226,10 @@ impl Inner {
                 self.note(durable);
                 self.clear(offset, len)
             }
+            Request::Transact { .. } => {
+                let why = "clients of NBD have no transactions";
+                Err(SpaceError::Unsupported(why.into()))
+            }
             Request::Flush => {
                 self.seen.flushes.fetch_add(1, Ordering::SeqCst);
                 Ok(Reply::Done)
