@@ -23,6 +23,10 @@ pub enum Defect {
     /// Data is stored after the fence of the record that names it. Made by the
     /// medium of the tests.
     DataAfterRecord,
+    /// Recovery takes the records of a group of which others are missing.
+    GroupHalfRecovered,
+    /// A session publishes a group before its last record is there.
+    GroupPublishedEarly,
     /// Recovery does not look at the data of the last record.
     SkippedCrc,
     /// A session does not flush the slots that it says are settled.
@@ -89,6 +93,8 @@ pub enum Defect {
     LocksFreedFirst,
     /// A write does not take its lock words.
     NotLocked,
+    /// A transaction takes the lock words of its first run only.
+    GroupNotLocked,
     /// Whether the owner sleeps is looked at before the bell is rung.
     BellUnheard,
     /// A session enters the window after it was revoked.

@@ -13,7 +13,7 @@ use crate::in_flight::Noted;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
-use crate::record::{Change, ObjectRecord, PAGES_MAX, Record};
+use crate::record::{Change, Entry, ObjectRecord, PAGES_MAX, Record, lines};
 use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::table::{Location, Table};
@@ -67,6 +67,19 @@ impl Pass {
     fn add(&mut self, stores: Unfenced) {
         self.stores = Some(stores.after(self.stores.take()));
     }
+}
+
+/// The map records of the group that was read first: behind what a session has
+/// published there is one at most.
+fn first_group(entries: Vec<(u64, Entry)>) -> Vec<(u64, Record)> {
+    let first = entries.first().map(|(_, entry)| entry.seq());
+    let of_it = entries
+        .into_iter()
+        .map_while(|(position, entry)| match entry {
+            Entry::Map(record) if Some(record.seq) == first => Some((position, record)),
+            _ => None,
+        });
+    of_it.collect()
 }
 
 /// Whether the lane of a session still has what is noted of it.
@@ -543,63 +556,84 @@ impl<M: Media> Pool<M> {
     }
 
     /// Finishes the operation that a dead session had committed but not
-    /// published; one that is not whole never happened.
+    /// published, one record or a group; one that is not whole never happened,
+    /// and what there is of it goes: parts of a group would be found behind what
+    /// the lane's next user writes.
     fn finish(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.view.control.cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
         let mut lane = self.lane_at(number, committed);
-        let Ok(scan) = lane.recover(&*self.view.data) else {
+        let found = lane.recover(&*self.view.data);
+        if found.as_ref().is_ok_and(|scan| scan.is_empty()) {
             return Ok(());
-        };
-        let Some((_, entry)) = scan.entries.first() else {
-            return Ok(());
-        };
-        let crate::record::Entry::Map(record) = entry else {
-            return Ok(());
-        };
-        if !self.has_data(record) && !self.is_swapped(record)? {
+        }
+        let group = found.map_or_else(|_| Vec::new(), |scan| first_group(scan.entries));
+        if !self.is_whole(&group)? {
+            let voided = self.lane_at(number, committed).void(&*self.view.data);
+            self.fence(voided);
             return Ok(());
         }
         // Its stores reached memory, but maybe not persistence.
         let data = &*self.view.data;
         let at = self.view.geometry.lane_at(number);
         let mut stores = data.flush(at, self.view.geometry.lane_bytes as usize);
-        for frame in record
-            .changes
-            .iter()
-            .filter_map(|change| change.new.frame())
-        {
+        let changes = || group.iter().flat_map(|(_, record)| &record.changes);
+        for frame in changes().filter_map(|change| change.new.frame()) {
             stores = stores.and(data.flush(frame_at(frame), PAGE_BYTES));
         }
         let _committed = data.fence(stores);
-        if let Location::At(at) = self.view.locate(record.object, record.level, record.page)? {
-            for (i, change) in record.changes.iter().enumerate() {
-                if let (0, Some(frame)) = (record.level, change.new.frame()) {
-                    let at = self.view.geometry.frame_entry_at(frame);
-                    self.view.meta.store(at, u64::from(change.data_crc));
-                }
-                // Whoever finds it swapped already was the session itself.
-                let at = at + i * 8;
-                let _ = self
-                    .view
-                    .meta
-                    .swap(at, change.old.encode(), change.new.encode());
-            }
+        for (_, record) in &group {
+            self.show(record)?;
         }
         let fresh = |change: &Change| {
             let frame = change.new.frame();
             frame.filter(|_| frame != change.old.frame())
         };
         let book = self.lanes.book(number);
-        let taken = record.changes.iter().filter_map(fresh);
+        let taken = changes().filter_map(fresh);
         let consumed = taken.filter_map(|frame| book.consumed_with(frame.0)).max();
-        let end = scan.entries[0].0 + entry.lines() as u64;
+        let end = group.last().map_or(committed, |(position, record)| {
+            position + lines(record.changes.len()) as u64
+        });
         let cells = self.view.control.cells(number);
         // The session may have come to say so before it died.
         let consumed = consumed.unwrap_or(0);
         cells.consumed().fetch_max(consumed, Ordering::AcqRel);
         cells.committed().store(end, Ordering::Release);
         Ok(())
+    }
+
+    /// Shows the pages of a record that a dead session had committed.
+    fn show(&self, record: &Record) -> Result<(), ObjectError> {
+        let found = self.view.locate(record.object, record.level, record.page)?;
+        let Location::At(at) = found else {
+            return Ok(());
+        };
+        for (i, change) in record.changes.iter().enumerate() {
+            if let (0, Some(frame)) = (record.level, change.new.frame()) {
+                let at = self.view.geometry.frame_entry_at(frame);
+                self.view.meta.store(at, u64::from(change.data_crc));
+            }
+            // Whoever finds it swapped already was the session itself.
+            let at = at + i * 8;
+            let (old, new) = (change.old.encode(), change.new.encode());
+            let _ = self.view.meta.swap(at, old, new);
+        }
+        Ok(())
+    }
+
+    /// Whether a group that a dead session left was committed.
+    fn is_whole(&self, group: &[(u64, Record)]) -> Result<bool, ObjectError> {
+        let mut records = group.iter().map(|(_, record)| record);
+        if !group.is_empty() && records.all(|record| self.has_data(record)) {
+            return Ok(true);
+        }
+        for (_, record) in group {
+            if self.is_swapped(record)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     pub(crate) fn lane_at(&mut self, number: u32, position: u64) -> Lane {

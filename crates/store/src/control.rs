@@ -27,6 +27,7 @@ use crate::wait::{self, Deadline};
 use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Shared};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -152,7 +153,21 @@ impl Range {
         range
     }
 
-    fn words(&self) -> &[u16] {
+    /// The words of several ranges, as those of one.
+    pub(crate) fn of_all(ranges: impl Iterator<Item = Range>) -> Vec<u16> {
+        let mut words = Vec::new();
+        ranges.for_each(|range| words.extend_from_slice(&range));
+        words.sort_unstable();
+        words.dedup();
+        words
+    }
+}
+
+impl Deref for Range {
+    type Target = [u16];
+
+    #[inline]
+    fn deref(&self) -> &[u16] {
         &self.words[..self.count]
     }
 }
@@ -276,27 +291,22 @@ impl Control {
         self.half(SLEEPING_AT).store(0, Ordering::SeqCst);
     }
 
-    /// Takes every word of the range.
+    /// Takes every word, those of a [`Range`] or of several.
     ///
     /// # Errors
     /// When one is not released in time; none is then held.
-    pub(crate) fn lock(&self, range: &Range, session: u32) -> Result<(), Stalled> {
-        for (i, &word) in range.words().iter().enumerate() {
+    pub(crate) fn lock(&self, words: &[u16], session: u32) -> Result<(), Stalled> {
+        for (i, &word) in words.iter().enumerate() {
             if let Err(stalled) = self.lock_word(word, session + 1) {
-                range.words()[..i]
-                    .iter()
-                    .for_each(|&word| self.unlock_word(word));
+                self.unlock(&words[..i]);
                 return Err(stalled);
             }
         }
         Ok(())
     }
 
-    pub(crate) fn unlock(&self, range: &Range) {
-        range
-            .words()
-            .iter()
-            .for_each(|&word| self.unlock_word(word));
+    pub(crate) fn unlock(&self, words: &[u16]) {
+        words.iter().for_each(|&word| self.unlock_word(word));
     }
 
     fn lock_half(&self, word: u16) -> &AtomicU32 {
@@ -371,7 +381,7 @@ impl Control {
     #[cfg(test)]
     pub(crate) fn is_free(&self, range: &Range) -> bool {
         let found = |&word: &u16| self.lock_half(word).load(Ordering::Acquire);
-        range.words().iter().all(|word| found(word) & !WAITERS == 0)
+        range.iter().all(|word| found(word) & !WAITERS == 0)
     }
 
     /// Releases whatever a dead session holds.
@@ -521,7 +531,7 @@ mod tests {
     fn a_range_names_each_word_once_in_order() {
         for (page, count) in [(0, 1), (15, 2), (3, 512), (1 << 35, 512)] {
             let range = Range::of(ObjectId(9), PageNo(page), count);
-            assert!(range.words().is_sorted_by(|a, b| a < b), "{page} {count}");
+            assert!(range.is_sorted_by(|a, b| a < b), "{page} {count}");
         }
     }
 }

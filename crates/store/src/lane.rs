@@ -3,10 +3,12 @@
 //! Invariants:
 //! - Positions count lines since the pool was made and never wrap; a lap is
 //!   the position divided by the lane's length.
-//! - A record never straddles the end of the ring: a pad goes before it, and
-//!   is fenced by itself, so that a lane has at most one unfenced record.
-//! - Therefore a bad record is a torn tail only when nothing valid follows it
-//!   in the ring; otherwise it was fenced once and the medium lost it.
+//! - A group of records never straddles the end of the ring: a pad goes before
+//!   it, and is fenced by itself, so that a lane has at most one unfenced group.
+//!   A record that is alone is a group of one.
+//! - Therefore a bad record is a torn tail only when nothing valid follows its
+//!   group in the ring; otherwise it was fenced once and the medium lost it.
+//! - A group counts when all of it is there.
 //! - A record with one flipped bit is mended: a torn one is never so close to
 //!   whole, unless it is the very record that was being written.
 //!
@@ -15,8 +17,10 @@
 
 use crate::defect::{self, Defect};
 use crate::record::{
-    Entry, NoRecord, ObjectRecord, Place, Record, encode_pad, is_pad, lines, lines_claimed, was_pad,
+    Entry, NoRecord, ObjectRecord, Place, Record, Standing, encode_pad, is_pad, lines,
+    lines_claimed, was_pad,
 };
+use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
 
@@ -68,6 +72,30 @@ pub struct Scan {
     pub end: u64,
     /// Positions of entries that had a flipped bit.
     pub mended: Vec<u64>,
+    /// What is there of a last group that is not whole.
+    pub torn: Vec<Entry>,
+}
+
+impl Scan {
+    /// Whether nothing was written behind the head.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.torn.is_empty()
+    }
+}
+
+/// A group that goes on behind the records read so far.
+#[derive(Clone, Copy)]
+struct Begun {
+    start: u64,
+    seq: Seq,
+    /// Entries before it.
+    entries: usize,
+}
+
+/// Where and why a lane ends.
+struct Bad {
+    position: u64,
+    cause: NoRecord,
 }
 
 impl Lane {
@@ -204,9 +232,9 @@ impl Lane {
     /// When a record that was fenced is bad.
     pub fn recover<M: Media>(&mut self, media: &M) -> Result<Scan, Damage> {
         let ring = self.read_ring(media);
-        let (scan, cause) = self.scan(&ring);
-        if let Some(cause) = cause {
-            self.check_torn(&ring, cause)?;
+        let (mut scan, bad) = self.scan(&ring);
+        if let Some(bad) = bad {
+            self.check_torn(&ring, &bad, &mut scan.torn)?;
         }
         Ok(scan)
     }
@@ -218,37 +246,74 @@ impl Lane {
         self.scan(&ring).0
     }
 
-    /// Reads on from the end as far as entries are valid, and what ended it.
-    fn scan(&mut self, ring: &[Line]) -> (Scan, Option<NoRecord>) {
+    /// Reads on from the end as far as groups are whole, and what ended it.
+    fn scan(&mut self, ring: &[Line]) -> (Scan, Option<Bad>) {
         let (mut entries, mut mended) = (Vec::new(), Vec::new());
-        let mut cause = None;
+        let (mut begun, mut bad) = (None, None);
         while self.end() < self.head + self.length {
-            let found = self.decode(ring, self.end()).or_else(|bad| {
-                let from = &ring[(self.end() % self.length) as usize..];
-                let found = self.mend(from).ok_or(bad)?;
-                mended.push(self.end());
-                Ok(found)
+            let position = self.end();
+            let found = self.decode(ring, position).or_else(|cause| {
+                let found = self.mend(&ring[(position % self.length) as usize..]);
+                let found = found.filter(|found| self.is_next(begun, found));
+                mended.extend(found.is_some().then_some(position));
+                found.ok_or(cause)
+            });
+            let found = found.and_then(|found| match self.is_next(begun, &found) {
+                true => Ok(found),
+                false => Err(NoRecord::Misplaced),
             });
             match found {
-                Ok(Found::Pad) => self.next.position = self.end().next_multiple_of(self.length),
+                Ok(Found::Pad) => self.next.position = position.next_multiple_of(self.length),
                 Ok(Found::Entry(entry)) => {
-                    let position = self.end();
+                    begun = match standing(&entry).goes_on {
+                        true => begun.or(Some(Begun {
+                            start: position,
+                            seq: entry.seq(),
+                            entries: entries.len(),
+                        })),
+                        false => None,
+                    };
                     self.next.position += entry.lines() as u64;
                     entries.push((position, entry));
                 }
-                Err(bad) => {
-                    cause = Some(bad);
+                Err(cause) => {
+                    bad = Some(Bad { position, cause });
                     break;
                 }
             }
+        }
+        let mut torn = Vec::new();
+        if let Some(begun) = begun.filter(|_| !defect::is(Defect::GroupHalfRecovered)) {
+            let of_it = entries.drain(begun.entries..);
+            torn.extend(of_it.map(|(_, entry)| entry));
+            mended.retain(|&position| position < begun.start);
+            self.next.position = begun.start;
         }
         let end = self.end();
         let scan = Scan {
             entries,
             end,
             mended,
+            torn,
         };
-        (scan, cause)
+        (scan, bad)
+    }
+
+    /// Whether what lies at the end may: a group goes on where it says, under
+    /// the same seq, and never over the end of the ring.
+    fn is_next(&self, begun: Option<Begun>, found: &Found) -> bool {
+        let Found::Entry(entry) = found else {
+            return begun.is_none();
+        };
+        let lines_before = u64::from(standing(entry).lines_before);
+        let straddles = lines_before > self.end() % self.length;
+        match begun {
+            None => lines_before == 0,
+            Some(begun) => {
+                let is_its = begun.start + lines_before == self.end() && begun.seq == entry.seq();
+                is_its && !straddles
+            }
+        }
     }
 
     /// What the lines at the end were, if one bit of them was flipped.
@@ -346,19 +411,53 @@ impl Lane {
         Entry::decode(from, &place).map(Found::Entry)
     }
 
-    /// A bad line is torn unless something valid was written after it.
-    fn check_torn(&self, ring: &[Line], cause: NoRecord) -> Result<(), Damage> {
-        let position = self.end();
-        let valid = |&later: &u64| self.decode(ring, later).is_ok();
-        match (position + 1..self.head + self.length).find(valid) {
-            None => Ok(()),
-            Some(later) => Err(Damage {
-                lane: self.next.lane,
-                position,
-                later,
-                cause,
-            }),
+    /// A bad line is torn unless something valid was written after it. Records
+    /// of its own group were written with it; they go to `torn`.
+    fn check_torn(&self, ring: &[Line], bad: &Bad, torn: &mut Vec<Entry>) -> Result<(), Damage> {
+        for later in bad.position + 1..self.head + self.length {
+            let Ok(found) = self.decode(ring, later) else {
+                continue;
+            };
+            match found {
+                Found::Entry(entry)
+                    if later.saturating_sub(u64::from(standing(&entry).lines_before))
+                        <= bad.position =>
+                {
+                    torn.push(entry);
+                }
+                _ => {
+                    return Err(Damage {
+                        lane: self.next.lane,
+                        position: bad.position,
+                        later,
+                        cause: bad.cause,
+                    });
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Takes from the ring what is valid from the head on: its writer is dead,
+    /// and nobody shall find parts of a group behind what is written next.
+    pub fn void<M: Media>(&self, media: &M) -> Option<Unfenced> {
+        let ring = self.read_ring(media);
+        let all = self.head..self.head + self.length;
+        let valid = all.filter(|&position| self.decode(&ring, position).is_ok());
+        valid
+            .map(|position| {
+                let at = self.start + (position % self.length) as usize * LINE_BYTES;
+                media.store(at, 0);
+                media.flush(at, 8)
+            })
+            .reduce(Unfenced::and)
+    }
+}
+
+fn standing(entry: &Entry) -> Standing {
+    match entry {
+        Entry::Map(record) => record.standing,
+        Entry::Object(_) => Standing::default(),
     }
 }
 

@@ -46,5 +46,7 @@ pub mod slot;
 mod stopped;
 pub mod superblock;
 pub mod table;
+pub mod transaction;
 pub mod view;
 mod wait;
+mod window;

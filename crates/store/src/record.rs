@@ -5,12 +5,17 @@
 //! A record certifies itself: its CRC is seeded with the place it was written
 //! for ([`Place`]), so a record of another pool, lane, lap or incarnation, or
 //! user bytes that look like one, never parse.
+//!
+//! Records that must all be there or none are a group: one behind the other in
+//! one lane, under one seq. Each tells its [`Standing`]; whether the others are
+//! there is for the reader of the lane to see.
 
 use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::checksum::{crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_words;
@@ -20,6 +25,17 @@ use uuid::Uuid;
 pub const PAGES_MAX: usize = 512;
 /// Levels of a page table: four of 512 slots reach 2^36 pages.
 pub const LEVELS_MAX: u8 = 4;
+
+/// Lines of the longest group: what the bits that count them can tell.
+pub const GROUP_LINES_MAX: usize = 64;
+const _: () = assert!(GROUP_LINES_MAX == 1 << (16 - COUNT_BITS));
+// A page takes a line at most.
+const _: () = assert!(TRANSACTION_PAGES_MAX <= GROUP_LINES_MAX as u64);
+
+/// Of a head's half word for the count; those above tell the lines before.
+const COUNT_BITS: u32 = 10;
+/// In a head's byte for the level: the group goes on behind the record.
+const GOES_ON: u8 = 1 << 7;
 
 const KIND_MAP: u8 = 1;
 const KIND_OBJECT: u8 = 2;
@@ -56,6 +72,15 @@ pub struct Change {
     pub data_crc: u32,
 }
 
+/// Where a record stands in its group. The default: it is alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Lines of the group that lie before it; below [`GROUP_LINES_MAX`].
+    pub lines_before: u8,
+    /// Whether another record of the group follows.
+    pub goes_on: bool,
+}
+
 /// Slots of consecutive pages, swapped as one: a write, a discard, or a
 /// page-table node linked or unlinked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +100,8 @@ pub struct Record {
     /// `op` less the oldest operation of the session that may be incomplete
     /// on another leg.
     pub open: u32,
+    /// Its place in a group of records.
+    pub standing: Standing,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
 }
@@ -109,6 +136,9 @@ pub enum NoRecord {
     /// Torn, stale, or of another place.
     #[error("the record's checksum does not match its place")]
     Checksum,
+    /// The record is whole, but not of the group that it stands in.
+    #[error("the record there belongs to another group")]
+    Misplaced,
     /// The checksum is right but a slot is not: a defect of the writer.
     #[error("the record is whole but {0}")]
     Slot(#[from] DamagedSlot),
@@ -232,11 +262,16 @@ pub fn was_pad(line: &Line, place: &Place) -> bool {
 #[must_use]
 pub fn lines_claimed(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
-    match (kind, usize::from(u16::from_le_bytes([low, high]))) {
+    match (kind, count_of(u16::from_le_bytes([low, high]))) {
         (KIND_MAP, count) if count <= PAGES_MAX => lines(count),
         (KIND_OBJECT, _) => OBJECT_LINES,
         _ => 1,
     }
+}
+
+/// Pages, of the half word that also tells the lines before.
+fn count_of(packed: u16) -> usize {
+    usize::from(packed & ((1 << COUNT_BITS) - 1))
 }
 
 /// Where the change number `index` (from 1) lies: line and byte.
@@ -265,13 +300,14 @@ impl Record {
             "{count} pages in a record"
         );
         assert!(
-            self.level <= LEVELS_MAX,
-            "level {} of a page table",
-            self.level
+            self.level <= LEVELS_MAX && usize::from(self.standing.lines_before) < GROUP_LINES_MAX,
+            "level {} of a page table, {:?}",
+            self.level,
+            self.standing
         );
         let first = &self.changes[0];
         into.push(to_line(&[
-            first_word(KIND_MAP, self.level, count as u16),
+            self.first_word(),
             self.seq.0,
             pair(self.object.0, self.epoch.0),
             self.page.0,
@@ -292,6 +328,16 @@ impl Record {
         }
     }
 
+    fn first_word(&self) -> u64 {
+        let Standing {
+            lines_before,
+            goes_on,
+        } = self.standing;
+        let level = self.level | if goes_on { GOES_ON } else { 0 };
+        let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
+        first_word(KIND_MAP, level, count)
+    }
+
     /// A record without changes, to be decoded into.
     #[must_use]
     pub fn empty() -> Record {
@@ -303,6 +349,7 @@ impl Record {
             page: PageNo(0),
             op: 0,
             open: 0,
+            standing: Standing::default(),
             changes: Vec::new(),
         }
     }
@@ -315,8 +362,9 @@ impl Record {
     /// one is then of no use.
     pub fn decode_from(&mut self, lane: &[Line], place: &Place) -> Result<(), NoRecord> {
         let head = lane.first().ok_or(NoRecord::Malformed)?;
-        let [.., kind, level, low, high] = get_u64(head, 0).to_le_bytes();
-        let count = usize::from(u16::from_le_bytes([low, high]));
+        let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
+        let packed = u16::from_le_bytes([low, high]);
+        let (level, count) = (packed_level & !GOES_ON, count_of(packed));
         if kind != KIND_MAP || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
@@ -342,6 +390,10 @@ impl Record {
         self.page = PageNo(head[3]);
         self.op = head[7];
         self.open = (head[6] >> 32) as u32;
+        self.standing = Standing {
+            lines_before: (packed >> COUNT_BITS) as u8,
+            goes_on: packed_level != level,
+        };
         Ok(())
     }
 }
@@ -484,6 +536,7 @@ mod tests {
             page: PageNo(1 << 33),
             op: u64::MAX,
             open: 16,
+            standing: Standing::default(),
             changes: (0..pages as u64).map(change).collect(),
         }
     }
@@ -517,6 +570,35 @@ mod tests {
     fn one_page_is_one_line() {
         assert_eq!([lines(1), lines(2), lines(4), lines(5)], [1, 2, 2, 3]);
         assert_eq!(encode(&record(1)).len(), 1);
+    }
+
+    /// What a record looked like before there were groups.
+    #[test]
+    fn a_record_that_is_alone_has_no_bit_of_a_group() {
+        for pages in [1, 2, PAGES_MAX] {
+            let head = encode(&record(pages))[0];
+            assert_eq!(get_u64(&head, 0) >> 32, 1 | (pages as u64) << 16);
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_record_of_a_group_is_mended() {
+        let standing = Standing {
+            lines_before: 41,
+            goes_on: true,
+        };
+        let record = Record {
+            standing,
+            ..record(5)
+        };
+        let lines = encode(&record);
+        for bit in 0..lines.len() * LINE_BYTES * 8 {
+            let mut damaged = lines.clone();
+            damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
+            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
+            let mended = Entry::mend(&damaged, &place());
+            assert_eq!(mended, Some(Entry::Map(record.clone())), "bit {bit}");
+        }
     }
 
     #[test]
@@ -567,8 +649,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decodes_what_it_encodes(pages in 1..=PAGES_MAX, level in 0..=LEVELS_MAX, rest in 0usize..4) {
-            let record = Record { level, ..record(pages) };
+        fn decodes_what_it_encodes(
+            pages in 1..=PAGES_MAX,
+            level in 0..=LEVELS_MAX,
+            lines_before in 0..GROUP_LINES_MAX as u8,
+            goes_on in any::<bool>(),
+            rest in 0usize..4,
+        ) {
+            let standing = Standing { lines_before, goes_on };
+            let record = Record { level, standing, ..record(pages) };
             let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);
             prop_assert_eq!(Entry::decode(&lane, &place()), Ok(Entry::Map(record)));

@@ -2,8 +2,9 @@
 //! Its time follows the records above the checkpoint, not the pool's content.
 //!
 //! Invariants: every valid record above the checkpoint is kept, in seq order;
-//! of a lane only the last record may be incomplete (on `file-sync` pools any
-//! record, since nothing was promised before an fdatasync); nothing is granted
+//! of a lane only the last group may be incomplete (on `file-sync` pools any
+//! group, since nothing was promised before an fdatasync), and then nothing of
+//! it is kept (a record that is alone is a group of one); nothing is granted
 //! before the recovered state is persistent under a new incarnation, in both
 //! superblocks: if one is damaged later, the other leads to the same lanes.
 
@@ -45,6 +46,11 @@ pub enum PoolError {
     /// The journal lost something that was persistent.
     #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
     Lane(#[from] Damage),
+    /// A part of a transaction is lost.
+    #[error(
+        "lane {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
+    )]
+    Transaction(u32),
     /// The newer superblock is lost, and the older one does not fit any more.
     #[error(
         "one superblock is damaged, and the other is too old: lane {0} went on after it was written; replace the pool and let the volume copy it anew"
@@ -217,7 +223,7 @@ pub(crate) fn recover<M: Media>(
         true => block.geometry.lanes,
         false => block.lanes_end,
     };
-    let mut scans = Vec::new();
+    let (mut scans, mut torn) = (Vec::new(), Vec::new());
     for number in 0..lanes_read {
         let mut lane = lane_of(&block, number);
         if is_alone && lane.is_lapped(media) {
@@ -228,34 +234,44 @@ pub(crate) fn recover<M: Media>(
             false => lane.recover_unordered(media),
         };
         summary.mended += scan.mended.len() as u64;
+        summary.dropped += scan.torn.len() as u64;
         let entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();
         scans.push((entries, scan.end));
+        torn.push(scan.torn);
+    }
+    for (number, torn) in (0..).zip(&torn) {
+        if replay.is_committed(torn, &scans, ordered) {
+            return Err(PoolError::Transaction(number));
+        }
     }
     let followed = match ordered {
         true => replay.followed(&scans),
         false => BTreeSet::new(),
     };
-    for (number, (mut entries, end)) in (0..).zip(scans) {
-        // A record whose data is not there was never fenced, so it can only be
+    for (number, (entries, end)) in (0..).zip(scans) {
+        // A group whose data is not there was never fenced, so it can only be
         // the last; on a file anything since the checkpoint may be missing.
-        let last = entries.len().saturating_sub(1);
-        let (mut index, mut first_bad) = (0, None);
-        entries.retain(|entry| {
-            let suspect = entry.seq() >= block.checkpoint && (!ordered || index == last);
-            let data = match suspect {
-                true => replay.data(entry),
-                false => Data::Whole,
+        let last = entries.last().map(Entry::seq);
+        let mut kept = Vec::with_capacity(entries.len());
+        for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            let seq = group[0].seq();
+            let suspect = seq >= block.checkpoint && (!ordered || Some(seq) == last);
+            let data: Vec<Data> = match suspect {
+                true => group.iter().map(|entry| replay.data(entry)).collect(),
+                false => Vec::new(),
             };
-            let whole =
-                data != Data::Torn || replay.is_swapped(entry) || followed.contains(&entry.seq());
-            summary.damaged += u64::from(whole && data != Data::Whole);
-            if !whole && first_bad.is_none() {
-                first_bad = Some(entry.seq());
+            let whole = !data.contains(&Data::Torn)
+                || group.iter().any(|entry| replay.is_swapped(entry))
+                || followed.contains(&seq);
+            if whole {
+                let damaged = data.iter().filter(|&&data| data != Data::Whole);
+                summary.damaged += damaged.count() as u64;
+                kept.extend_from_slice(group);
+            } else {
+                summary.dropped += group.len() as u64;
             }
-            index += 1;
-            summary.dropped += u64::from(!whole);
-            whole
-        });
+        }
+        let entries = kept;
         let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
         for entry in open {
             match table.add(media, entry.0, entry.1, None) {
@@ -451,16 +467,25 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Last records of lanes whose data is not there, but whose slots other
+    /// Last groups of lanes whose data is not there, but whose slots other
     /// records found swapped: locks are released after the fence only, so the
-    /// record was committed, and its page was damaged since. Dropped, its
+    /// group was committed, and its page was damaged since. Dropped, its
     /// frame would be freed without ever having been in use.
     fn followed(&self, scans: &[(Vec<Entry>, u64)]) -> BTreeSet<Seq> {
-        let last = scans.iter().filter_map(|(entries, _)| entries.last());
-        let torn = last.filter(|entry| self.data(entry) == Data::Torn);
-        let all = || scans.iter().flat_map(|(entries, _)| entries);
-        let followed = torn.filter(|entry| all().any(|other| follows(other, entry)));
-        followed.map(Entry::seq).collect()
+        let last = scans.iter().filter_map(|(entries, _)| {
+            let seq = entries.last()?.seq();
+            let group: Vec<&Entry> = entries.iter().filter(|it| it.seq() == seq).collect();
+            Some((seq, group))
+        });
+        let torn = last.filter(|(_, group)| group.iter().any(|it| self.data(it) == Data::Torn));
+        let followed = torn.filter(|(_, group)| group.iter().any(|it| is_followed(it, scans)));
+        followed.map(|(seq, _)| seq).collect()
+    }
+
+    /// Whether a group was committed of which records are missing.
+    fn is_committed(&self, rest: &[Entry], scans: &[(Vec<Entry>, u64)], ordered: bool) -> bool {
+        let is_its = |entry| self.is_swapped(entry) || ordered && is_followed(entry, scans);
+        rest.iter().any(is_its) && !defect::is(Defect::GroupHalfRecovered)
     }
 
     /// Whether a slot holds what the record says: slots are swapped after the
@@ -471,25 +496,50 @@ impl<'m, M: Media> Replay<'m, M> {
         let Entry::Map(record) = entry else {
             return true;
         };
-        if record.object.0 >= self.geometry.object_count() {
-            return false;
-        }
-        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
-        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
-        match table.locate(record.level, record.page) {
+        match self.locate(record) {
             Ok(Location::At(at)) => record.is_in(self.media, at),
             _ => false,
         }
     }
 
     fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
-        for entry in entries {
-            if entry.seq().0 >= COUNT_MAX {
-                return Err(PoolError::Record(entry.seq()));
+        for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
+            let seq = group[0].seq();
+            if seq.0 >= COUNT_MAX {
+                return Err(PoolError::Record(seq));
             }
-            self.apply(entry, ordered)?;
+            // On a file, another session's record that links a leaf may be lost:
+            // then the group was never promised, and nothing of it may be there.
+            if !ordered && group.len() > 1 && !self.has_leaves(group)? {
+                continue;
+            }
+            for entry in group {
+                self.apply(entry, ordered)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether every leaf that a group changes is linked.
+    fn has_leaves(&self, group: &[Entry]) -> Result<bool, PoolError> {
+        for entry in group {
+            if let Entry::Map(record) = entry
+                && let Location::Unlinked(_) = self.locate(record)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where a record's first slot lies.
+    fn locate(&self, record: &Record) -> Result<Location, PoolError> {
+        if record.object.0 >= self.geometry.object_count() {
+            return Err(PoolError::Object(record.object.0));
+        }
+        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
+        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
+        Ok(table.locate(record.level, record.page)?)
     }
 
     fn apply(&mut self, entry: &Entry, ordered: bool) -> Result<(), PoolError> {
@@ -508,18 +558,13 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     fn apply_map(&mut self, record: &Record, ordered: bool) -> Result<(), PoolError> {
-        if record.object.0 >= self.geometry.object_count() {
-            return Err(PoolError::Object(record.object.0));
-        }
         let numbers = self.geometry.frame_numbers();
         let is_ours = |slot: Slot| slot.frame().is_none_or(|frame| numbers.contains(&frame.0));
         let mut slots = record.changes.iter().flat_map(|c| [c.old, c.new]);
         if !slots.all(is_ours) {
             return Err(PoolError::Record(record.seq));
         }
-        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
-        let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
-        let Location::At(at) = table.locate(record.level, record.page)? else {
+        let Location::At(at) = self.locate(record)? else {
             // The object was deleted afterwards, and this node with it; or, on
             // a file, the record that links the node was lost, and this one
             // was never promised either.
@@ -691,6 +736,12 @@ impl<'m, M: Media> Replay<'m, M> {
         bitmap.restore(bad(), |_, _| u64::MAX);
         bitmap.used() - known
     }
+}
+
+/// Whether some record replaced what this one had put into a slot.
+fn is_followed(entry: &Entry, scans: &[(Vec<Entry>, u64)]) -> bool {
+    let mut all = scans.iter().flat_map(|(entries, _)| entries);
+    all.any(|other| follows(other, entry))
 }
 
 /// Whether a record replaced what another had put into a slot.

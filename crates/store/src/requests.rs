@@ -30,7 +30,9 @@ impl From<StoreError> for SliceError {
             StoreError::NoSpace => SliceError::NoSpace,
             StoreError::Damaged { offset } => SliceError::Damaged { offset },
             StoreError::NoSuchObject => SliceError::NoSuchSlice(SliceId::default()),
-            StoreError::OutOfRange { .. } => SliceError::OutOfRange(cause.to_string()),
+            StoreError::OutOfRange { .. }
+            | StoreError::NoTransaction(_)
+            | StoreError::TooLong { .. } => SliceError::OutOfRange(cause.to_string()),
             StoreError::Revoked | StoreError::Gone | StoreError::Stalled => {
                 SliceError::Lost(cause.to_string())
             }

@@ -1,5 +1,8 @@
 //! A session: the right of one thread to change a pool's objects.
 //!
+//! Several runs of pages as a whole: [`transact`](crate::transaction::transact).
+//! What the members of an operation do together: [`window`].
+//!
 //! One write of a page, over one to three pools at once:
 //! [`write()`] → `Session::prepare` (frames granted, room in the lane) →
 //! `Session::enter` (not revoked, object live, epoch new enough) → lock words →
@@ -28,6 +31,7 @@ use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
 use crate::wait::{self, Deadline};
+use crate::window::{self, Needs};
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -52,9 +56,9 @@ type Page = [u8; PAGE_BYTES];
 
 /// A session of a pool. It belongs to one thread at a time.
 pub struct Session<M> {
-    view: Arc<View<M>>,
-    number: u32,
-    lane: Lane,
+    pub(crate) view: Arc<View<M>>,
+    pub(crate) number: u32,
+    pub(crate) lane: Lane,
     active: u64,
     grants: Grants,
     /// Operations that may be incomplete on another leg: number, lane position.
@@ -71,9 +75,9 @@ pub struct Session<M> {
     owner_wait: Duration,
     /// Does what the owner does when it is woken, where it is in this process.
     tend: Option<Box<dyn Fn() + Send>>,
-    frames: Vec<FrameNo>,
-    record: Record,
-    encoded: Vec<[u8; LINE_BYTES]>,
+    pub(crate) frames: Vec<FrameNo>,
+    pub(crate) record: Record,
+    pub(crate) encoded: Vec<[u8; LINE_BYTES]>,
     range: Range,
     /// Slots of the last records, swapped and not flushed: first byte, end.
     unsettled: Option<(usize, usize)>,
@@ -189,6 +193,12 @@ impl<M: Media> Session<M> {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Lines of the longest group. A quarter of the lane may have to be kept,
+    /// and almost as many lines again may be skipped at the end of the ring.
+    pub(crate) fn group_lines_max(&self) -> usize {
+        self.view.geometry.lane_lines() as usize * 3 / 8
     }
 
     /// Pages of one record: what the lane has room for.
@@ -319,7 +329,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Enters the window.
-    fn enter(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
+    pub(crate) fn enter(&mut self, handle: &Handle, epoch: Epoch) -> Result<Gate, StoreError> {
         let cells = self.view.control.cells(self.number);
         self.active += 1;
         cells.active().swap(self.active, Ordering::SeqCst);
@@ -352,7 +362,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Leaves the window.
-    fn leave(&mut self) {
+    pub(crate) fn leave(&mut self) {
         self.active += 1;
         self.view
             .control
@@ -362,7 +372,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Takes `count` granted frames; `prepare` saw to them.
-    fn take_frames(&mut self, count: u64) {
+    pub(crate) fn take_frames(&mut self, count: u64) {
         self.frames.clear();
         while (self.frames.len() as u64) < count {
             if self.grants.run.len == 0 {
@@ -389,7 +399,11 @@ impl<M: Media> Session<M> {
 
     /// The byte of the page's slot; none when its leaf is not linked. Inside
     /// the window only.
-    fn slot_at(&mut self, handle: &Handle, page: PageNo) -> Result<Option<usize>, StoreError> {
+    pub(crate) fn slot_at(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+    ) -> Result<Option<usize>, StoreError> {
         let view = &*self.view;
         self.leaves.slot_at(handle.object, page, || {
             Ok(match view.locate(handle.object, 0, page)? {
@@ -427,7 +441,12 @@ impl<M: Media> Session<M> {
 
     /// Links the nodes down to the page's leaf. Outside the window.
     #[cold]
-    fn link(&mut self, handle: &Handle, page: PageNo, epoch: Epoch) -> Result<(), StoreError> {
+    pub(crate) fn link(
+        &mut self,
+        handle: &Handle,
+        page: PageNo,
+        epoch: Epoch,
+    ) -> Result<(), StoreError> {
         loop {
             self.prepare(1, 1)?;
             match self.enter(handle, epoch) {
@@ -533,7 +552,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Takes a seq. Nothing may fail between this and `publish`.
-    fn take_seq(&mut self) {
+    pub(crate) fn take_seq(&mut self) {
         let control = &self.view.control;
         // The floor first: a checkpoint that finds our seq taken must find it.
         // The counter's release and its acquire there order the two.
@@ -574,16 +593,28 @@ impl<M: Media> Session<M> {
         if let Some((first, end)) = self.unsettled
             && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
         {
-            let end = match defect::is(Defect::SlotsNotSettled) {
-                true => first,
-                false => end,
-            };
-            self.settling = Some(self.view.data.flush(first, end - first));
-            self.unsettled = None;
+            self.flush_slots(first, end);
         }
     }
 
-    fn reserve(&mut self, entry_lines: usize) {
+    /// Flushes all slots that were swapped so far for the next fence. Those of
+    /// several places cannot wait: the session remembers one.
+    pub(crate) fn settle_now(&mut self) {
+        if let Some((first, end)) = self.unsettled {
+            self.flush_slots(first, end);
+        }
+    }
+
+    fn flush_slots(&mut self, first: usize, end: usize) {
+        let end = match defect::is(Defect::SlotsNotSettled) {
+            true => first,
+            false => end,
+        };
+        self.settling = Some(self.view.data.flush(first, end - first));
+        self.unsettled = None;
+    }
+
+    pub(crate) fn reserve(&mut self, entry_lines: usize) {
         let room = self.lane.reserve(&*self.view.data, entry_lines);
         room.expect("prepare saw to room in the lane");
     }
@@ -601,13 +632,25 @@ impl<M: Media> Session<M> {
     }
 
     /// Streams the encoded entry into the lane.
-    fn append(&mut self) -> Unfenced {
+    pub(crate) fn append(&mut self) -> Unfenced {
         self.settles = self.settling.is_some();
         let stores = self.lane.append(&*self.view.data, &self.encoded);
         match self.settling.take() {
             Some(flushed) => flushed.and(stores),
             None => stores,
         }
+    }
+
+    /// Shows the pages of the committed record, whose first slot lies at `at`:
+    /// their checksums first.
+    pub(crate) fn show(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+        for change in &self.record.changes {
+            if let Some(frame) = change.new.frame() {
+                let at = self.view.geometry.frame_entry_at(frame);
+                self.view.meta.store(at, u64::from(change.data_crc));
+            }
+        }
+        self.swap_slots(at, page)
     }
 
     /// Swaps the slots of the committed record, the first at `at`.
@@ -634,7 +677,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Publishes the committed record.
-    fn publish(&mut self, op: Option<Stamp>) {
+    pub(crate) fn publish(&mut self, op: Option<Stamp>) {
         let cells = self.view.control.cells(self.number);
         let start = self.lane.end() - self.encoded.len() as u64;
         if let Some(stamp) = op {
@@ -661,7 +704,7 @@ impl<M: Media> Session<M> {
 
     /// Takes up which of its operations are complete on all legs: without this
     /// the last one counts as open until there is another, or for ever.
-    fn note_complete(&mut self, stamp: Stamp) {
+    pub(crate) fn note_complete(&mut self, stamp: Stamp) {
         forget_complete(&mut self.open, stamp);
         let oldest = self.open.front().map(|&(_, position)| position);
         let complete = oldest.unwrap_or(self.lane.end());
@@ -770,86 +813,32 @@ fn whole_pages<'d, M: Media>(
     &pages[..count as usize]
 }
 
-/// Runs `step` for each member; on failure undoes with `undo` what was done.
-fn each<M, T>(
-    members: &mut [Member<'_, M>],
-    mut step: impl FnMut(&mut Member<'_, M>) -> Result<T, StoreError>,
-    mut undo: impl FnMut(&mut Member<'_, M>),
-) -> Result<(), Failure> {
-    for index in 0..members.len() {
-        if let Err(cause) = step(&mut members[index]) {
-            members[..index].iter_mut().for_each(&mut undo);
-            return Err(Failure {
-                member: index,
-                cause,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Prepares every member, links the page's leaf and enters the windows.
-/// Returns where the page's slots lie.
+/// Enters the windows for one run of pages and returns where its slots lie.
 fn enter_all<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
     count: usize,
     stamp: Stamp,
 ) -> Result<[(usize, u8); 3], Failure> {
-    assert!(
-        (1..=3).contains(&members.len()),
-        "{} members",
-        members.len()
-    );
-    'again: loop {
-        each(
-            members,
-            |m| m.session.prepare(count as u64, lines(count)),
-            |_| (),
-        )?;
-        let mut places = [(0, 0); 3];
-        for index in 0..members.len() {
-            let member = &mut members[index];
-            let entered = member
-                .session
-                .enter(&member.handle, stamp.epoch)
-                .and_then(|gate| {
-                    let at = member.session.slot_at(&member.handle, page);
-                    if at.is_err() {
-                        member.session.leave();
-                    }
-                    Ok((at?, gate.round()))
-                });
-            match entered {
-                Ok((Some(at), round)) => places[index] = (at, round),
-                Ok((None, _)) => {
-                    members[..=index].iter_mut().for_each(|m| m.session.leave());
-                    let member = &mut members[index];
-                    let linked = member.session.link(&member.handle, page, stamp.epoch);
-                    linked.map_err(|cause| Failure {
-                        member: index,
-                        cause,
-                    })?;
-                    continue 'again;
-                }
-                Err(cause) => {
-                    members[..index].iter_mut().for_each(|m| m.session.leave());
-                    // Grants were taken back in between: look again.
-                    if cause == StoreError::Stalled {
-                        continue 'again;
-                    }
-                    return Err(Failure {
-                        member: index,
-                        cause,
-                    });
-                }
+    let mut places = [(0, 0); 3];
+    let needs = Needs {
+        frames: count as u64,
+        entry_lines: lines(count),
+    };
+    window::enter(members, needs, stamp, |index, member, gate| {
+        let at = member.session.slot_at(&member.handle, page)?;
+        Ok(match at {
+            Some(at) => {
+                places[index] = (at, gate.round());
+                None
             }
-        }
-        return Ok(places);
-    }
+            None => Some(page),
+        })
+    })?;
+    Ok(places)
 }
 
-/// Takes the range's locks in every pool, pools in the order of their UUIDs.
+/// Takes the range's locks in every pool.
 fn lock_all<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
@@ -861,30 +850,7 @@ fn lock_all<M: Media>(
     if defect::is(Defect::NotLocked) {
         return Ok(());
     }
-    let mut order = [0, 1, 2];
-    let order = &mut order[..members.len()];
-    if order.len() > 1 {
-        order.sort_unstable_by_key(|&index| members[index].session.view.pool);
-    }
-    for (done, &index) in order.iter().enumerate() {
-        let session = &members[index].session;
-        if session
-            .view
-            .control
-            .lock(&session.range, session.number)
-            .is_err()
-        {
-            for &index in &order[..done] {
-                let session = &members[index].session;
-                session.view.control.unlock(&session.range);
-            }
-            return Err(Failure {
-                member: index,
-                cause: StoreError::Stalled,
-            });
-        }
-    }
-    Ok(())
+    window::lock(members, |_, session| &session.range)
 }
 
 fn settle_all<M: Media>(members: &mut [Member<'_, M>], places: &[(usize, u8); 3]) {
@@ -899,13 +865,6 @@ fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
     session.leave();
 }
 
-/// Fences the members' pools once.
-fn fence_all<M: Media>(members: &[Member<'_, M>], stores: Unfenced) {
-    let media = |index: usize| &*members[index.min(members.len() - 1)].session.view.data;
-    let all = [media(0), media(1), media(2)];
-    let _committed = M::fence_each(&all[..members.len()], stores);
-}
-
 fn write_pages<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
@@ -918,7 +877,10 @@ fn write_pages<M: Media>(
         return Err(failure);
     }
     for index in 0..members.len() {
-        if let Err(cause) = fill_changes(&mut members[index], page, pages.len(), places[index]) {
+        if let Err(cause) = members[index]
+            .session
+            .fill_changes(page, pages.len(), places[index])
+        {
             members.iter_mut().for_each(unlock_and_leave);
             return Err(Failure {
                 member: index,
@@ -950,34 +912,6 @@ fn write_pages<M: Media>(
     commit(members, page, places, stamp, stores)
 }
 
-/// Loads the slots that a write of whole pages replaces. Under locks.
-fn fill_changes<M: Media>(
-    member: &mut Member<'_, M>,
-    page: PageNo,
-    count: usize,
-    (at, round): (usize, u8),
-) -> Result<(), StoreError> {
-    let session = &mut *member.session;
-    session.round = round;
-    session.record.changes.clear();
-    for i in 0..count {
-        let at = at + i * 8;
-        // What a damaged slot named is not known, and need not be: the page is
-        // written as a whole. A frame that it named stays in use, and is found
-        // by a check of the pool; nothing is freed on the word of damage.
-        let old = match Slot::decode(session.view.meta.load(at)) {
-            Err(_) => Slot::EMPTY,
-            Ok(slot) => session.view.within(slot, PageNo(page.0 + i as u64))?,
-        };
-        session.record.changes.push(Change {
-            old,
-            new: old,
-            data_crc: 0,
-        });
-    }
-    Ok(())
-}
-
 /// Streams the records, fences, swaps and publishes. Under locks and with seqs
 /// taken; releases the locks and leaves the windows.
 fn commit<M: Media>(
@@ -997,18 +931,11 @@ fn commit<M: Media>(
         }
     }
     if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
-        fence_all(members, stores.take().expect("a record"));
+        window::fence(members, stores.take().expect("a record"));
     }
     let mut result = Ok(());
     for (index, member) in members.iter_mut().enumerate() {
-        let session = &mut *member.session;
-        for change in &session.record.changes {
-            if let Some(frame) = change.new.frame() {
-                let at = session.view.geometry.frame_entry_at(frame);
-                session.view.meta.store(at, u64::from(change.data_crc));
-            }
-        }
-        if let Err(cause) = session.swap_slots(places[index].0, page) {
+        if let Err(cause) = member.session.show(places[index].0, page) {
             result = Err(Failure {
                 member: index,
                 cause,
@@ -1016,7 +943,7 @@ fn commit<M: Media>(
         }
     }
     if defect::is(Defect::SwapBeforeFence) {
-        fence_all(members, stores.expect("a record"));
+        window::fence(members, stores.expect("a record"));
     }
     // Locked instructions wait for the stores above: those of all come first.
     for member in members.iter_mut() {
@@ -1085,7 +1012,7 @@ fn merge<M: Media>(
     let session = &mut *member.session;
     session.view.read_slot(at, page, bytes)?;
     bytes[within..within + part.len()].copy_from_slice(part);
-    fill_changes(member, page, 1, (at, round))?;
+    session.fill_changes(page, 1, (at, round))?;
     // A syncing leg merged these bytes into stale ones: the page must still
     // be copied, so its stamp stays.
     if round == 0 {
@@ -1224,9 +1151,37 @@ fn clear_some<M: Media>(
 }
 
 impl<M: Media> Session<M> {
+    /// Loads the slots that a write of whole pages replaces. Under locks.
+    pub(crate) fn fill_changes(
+        &mut self,
+        page: PageNo,
+        count: usize,
+        (at, round): (usize, u8),
+    ) -> Result<(), StoreError> {
+        self.round = round;
+        self.record.changes.clear();
+        for i in 0..count {
+            let at = at + i * 8;
+            // What a damaged slot named is not known, and need not be: the page
+            // is written as a whole. A frame that it named stays in use, and is
+            // found by a check of the pool; nothing is freed on the word of
+            // damage.
+            let old = match Slot::decode(self.view.meta.load(at)) {
+                Err(_) => Slot::EMPTY,
+                Ok(slot) => self.view.within(slot, PageNo(page.0 + i as u64))?,
+            };
+            self.record.changes.push(Change {
+                old,
+                new: old,
+                data_crc: 0,
+            });
+        }
+        Ok(())
+    }
+
     /// Changes that unmap the first run of mapped pages of a range: how many
     /// pages lie before it, and its length.
-    fn fill_unmap(
+    pub(crate) fn fill_unmap(
         &mut self,
         at: usize,
         page: PageNo,

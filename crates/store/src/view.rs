@@ -57,6 +57,19 @@ pub enum StoreError {
         /// The object's size.
         size_bytes: u64,
     },
+    /// Not what a transaction is made of.
+    #[error("this is no transaction: {0}")]
+    NoTransaction(&'static str),
+    /// The pool's lanes are too short for it, whatever is freed.
+    #[error(
+        "a transaction that may take {lines} lines of the journal is too long for this pool, which takes {lines_max}; use a larger pool"
+    )]
+    TooLong {
+        /// As many as it may take.
+        lines: usize,
+        /// As many as one may.
+        lines_max: usize,
+    },
     /// The owner of the pool ended this session.
     #[error("the session was ended by the pool's owner")]
     Revoked,

@@ -8,7 +8,7 @@
 
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Stamp;
+use pagemesh_base::slice::{Part, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::check::{Finding, Options, Plan, Remedy, Report, What, check};
@@ -18,6 +18,7 @@ use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::record::Place;
 use pagemesh_store::session::{Failure, Member, Session, clear, write};
 use pagemesh_store::table::{Location, Table};
+use pagemesh_store::transaction::transact;
 use pagemesh_store::view::StoreError;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,6 +79,24 @@ fn with_room(pool: &mut Pool<Recorder>, mut act: impl FnMut() -> Result<(), Fail
     }
 }
 
+/// Some parts of a transaction, in turn by their pages.
+fn parts(random: &mut Random, fill: u8) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut page = random.below(6);
+    while page + 3 <= PAGES {
+        let (offset, len) = (page * PAGE, (1 + random.below(3)) * PAGE);
+        parts.push(match random.below(4) {
+            0 => Part::Clear { offset, len },
+            _ => Part::Write {
+                offset,
+                data: vec![fill; len as usize].into(),
+            },
+        });
+        page += len / PAGE + random.below(9);
+    }
+    parts
+}
+
 /// Some operations on a pool, and how it ends.
 fn live(image: &Image, model: &mut Model, random: &mut Random, cleanly: bool) -> Image {
     let media = media(image);
@@ -113,6 +132,19 @@ fn live(image: &Image, model: &mut Model, random: &mut Random, cleanly: bool) ->
             0 => {
                 with_room(&mut pool, || clear(&mut members, offset, len, stamp));
                 bytes[range].fill(0);
+            }
+            1 | 4 => {
+                let fill = random.next() as u8;
+                let parts = parts(random, fill);
+                with_room(&mut pool, || transact(&mut members, &parts, stamp));
+                for part in &parts {
+                    let fill = match part {
+                        Part::Write { .. } => fill,
+                        Part::Clear { .. } => 0,
+                    };
+                    let (offset, len) = (part.offset() as usize, part.len() as usize);
+                    bytes[offset..][..len].fill(fill);
+                }
             }
             2 if !is_only => {
                 pool.delete(name).expect("the slice");

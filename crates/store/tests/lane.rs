@@ -5,7 +5,7 @@ use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Image, Media, Recorder, Unfenced};
 use pagemesh_store::lane::{Lane, LaneFull, Scan};
-use pagemesh_store::record::{Change, Place, Record, lines, seal};
+use pagemesh_store::record::{Change, Place, Record, Standing, lines, seal};
 use pagemesh_store::slot::Slot;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -31,6 +31,7 @@ fn record(seq: u64, pages: usize) -> Record {
         page: PageNo(seq),
         op: seq,
         open: 0,
+        standing: Standing::default(),
         changes: (0..pages as u64).map(change).collect(),
     }
 }
@@ -161,6 +162,138 @@ fn damage_below_a_later_record_is_reported_and_a_torn_tail_is_not() {
             _ => assert_eq!(seqs(&found.expect("torn")), [0, 1]),
         }
     }
+}
+
+/// Records of these page counts as one group.
+fn append_group(media: &Recorder, lane: &mut Lane, seq: u64, sizes: &[usize]) -> Unfenced {
+    let all: usize = sizes.iter().map(|&pages| lines(pages)).sum();
+    lane.reserve(media, all).expect("room");
+    let mut group = Vec::new();
+    for (number, &pages) in (1..).zip(sizes) {
+        let start = group.len();
+        let standing = Standing {
+            lines_before: start as u8,
+            goes_on: number < sizes.len(),
+        };
+        let record = Record {
+            standing,
+            ..record(seq, pages)
+        };
+        record.encode(&mut group);
+        let position = lane.end() + start as u64;
+        seal(&mut group[start..], &lane.place().at(position));
+    }
+    lane.append(media, &group)
+}
+
+#[test]
+fn every_crash_leaves_all_of_a_group_or_nothing() {
+    for (before, sizes) in [(1, &[1, 4, 1][..]), (2, &[2, 2]), (13, &[1, 1, 3])] {
+        let media = Recorder::new(PAGE_BYTES);
+        let mut lane = Lane::new(START, LENGTH, place(1, 0));
+        for seq in 0..before {
+            lane.advance(lane.end());
+            let stores = append(&media, &mut lane, &record(seq, 1)).expect("room");
+            let _committed = media.fence(stores);
+        }
+        let head = lane.head();
+        let stores = append_group(&media, &mut lane, 50, sizes);
+        let point = media.crash_point();
+        let (old, new) = (
+            vec![before - 1],
+            [&[before - 1][..], &vec![50; sizes.len()]].concat(),
+        );
+        let mut met = [false; 2];
+        assert!(point.count() < 100_000, "few lines");
+        for index in 0..point.count() {
+            let scan = recover(point.image(index), place(1, head));
+            let found = seqs(&scan);
+            assert!(found == old || found == new, "image {index}: {found:?}");
+            met[usize::from(found == new)] = true;
+        }
+        assert_eq!(met, [true, true]);
+        let _committed = media.fence(stores);
+        let image = media.crash_point().image(0);
+        assert_eq!(seqs(&recover(image.clone(), place(1, head))), new);
+        check_flips(&image, head, &new);
+    }
+}
+
+/// Every flipped bit of a fenced group is mended.
+fn check_flips(image: &Image, head: u64, expected: &[u64]) {
+    let mut mended = 0;
+    for bit in 0..LENGTH as usize * LINE_BYTES * 8 {
+        let mut image = image.clone();
+        let at = START + bit / 64 * 8;
+        image.set_word(at, image.word(at) ^ 1 << (bit % 64));
+        let scan = recover(image, place(1, head));
+        assert_eq!(seqs(&scan), expected, "bit {bit}");
+        mended += scan.mended.len();
+    }
+    assert!(mended >= 3 * LINE_BYTES * 8, "{mended}");
+}
+
+#[test]
+fn damage_in_a_group_is_told_from_a_torn_one() {
+    let media = Recorder::new(PAGE_BYTES);
+    let mut lane = Lane::new(START, LENGTH, place(1, 0));
+    let stores = append(&media, &mut lane, &record(1, 1)).expect("room");
+    let _committed = media.fence(stores);
+    let stores = append_group(&media, &mut lane, 2, &[1, 2, 1]);
+    let _committed = media.fence(stores);
+    let last = media.crash_point().image(0);
+    let stores = append(&media, &mut lane, &record(3, 1)).expect("room");
+    let _committed = media.fence(stores);
+    let followed = media.crash_point().image(0);
+    let spoilt = |image: &Image, line: usize| {
+        let mut image = image.clone();
+        let at = START + line * LINE_BYTES + 16;
+        image.set_word(at, image.word(at) ^ 0xff);
+        Lane::new(START, LENGTH, place(1, 0)).recover(&Recorder::from_image(image))
+    };
+    for (line, bad, rest) in [(1, 1, 2), (2, 2, 2), (3, 2, 2), (4, 4, 2)] {
+        // Nothing behind it: it may be torn. Its reader gets the rest of it.
+        let scan = spoilt(&last, line).expect("torn");
+        assert_eq!(seqs(&scan), [1], "line {line}");
+        assert_eq!((scan.torn.len(), scan.end), (rest, 1), "line {line}");
+        let damage = spoilt(&followed, line).expect_err("damage");
+        assert_eq!((damage.position, damage.later), (bad, 5), "line {line}");
+    }
+}
+
+/// Lines that a dead writer left, valid by themselves, are of no group that
+/// another one begins before them.
+#[test]
+fn parts_of_another_group_do_not_go_on() {
+    let media = Recorder::new(PAGE_BYTES);
+    let lane = Lane::new(START, LENGTH, place(1, 0));
+    let stores = append_group(&media, &mut lane.clone(), 2, &[1, 1, 1]);
+    let _committed = media.fence(stores);
+    let mut next = lane.clone();
+    let stores = append(&media, &mut next, &record(3, 1)).expect("room");
+    let _committed = media.fence(stores);
+    let found = recover(media.crash_point().image(0), place(1, 0));
+    assert_eq!((seqs(&found), found.end), (vec![3], 1));
+    // The same length, and yet not its own.
+    let mut begun = Vec::new();
+    Record {
+        standing: Standing {
+            lines_before: 0,
+            goes_on: true,
+        },
+        ..record(4, 1)
+    }
+    .encode(&mut begun);
+    seal(&mut begun, lane.place());
+    let _committed = media.fence(lane.clone().append(&media, &begun));
+    let found = recover(media.crash_point().image(0), place(1, 0));
+    assert_eq!((seqs(&found), found.end), (vec![], 0));
+    // Whoever ends the dead one's session sees to it that nothing is found.
+    let voided = lane.void(&media).expect("there was something");
+    let _fenced = media.fence(voided);
+    let found = recover(media.crash_point().image(0), place(1, 0));
+    assert!(found.torn.is_empty());
+    assert_eq!(lane.void(&media).map(drop), None);
 }
 
 #[test]

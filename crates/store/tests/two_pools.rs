@@ -12,11 +12,12 @@
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{InFlight, Stamp};
+use pagemesh_base::slice::{InFlight, Part, Stamp};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{CrashPoint, Fenced, Image, Media, Recorder, Unfenced};
 use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::transaction::transact;
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
@@ -108,6 +109,8 @@ struct World {
     sessions: [Session<Half>; 2],
     held: [Vec<Vec<u8>>; 2],
     op: u64,
+    /// Pages that the last operation changes as a whole.
+    whole: Vec<usize>,
 }
 
 impl World {
@@ -132,6 +135,7 @@ impl World {
             sessions,
             held: held.map(|bytes| vec![bytes]),
             op,
+            whole: Vec::new(),
         }
     }
 
@@ -175,6 +179,40 @@ impl World {
             .map(|(session, handle)| Member { session, handle });
         write(&mut members, offset as u64, data, stamp).expect("a write");
         self.hold(offset, data, &[true, true]);
+    }
+
+    /// One transaction in both pools: these pages are written with the byte, or
+    /// cleared.
+    fn transact(&mut self, runs: &[(usize, usize, Option<u8>)]) {
+        let stamp = self.stamp(0);
+        let part = |&(page, pages, byte): &(usize, usize, Option<u8>)| {
+            let (offset, len) = ((page * PAGE_BYTES) as u64, pages * PAGE_BYTES);
+            match byte {
+                Some(byte) => Part::Write {
+                    offset,
+                    data: vec![byte; len].into(),
+                },
+                None => Part::Clear {
+                    offset,
+                    len: len as u64,
+                },
+            }
+        };
+        let parts: Vec<Part> = runs.iter().map(part).collect();
+        let [one, other] = &mut self.sessions;
+        let handles = [0, 1].map(|at| self.pools[at].handle(SLICE).expect("the slice"));
+        let mut members = [(one, handles[0]), (other, handles[1])]
+            .map(|(session, handle)| Member { session, handle });
+        transact(&mut members, &parts, stamp).expect("a transaction");
+        for held in &mut self.held {
+            let mut bytes = held.last().expect("the base").clone();
+            for &(page, pages, byte) in runs {
+                bytes[page * PAGE_BYTES..][..pages * PAGE_BYTES].fill(byte.unwrap_or(0));
+            }
+            held.push(bytes);
+        }
+        let pages = runs.iter().flat_map(|&(page, pages, _)| page..page + pages);
+        self.whole = pages.collect();
     }
 
     /// A write that reached the first pool only.
@@ -292,6 +330,19 @@ fn check(world: &World, moment: &[CrashPoint; 2], certain: usize, what: &str, ta
             .map(of_image)
             .collect::<Vec<_>>()
     });
+    for (at, images) in versions.iter().enumerate() {
+        for (number, pages) in images.iter().enumerate() {
+            let mut whole = world
+                .whole
+                .iter()
+                .map(|&page| pages[page] < operations(world));
+            let first = whole.next();
+            assert!(
+                whole.all(|is_old| Some(is_old) == first),
+                "{what}: pool {at}, image {number}: a part of a transaction"
+            );
+        }
+    }
     for (i, one) in found[0].iter().enumerate() {
         for (j, other) in found[1].iter().enumerate() {
             let pages = versions[0][i].iter().zip(&versions[1][j]);
@@ -311,6 +362,11 @@ fn check(world: &World, moment: &[CrashPoint; 2], certain: usize, what: &str, ta
         let at = |which: usize, turn: usize| images[which][turn % images[which].len()].clone();
         go_on([at(0, turn), at(1, last - 1 - turn)]);
     }
+}
+
+/// How many operations there were.
+fn operations(world: &World) -> usize {
+    world.held[0].len() - 1
 }
 
 /// The first operation after which the page was as it is found; none if it
@@ -355,7 +411,7 @@ fn enumerate(
     let moments = std::mem::take(&mut *world.both.moments.lock().expect("no panic inside"));
     let during = &moments[prepared..];
     assert!(!during.is_empty(), "{what}: a write has a fence");
-    let operations = world.held[0].len() - 1;
+    let operations = operations(&world);
     for (number, moment) in during.iter().enumerate() {
         let what = format!("{what}, before fence {number}");
         check(&world, moment, operations - 1, &what, &mut tally);
@@ -398,6 +454,32 @@ fn several_pages_of_one_record() {
 #[test]
 fn several_records_of_one_write() {
     check_write(4, PAGE_BYTES / 2, 3 * PAGE_BYTES);
+}
+
+/// As [`check_write`], for a transaction.
+fn check_transaction(pages: usize, runs: &[(usize, usize, Option<u8>)]) {
+    let what = format!("{runs:?} over {pages} pages");
+    let tally = enumerate(pages, &what, |_| (), |world| world.transact(runs));
+    assert!(tally.pairs >= 1000, "{what}: {} pairs", tally.pairs);
+    assert!(tally.differing > 0, "{what}: the pools never differed");
+}
+
+#[test]
+fn a_transaction_is_whole_in_each_pool() {
+    check_transaction(
+        8,
+        &[(1, 1, Some(0x80)), (4, 2, Some(0x81)), (7, 1, Some(0x82))],
+    );
+}
+
+#[test]
+fn a_transaction_clears_and_writes_as_a_whole_in_each_pool() {
+    check_transaction(8, &[(6, 2, None), (0, 1, Some(0x80)), (3, 1, None)]);
+}
+
+#[test]
+fn the_first_transaction_of_an_object_links_its_nodes_in_each_pool() {
+    check_transaction(0, &[(2, 1, Some(0x80)), (9, 3, Some(0x81))]);
 }
 
 /// Its data is in one pool for good; whatever becomes of the write after it,

@@ -10,10 +10,11 @@ use super::recover::{self, Kind};
 use super::world::{End, World};
 use crate::control::Range;
 use crate::session::{Member, Session, clear, write};
+use crate::transaction::transact;
 use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Stamp;
+use pagemesh_base::slice::{Part, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -103,6 +104,35 @@ impl World<'_> {
         Ok(Some(end))
     }
 
+    /// Changes parts through a session, as a whole.
+    pub(super) fn transact(
+        &mut self,
+        client: usize,
+        slice: SliceId,
+        parts: &[Part],
+        open: u32,
+        death: Option<i64>,
+    ) -> Result<Option<End>, Wrong> {
+        let pages = |part: &Part| Self::byte_pages(part.offset(), part.len());
+        let is_locked = parts.iter().any(|part| self.is_locked(slice, pages(part)));
+        if self.clients[client].died_in.is_some() || is_locked {
+            return Ok(None);
+        }
+        let effects = self.transaction_effects(slice, parts);
+        let end = self.change(
+            client,
+            slice,
+            effects,
+            open,
+            death,
+            |session, handle, stamp| {
+                transact(&mut [Member { session, handle }], parts, stamp)
+                    .map_err(|failure| failure.cause)
+            },
+        )?;
+        Ok(Some(end))
+    }
+
     fn shown(&self, slice: SliceId) -> Thing<Content> {
         let mut held = self.oracle.now();
         held.remove(&slice).expect("the model has it")
@@ -132,6 +162,32 @@ impl World<'_> {
             rest = &rest[taken..];
         }
         effects
+    }
+
+    /// All records of a transaction are there or none: to the model they are
+    /// one.
+    fn transaction_effects(&self, slice: SliceId, parts: &[Part]) -> Vec<Effect> {
+        let shown = self.shown(slice);
+        let mut pages = Vec::new();
+        for part in parts {
+            let (offset, len) = (part.offset(), part.len());
+            match part {
+                Part::Write { data, .. } => {
+                    let chunks = data.as_chunks::<PAGE_BYTES>().0.iter();
+                    let first = offset / PAGE_BYTES as u64;
+                    pages.extend((first..).zip(chunks.map(|bytes| Some(content(*bytes)))));
+                }
+                Part::Clear { .. } => {
+                    let mapped = |page: &u64| shown.pages.contains_key(page);
+                    let cleared = Self::byte_pages(offset, len).filter(mapped);
+                    pages.extend(cleared.map(|page| (page, None)));
+                }
+            }
+        }
+        match pages.is_empty() {
+            true => Vec::new(),
+            false => vec![Effect::Pages(slice, pages)],
+        }
     }
 
     fn clear_effects(&self, slice: SliceId, offset: u64, len: u64) -> Vec<Effect> {

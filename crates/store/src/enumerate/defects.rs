@@ -56,6 +56,9 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::RecoveryNotSynced, Sequences(Kind::File, false)),
     (Defect::SlotsBeforeFrames, Hidden),
     (Defect::LostNodeKept, Operations(Kind::File)),
+    (Defect::GroupHalfRecovered, Operations(Kind::Memory)),
+    (Defect::GroupHalfRecovered, Operations(Kind::File)),
+    (Defect::GroupPublishedEarly, Deaths),
 ];
 
 /// Runs the workload until something is wrong.

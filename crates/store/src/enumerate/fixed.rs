@@ -1,7 +1,7 @@
 //! Every operation, every pair, and every access at which a session can die.
 
 use super::model::{Held, Oracle, Wrong};
-use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op};
+use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, Run};
 use super::recover::{self, Kind};
 use super::world::World;
 use super::{Budget, POOL_BYTES, Tally, guard};
@@ -158,6 +158,18 @@ pub(super) fn all() -> Vec<Op> {
         open: 0,
         death: None,
     };
+    let run = |page, pages, is_written| Run {
+        page,
+        pages,
+        is_written,
+    };
+    let transact = |client, slice, runs| Op::Transact {
+        client,
+        slice,
+        runs,
+        open: 1,
+        death: None,
+    };
     vec![
         write(0, MAIN, PAGE, PAGE, 0),
         write(0, MAIN, 30 * PAGE, PAGE, 1),
@@ -173,6 +185,25 @@ pub(super) fn all() -> Vec<Op> {
         clear(PAGE, 2 * PAGE),
         clear(3 * PAGE + 8, 64),
         clear(8, 3 * PAGE),
+        // Three records, one of several lines.
+        transact(
+            0,
+            MAIN,
+            vec![run(1, 4, true), run(20, 1, true), run(33, 1, true)],
+        ),
+        // Two leaves, the second of which is linked for it; what is not mapped
+        // is left out.
+        transact(
+            1,
+            MAIN,
+            vec![run(510, 4, true), run(0, 2, false), run(7, 9, false)],
+        ),
+        transact(
+            0,
+            MAIN,
+            vec![run(1, 1, false), run(3, 1, false), run(20, 2, false)],
+        ),
+        transact(1, MAIN, vec![run(540, 3, false)]),
         Op::Create,
         Op::Grow(MAIN),
         Op::Delete(MAIN),
@@ -268,13 +299,17 @@ fn every_pair_in_a_file() {
 /// A session dies at each of its accesses; meanwhile another writes, the owner
 /// makes a checkpoint, ends the dead one, and the other goes on.
 pub(super) fn deaths(budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
-    let changes = all()
-        .into_iter()
-        .filter(|op| matches!(op, Op::Write { slice: MAIN, .. } | Op::Clear { .. }));
+    let changes = all().into_iter().filter(|op| match op {
+        Op::Write { slice, .. } => *slice == MAIN,
+        Op::Clear { .. } | Op::Transact { .. } => true,
+        _ => false,
+    });
     for change in changes {
         for accesses in 0.. {
             let mut victim = change.clone();
-            let (Op::Write { client, death, .. } | Op::Clear { client, death, .. }) = &mut victim
+            let (Op::Write { client, death, .. }
+            | Op::Clear { client, death, .. }
+            | Op::Transact { client, death, .. }) = &mut victim
             else {
                 unreachable!("only changes were chosen");
             };

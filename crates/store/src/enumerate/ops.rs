@@ -4,6 +4,7 @@ use super::model::{Effect, Entry, Wrong};
 use super::world::{End, World};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Part;
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
@@ -14,6 +15,15 @@ pub(super) const FILL: SliceId = SliceId(Uuid::from_u128(3));
 pub(super) const MAIN_PAGES: u64 = 560;
 pub(super) const OTHER_PAGES: u64 = 24;
 const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A part of a transaction, in pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) page: u64,
+    pub(super) pages: u64,
+    /// Else it is cleared.
+    pub(super) is_written: bool,
+}
 
 /// One operation. Bytes and lengths are bytes.
 #[derive(Clone, Debug)]
@@ -31,6 +41,13 @@ pub(super) enum Op {
         slice: SliceId,
         at: u64,
         len: u64,
+        open: u32,
+        death: Option<i64>,
+    },
+    Transact {
+        client: usize,
+        slice: SliceId,
+        runs: Vec<Run>,
         open: u32,
         death: Option<i64>,
     },
@@ -59,6 +76,17 @@ pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+fn part(run: &Run, tag: u64) -> Part {
+    let (offset, len) = (run.page * PAGE, run.pages * PAGE);
+    match run.is_written {
+        true => Part::Write {
+            offset,
+            data: bytes(tag, len as usize).into(),
+        },
+        false => Part::Clear { offset, len },
+    }
 }
 
 /// Does an operation; one that the state of the world rules out is left.
@@ -91,6 +119,25 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
                 return Ok(());
             };
             let end = world.clear(client, slice, at, len, open, death)?;
+            note(world, end);
+        }
+        Op::Transact {
+            client,
+            slice,
+            ref runs,
+            open,
+            death,
+        } => {
+            let size = world.entry(slice).map_or(0, |entry| entry.pages);
+            let runs = runs.iter().filter(|run| run.page + run.pages <= size);
+            let parts: Vec<Part> = (0..)
+                .zip(runs)
+                .map(|(number, run)| part(run, tag << 8 | number))
+                .collect();
+            if parts.is_empty() || client >= world.clients.len() {
+                return Ok(());
+            }
+            let end = world.transact(client, slice, &parts, open, death)?;
             note(world, end);
         }
         Op::Create => {

@@ -3,7 +3,7 @@
 
 use super::fixed::base;
 use super::model::Wrong;
-use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op};
+use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op, Run};
 use super::recover::Kind;
 use super::{Budget, Tally, guard};
 use pagemesh_base::layout::SliceId;
@@ -24,6 +24,8 @@ const LIVES: u64 = 4;
 pub(super) struct Plan {
     pub(super) kind: Kind,
     pub(super) is_full: bool,
+    /// Whether some operations are transactions.
+    pub(super) transacts: bool,
     pub(super) budget: Budget,
 }
 
@@ -65,13 +67,43 @@ fn range(dice: &mut Dice, slice: SliceId) -> (u64, u64) {
     }
 }
 
+/// Up to five parts that do not overlap.
+fn runs(dice: &mut Dice, slice: SliceId) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for _ in 0..2 + dice.roll(4) {
+        let run = Run {
+            page: place(dice, slice),
+            pages: dice.any(&[1, 1, 1, 2, 4]),
+            is_written: dice.roll(4) != 0,
+        };
+        let is_beside = |other: &Run| {
+            other.page + other.pages <= run.page || run.page + run.pages <= other.page
+        };
+        if runs.iter().all(is_beside) {
+            runs.push(run);
+        }
+    }
+    runs
+}
+
 fn choose(dice: &mut Dice, plan: Plan) -> Op {
     let slice = dice.any(&[MAIN, MAIN, MAIN, OTHER]);
     let client = dice.roll(2) as usize;
     let open = dice.any(&[0, 0, 1, 2, 5]);
     // On a file a session is a thread of the owner: they die together.
+    let is_transaction = plan.transacts && dice.roll(5) == 0;
     let mortal = plan.kind == Kind::Memory && dice.roll(6) == 0;
     let death = mortal.then(|| dice.roll(90) as i64);
+    if is_transaction {
+        let runs = runs(dice, slice);
+        return Op::Transact {
+            client,
+            slice,
+            runs,
+            open,
+            death,
+        };
+    }
     match dice.roll(40) {
         0..=19 => {
             let (at, len) = range(dice, slice);
@@ -200,6 +232,7 @@ pub(super) const fn plan(kind: Kind, is_full: bool) -> Plan {
     Plan {
         kind,
         is_full,
+        transacts: true,
         budget: BUDGET,
     }
 }
@@ -246,7 +279,11 @@ fn sequences_that_found_something() {
     // write was refused, or the pool.
     for (is_full, seed) in [(false, 79), (true, 1043), (true, 100_053)] {
         let mut tally = Tally::default();
-        let outcome = guard(|| run(plan(Kind::File, is_full), seed, &mut tally));
+        let found_by = Plan {
+            transacts: false,
+            ..plan(Kind::File, is_full)
+        };
+        let outcome = guard(|| run(found_by, seed, &mut tally));
         outcome.unwrap_or_else(|wrong| panic!("seed {seed}, after {tally:?}: {wrong:?}"));
     }
 }

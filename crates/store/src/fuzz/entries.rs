@@ -5,7 +5,7 @@ use super::target;
 use crate::geometry::{Geometry, LANES_MAX, OBJECT_BYTES};
 use crate::object::{Object, State};
 use crate::record::{
-    Change, Entry, ObjectRecord, PAGES_MAX, Place, Record, encode_pad, is_pad, seal,
+    Change, Entry, ObjectRecord, PAGES_MAX, Place, Record, Standing, encode_pad, is_pad, seal,
 };
 use crate::slot::{Slot, TRACK_MAX};
 use crate::superblock::{BadSuperblock, Superblock};
@@ -118,7 +118,23 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         page: PageNo(512),
         op: 9,
         open: 1,
+        standing: Standing::default(),
         changes: (0..pages).map(change).collect(),
+    };
+    let mut lines = Vec::new();
+    Entry::Map(record).encode(&place(), &mut lines);
+    flat(&lines)
+}
+
+/// The second of three records of a group.
+fn group() -> Vec<u8> {
+    let mut record = Record::empty();
+    let alone = map(4, 0);
+    let (lines, _) = alone.as_chunks();
+    record.decode_from(lines, &place()).expect("a record");
+    record.standing = Standing {
+        lines_before: 3,
+        goes_on: true,
     };
     let mut lines = Vec::new();
     Entry::Map(record).encode(&place(), &mut lines);
@@ -160,6 +176,7 @@ fn fuzz_record() {
             map(1, 4),
             map(4, 0),
             map(20, 1),
+            group(),
             flat(&lines),
             encode_pad(&place()).to_vec(),
         ])

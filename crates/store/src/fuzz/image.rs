@@ -11,10 +11,11 @@ use crate::pool::{ObjectError, Pool, format};
 use crate::recovery::{PoolError, recover};
 use crate::session::{Member, Session, clear, write};
 use crate::superblock::BadSuperblock;
+use crate::transaction::transact;
 use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::Stamp;
+use pagemesh_base::slice::{Part, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Recorder;
 use std::hash::Hash;
@@ -69,6 +70,26 @@ fn page(byte: u8) -> Vec<u8> {
     vec![byte; PAGE_BYTES]
 }
 
+/// A pool whose last lines of a lane are groups of records.
+fn with_groups() -> pagemesh_pmem::Image {
+    let media = Arc::new(Recorder::new(POOL_BYTES));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let mut pool = open(&media).expect("a sound pool");
+    pool.create(OLD, SLICE_BYTES).expect("an object");
+    let handle = pool.handle(OLD).expect("the object");
+    let mut session = session(&mut pool).expect("a session");
+    for op in 1..4 {
+        let part = |number: u64| Part::Write {
+            offset: (op + number * 7) * PAGE_BYTES as u64,
+            data: page((op + number) as u8).into(),
+        };
+        let parts: Vec<Part> = (0..4).map(part).collect();
+        let session = &mut session;
+        transact(&mut [Member { session, handle }], &parts, stamp(op)).expect("room");
+    }
+    media.crash_point().everything()
+}
+
 /// Pools as the code leaves them: new, in use, closed, emptied, torn.
 fn bases() -> Vec<pagemesh_pmem::Image> {
     let media = Arc::new(Recorder::new(POOL_BYTES));
@@ -106,6 +127,7 @@ fn bases() -> Vec<pagemesh_pmem::Image> {
     while pool.tend().expect("a sound pool") {}
     pool.close().expect("a sound pool");
     bases.push(media.crash_point().everything());
+    bases.push(with_groups());
     bases
 }
 
@@ -336,7 +358,7 @@ fn read_back(pool: &mut Pool<Recorder>, pages: &[(u64, Vec<u8>)]) {
 }
 
 fn scripts() -> Vec<Vec<u8>> {
-    let none = (0..5).map(|base| vec![base]);
+    let none = (0..6).map(|base| vec![base]);
     let one = |base: u8, what: u8, unit: u8, at: u16, value: u64| {
         let [low, high] = at.to_le_bytes();
         let mut script = vec![base, what, unit, low, high];
@@ -344,7 +366,7 @@ fn scripts() -> Vec<Vec<u8>> {
         assert_eq!(script.len(), 1 + CHANGE_BYTES);
         script
     };
-    let each = (0..5).flat_map(|base| (0..16).map(move |what| (base, what)));
+    let each = (0..6).flat_map(|base| (0..16).map(move |what| (base, what)));
     let each = each.map(|(base, what)| one(base, what, 1, 8, 0x0302_0000_0000_0007));
     // Numbers that are counted on: generation, incarnation, checkpoint, heads,
     // a record's seq and its first page.

@@ -11,4 +11,5 @@ mod locks;
 mod medium;
 mod scrub;
 mod slots;
+mod transactions;
 mod world;
