@@ -4,7 +4,6 @@
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use pagemesh_sim::{Outcome, run};
-use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -150,33 +149,11 @@ fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> an
     }
 }
 
-/// Sums over histories.
+/// What histories came to.
 #[derive(Default)]
 struct Sums {
-    acknowledged: u64,
-    failed: u64,
-    messages: u64,
-    repaired: u64,
-    sectors: u64,
-    given_up: u64,
-    simulated_s: u64,
-    faults: BTreeMap<&'static str, u64>,
+    outcome: Outcome,
     broken: Vec<(u64, String)>,
-}
-
-impl Sums {
-    fn add(&mut self, outcome: Outcome) {
-        self.acknowledged += outcome.acknowledged;
-        self.failed += outcome.failed;
-        self.messages += outcome.messages;
-        self.repaired += outcome.repaired;
-        self.sectors += outcome.sectors;
-        self.given_up += outcome.given_up;
-        self.simulated_s += outcome.time.as_secs();
-        for (fault, count) in outcome.faults {
-            *self.faults.entry(fault).or_default() += count;
-        }
-    }
 }
 
 fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
@@ -194,7 +171,7 @@ fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
                     let result = run(seed, false);
                     let mut sums = sums.lock().expect("no panic");
                     match result {
-                        Ok(outcome) => sums.add(outcome),
+                        Ok(outcome) => sums.outcome.add(outcome),
                         Err(broken) => {
                             let first = broken.lines().next().unwrap_or_default();
                             println!("seed {seed}: {first}\n  cargo xtask sim --seed {seed}");
@@ -205,24 +182,28 @@ fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
             });
         }
     });
-    let sums = sums.into_inner().expect("no panic");
+    let Sums { outcome, broken } = sums.into_inner().expect("no panic");
     println!(
         "{seeds} histories in {:.1} s: {} requests acknowledged, {} failed, {} messages, {} pages \
          repaired, {} s simulated; {} sectors searched, {} given up",
         began.elapsed().as_secs_f64(),
-        sums.acknowledged,
-        sums.failed,
-        sums.messages,
-        sums.repaired,
-        sums.simulated_s,
-        sums.sectors,
-        sums.given_up,
+        outcome.acknowledged,
+        outcome.failed,
+        outcome.messages,
+        outcome.repaired,
+        outcome.time.as_secs(),
+        outcome.sectors,
+        outcome.given_up,
     );
-    for (fault, count) in &sums.faults {
+    for (fault, count) in &outcome.faults {
         println!("{count:>9} {fault}");
     }
-    if !sums.broken.is_empty() {
-        bail!("{} of {seeds} histories are broken", sums.broken.len());
+    if !broken.is_empty() {
+        bail!("{} of {seeds} histories are broken", broken.len());
+    }
+    let missing = outcome.missing();
+    if !missing.is_empty() {
+        bail!("what should happen did not: {}", missing.join("; "));
     }
     Ok(())
 }

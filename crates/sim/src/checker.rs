@@ -75,8 +75,11 @@ pub(crate) struct Checker {
     events: Vec<Event>,
     /// The highest attachment.
     present: u32,
-    /// A leg was out of its reach: who still reaches that one may read there.
+    /// A leg is out of its reach: who still reaches that one may read there.
     is_partial: bool,
+    /// Reads of clients before it with lower numbers may have been answered
+    /// there.
+    unfenced_below: usize,
 }
 
 /// What the search came to.
@@ -127,15 +130,17 @@ impl Checker {
 
     /// A read has ended with these bytes.
     pub(crate) fn read(&mut self, number: usize, data: &[u8]) -> Result<(), String> {
-        if self.is_partial && self.operations[number].attachment < self.present {
-            return Ok(());
-        }
         let values: Result<Vec<u64>, String> = data
             .chunks(SECTOR as usize)
             .map(|sector| value_of(sector).map_err(|why| format!("{}: {why}", self.name(number))))
             .collect();
+        let values = values?;
+        let is_unfenced = self.is_partial || number < self.unfenced_below;
+        if is_unfenced && self.operations[number].attachment < self.present {
+            return Ok(());
+        }
         let operation = &mut self.operations[number];
-        operation.kind = Kind::Read(values?);
+        operation.kind = Kind::Read(values);
         operation.is_known = true;
         self.end(number, Ending::Done)
     }
@@ -143,10 +148,25 @@ impl Checker {
     /// From now on older clients can do nothing.
     pub(crate) fn attached(&mut self, attachment: u32, is_partial: bool) {
         if attachment >= self.present {
+            self.reached_all();
             self.is_partial = is_partial;
         }
         self.present = self.present.max(attachment);
         self.events.push(Event::Attached(attachment));
+    }
+
+    /// The newest client has reached every leg: what older ones read from now
+    /// on is refused.
+    pub(crate) fn reached_all(&mut self) {
+        if std::mem::take(&mut self.is_partial) {
+            self.unfenced_below = self.operations.len();
+        }
+    }
+
+    /// Whether the newest client has this attachment, and has not reached every
+    /// leg yet.
+    pub(crate) fn is_partial(&self, attachment: u32) -> bool {
+        self.is_partial && attachment == self.present
     }
 
     fn name(&self, number: usize) -> String {

@@ -72,6 +72,8 @@ pub(crate) struct Asked {
     pub(crate) operation: usize,
     /// The first byte of what is read.
     pub(crate) from: u64,
+    /// Nothing but success may be the answer.
+    pub(crate) is_certain: bool,
     /// When, as the witness counts.
     pub(crate) begun: u64,
 }

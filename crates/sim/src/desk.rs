@@ -5,7 +5,8 @@
 
 use crate::cluster::{Cluster, guard, tell};
 use crate::dice::Dice;
-use crate::house::status;
+use crate::disk::Disk;
+use crate::house::{Death, status};
 use crate::network::Peer;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
@@ -17,13 +18,12 @@ use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
 use pagemesh_manage::{Bricks, Durability, Manager, Settings};
 use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
-use redb::StorageBackend;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uuid::Uuid;
@@ -36,67 +36,6 @@ thread_local! {
 fn next_id() -> Uuid {
     LAST_ID.set(LAST_ID.get() + 1);
     Uuid::from_u128(LAST_ID.get())
-}
-
-#[derive(Debug, Default)]
-struct Sectors {
-    bytes: Vec<u8>,
-    /// Writes until it takes no more.
-    left: Option<u32>,
-}
-
-/// The manager's disk; it keeps what was written before it failed.
-#[derive(Clone, Debug, Default)]
-struct Disk(Arc<Mutex<Sectors>>);
-
-impl Disk {
-    /// What is on it, for the next manager: the one before reaches it no more.
-    fn leave(&self) -> Disk {
-        let bytes = std::mem::take(&mut guard(&self.0).bytes);
-        guard(&self.0).left = Some(0);
-        Disk(Arc::new(Mutex::new(Sectors { bytes, left: None })))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
-        let mut sectors = guard(&self.0);
-        match &mut sectors.left {
-            Some(0) => return Err(io::Error::other("the disk is gone")),
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        change(&mut sectors.bytes);
-        Ok(())
-    }
-
-    fn has_failed(&self) -> bool {
-        guard(&self.0).left == Some(0)
-    }
-}
-
-impl StorageBackend for Disk {
-    fn len(&self) -> io::Result<u64> {
-        Ok(guard(&self.0).bytes.len() as u64)
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let sectors = guard(&self.0);
-        let range = offset as usize..offset as usize + out.len();
-        let found = sectors.bytes.get(range);
-        out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.change(|bytes| bytes.resize(len as usize, 0))
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.change(|_| {})
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.change(|bytes| bytes[offset as usize..][..data.len()].copy_from_slice(data))
-    }
 }
 
 struct FakeClock(Arc<Cluster>);
@@ -129,12 +68,16 @@ pub(crate) struct Desk {
     disk: Mutex<Disk>,
     manager: Mutex<Option<Arc<Manager>>>,
     dice: Mutex<Dice>,
+    /// What a loss of power leaves on the disk.
+    lots: Mutex<Dice>,
     /// Clients that cannot reach it.
     cut: Mutex<BTreeSet<u32>>,
     /// One answer in so many is lost; 0 for none.
     deaf: Mutex<u64>,
     /// By epoch.
     layouts: Mutex<BTreeMap<u32, Layout>>,
+    /// The epoch of the last attach that it made, whether it was heard or not.
+    last_attach: AtomicU32,
 }
 
 impl Desk {
@@ -144,10 +87,12 @@ impl Desk {
             cluster: Arc::clone(cluster),
             disk: Mutex::default(),
             manager: Mutex::default(),
+            lots: Mutex::new(dice.beside()),
             dice: Mutex::new(dice),
             cut: Mutex::default(),
             deaf: Mutex::default(),
             layouts: Mutex::default(),
+            last_attach: AtomicU32::new(0),
         });
         desk.start();
         desk
@@ -182,20 +127,29 @@ impl Desk {
         }
     }
 
-    /// Ends the manager's process.
-    pub(crate) fn kill(&self) {
+    /// Ends the manager's process, or its machine. Tells which.
+    pub(crate) fn kill(&self) -> Death {
+        let death = match guard(&self.lots).one_in(2) {
+            true => Death::Process,
+            false => Death::Power,
+        };
+        self.die(death);
+        death
+    }
+
+    pub(crate) fn die(&self, death: Death) {
         let mut disk = guard(&self.disk);
-        let next = disk.leave();
+        let next = disk.leave(death, &mut guard(&self.lots));
         *disk = next;
         drop(disk);
         if guard(&self.manager).take().is_some() {
-            tell!(self.cluster, "the manager dies");
+            tell!(self.cluster, "the manager dies: {death:?}");
         }
     }
 
     /// Its disk, and with it its process, ends after so many writes.
     pub(crate) fn light(&self, writes: u32) {
-        guard(&guard(&self.disk).0).left = Some(writes);
+        guard(&self.disk).light(Some(writes));
     }
 
     pub(crate) fn cut(&self, client: u32) {
@@ -209,7 +163,7 @@ impl Desk {
     pub(crate) fn mend(&self) {
         guard(&self.cut).clear();
         self.be_deaf(0);
-        guard(&guard(&self.disk).0).left = None;
+        guard(&self.disk).light(None);
         self.start();
     }
 
@@ -308,6 +262,11 @@ impl Desk {
         guard(&self.layouts).insert(layout.epoch.0, layout.clone());
     }
 
+    /// Whether somebody took the volume after this attachment was made.
+    pub(crate) fn is_superseded(&self, attachment: u32) -> bool {
+        self.last_attach.load(Ordering::Relaxed) > attachment
+    }
+
     /// The layout of an epoch that a client was told of.
     pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
         let layouts = guard(&self.layouts);
@@ -340,9 +299,13 @@ impl Authority for Counter {
         let wish = wire::AttachVolume {
             client: client.to_owned(),
         };
-        let told = self
-            .desk
-            .ask(self.client, "attach", |m| m.attach(name, &trip(&wish)))?;
+        let told = self.desk.ask(self.client, "attach", |m| {
+            let made = m.attach(name, &trip(&wish))?;
+            self.desk
+                .last_attach
+                .fetch_max(made.layout.epoch.0, Ordering::Relaxed);
+            Ok(made)
+        })?;
         self.desk.keep(&told.layout);
         Ok(attached(told.layout, told.bricks))
     }

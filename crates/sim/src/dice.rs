@@ -41,6 +41,12 @@ impl Dice {
         Duration::from_micros(self.roll(below))
     }
 
+    /// Dice for what came later than seeds that are kept: these roll on as if
+    /// there were none.
+    pub(crate) fn beside(&self) -> Dice {
+        Dice(self.clone().word() ^ 0x5bd1_e995_7f4a_7c15)
+    }
+
     /// Other dice, so that who rolls there does not change the rolls here.
     pub(crate) fn split(&mut self) -> Dice {
         Dice(self.word())

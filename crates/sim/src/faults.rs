@@ -48,7 +48,7 @@ pub(crate) struct Siege {
 
 impl Life {
     fn count(&mut self, name: &'static str) {
-        *self.outcome.faults.entry(name).or_default() += 1;
+        self.outcome.count(name, 1);
     }
 
     /// Whom faults may hit.
@@ -189,6 +189,8 @@ impl Life {
         for house in 0..self.plan.pools.len() {
             self.cluster.kill(house, Death::Power);
         }
+        self.desk.die(Death::Power);
+        self.desk.start();
         while !self.clients.is_empty() {
             self.leave(0);
         }
@@ -223,11 +225,11 @@ impl Life {
         match self.dice.roll(5) {
             0 => {
                 self.count("manager killed");
-                self.desk.kill();
+                self.kill_manager();
             }
             1 => {
                 self.count("manager restarted");
-                self.desk.kill();
+                self.kill_manager();
                 self.desk.start();
             }
             2 => {
@@ -246,6 +248,12 @@ impl Life {
                     self.desk.cut(client);
                 }
             }
+        }
+    }
+
+    fn kill_manager(&mut self) {
+        if self.desk.kill() == Death::Power {
+            self.count("power of the manager lost");
         }
     }
 
@@ -443,21 +451,6 @@ impl Life {
             delayed: odds(dice, 8),
             overtaking: dice.one_in(2),
         };
-        if weather.lost > 0 {
-            self.count("messages lost");
-        }
-        if weather.repeated > 0 {
-            self.count("messages repeated");
-        }
-        if weather.corrupted > 0 {
-            self.count("messages corrupted");
-        }
-        if weather.delayed > 0 {
-            self.count("messages delayed");
-        }
-        if weather.overtaking {
-            self.count("replies overtake");
-        }
         tell!(self.cluster, "{weather:?}");
         self.cluster.net().weather = weather;
     }

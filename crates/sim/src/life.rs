@@ -85,9 +85,11 @@ impl Plan {
     }
 }
 
-/// What a history came to.
+/// What a history came to, or many of them.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
+    /// How many these are.
+    pub histories: u64,
     /// The same for two runs of a seed.
     pub digest: u64,
     /// Operations that were acknowledged, and those that were not.
@@ -96,7 +98,7 @@ pub struct Outcome {
     pub failed: u64,
     /// Messages sent.
     pub messages: u64,
-    /// Faults injected, by name.
+    /// Faults that happened, by name.
     pub faults: std::collections::BTreeMap<&'static str, u64>,
     /// Sectors searched, and those that were given up.
     pub sectors: u64,
@@ -125,6 +127,8 @@ pub(crate) struct Life {
     pub(crate) idle: u32,
     pub(crate) siege: Option<Siege>,
     pub(crate) crowd: Option<Crowd>,
+    /// All is well again: every request that begins now succeeds.
+    pub(crate) is_well: bool,
     pub(crate) outcome: Outcome,
 }
 
@@ -165,6 +169,7 @@ impl Life {
             idle: 0,
             siege: None,
             crowd: None,
+            is_well: false,
             outcome: Outcome::default(),
         };
         life.enter();
@@ -277,6 +282,10 @@ impl Life {
             }
             None => {}
         }
+        let client = &self.clients[at];
+        if self.checker.is_partial(client.attachment) && client.is_healthy() {
+            self.checker.reached_all();
+        }
         self.reap(at)
     }
 
@@ -284,9 +293,17 @@ impl Life {
     pub(crate) fn leave(&mut self, at: usize) {
         let client = self.clients.remove(at);
         tell!(self.cluster, "client {} is gone", client.number);
-        if let Some(status) = client.driven.status() {
-            self.outcome.repaired += status.counters.pages_repaired;
-        }
+        self.account(&client);
+    }
+
+    /// Adds what a client that ends has counted.
+    pub(crate) fn account(&mut self, client: &Client) {
+        let Some(status) = client.driven.status() else {
+            return;
+        };
+        self.outcome.repaired += status.counters.pages_repaired;
+        self.outcome
+            .count("reads hedged", status.counters.reads_hedged);
     }
 
     pub(crate) fn pass(&mut self, by: Duration) {
@@ -343,9 +360,14 @@ pub fn run(seed: u64, is_printed: bool) -> Result<Outcome, String> {
         }
         lived?;
         let mut outcome = life.outcome.clone();
+        outcome.histories = 1;
         outcome.digest = life.cluster.digest();
         outcome.time = life.cluster.now();
-        outcome.messages = life.cluster.net().messages;
+        let net = life.cluster.net();
+        outcome.messages = net.messages;
+        for (name, times) in net.mishaps.named() {
+            outcome.count(name, times);
+        }
         Ok(outcome)
     }));
     ended.unwrap_or_else(|payload| {

@@ -112,6 +112,28 @@ pub(crate) struct Weather {
     pub(crate) overtaking: bool,
 }
 
+/// What went wrong with single messages, counted.
+#[derive(Default)]
+pub(crate) struct Mishaps {
+    lost: u64,
+    repeated: u64,
+    corrupted: u64,
+    delayed: u64,
+    overtaken: u64,
+}
+
+impl Mishaps {
+    pub(crate) fn named(&self) -> [(&'static str, u64); 5] {
+        [
+            ("messages lost", self.lost),
+            ("messages repeated", self.repeated),
+            ("messages corrupted", self.corrupted),
+            ("messages delayed", self.delayed),
+            ("replies overtaken", self.overtaken),
+        ]
+    }
+}
+
 pub(crate) struct Network {
     pub(crate) now: Duration,
     pub(crate) weather: Weather,
@@ -121,6 +143,7 @@ pub(crate) struct Network {
     cuts: BTreeMap<(Peer, usize), Cut>,
     slow: Vec<bool>,
     pub(crate) messages: u64,
+    pub(crate) mishaps: Mishaps,
 }
 
 fn one_in(dice: &mut Dice, sides: u64) -> bool {
@@ -138,6 +161,7 @@ impl Network {
             cuts: BTreeMap::new(),
             slow: vec![false; houses],
             messages: 0,
+            mishaps: Mishaps::default(),
         }
     }
 
@@ -221,6 +245,7 @@ impl Network {
             dice,
             lines,
             messages,
+            mishaps,
             slow,
             ..
         } = self;
@@ -236,15 +261,18 @@ impl Network {
         lane.partial.extend_from_slice(bytes);
         while let Some(message) = whole(&mut lane.partial) {
             *messages += 1;
-            let times = if one_in(dice, weather.repeated) { 2 } else { 1 };
-            for _ in 0..times {
+            let is_repeated = one_in(dice, weather.repeated);
+            mishaps.repeated += u64::from(is_repeated);
+            for _ in 0..1 + u32::from(is_repeated) {
                 let mut message = message.clone();
                 if one_in(dice, weather.corrupted) {
+                    mishaps.corrupted += 1;
                     let at = dice.roll(message.len() as u64) as usize;
                     message[at] ^= 1 << dice.roll(8);
                 }
                 let mut at = *now + Duration::from_micros(20) + dice.micros(100);
                 if one_in(dice, weather.delayed) {
+                    mishaps.delayed += 1;
                     at += dice.micros(20_000);
                 }
                 if is_slow {
@@ -256,9 +284,11 @@ impl Network {
                 }
                 lane.last = lane.last.max(at);
                 let place = lane.messages.partition_point(|(other, _)| *other <= at);
+                mishaps.overtaken += (lane.messages.len() - place) as u64;
                 lane.messages.insert(place, (at, message));
             }
             if one_in(dice, weather.lost) {
+                mishaps.lost += 1;
                 lane.messages.pop_back();
                 lane.stuck_since = lane.stuck_since.or(Some(*now));
             }

@@ -2,12 +2,14 @@
 //! be right.
 
 use crate::checker::{SECTOR, value_of};
+use crate::client::Client;
 use crate::cluster::tell;
 use crate::life::Life;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::Leg;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::worker::Worker;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Steps in which all must have come to rest, and time that may pass.
@@ -16,6 +18,8 @@ const TIME_MAX: Duration = Duration::from_secs(600);
 /// Rounds of housekeeping after which everything deleted is free.
 const ROUNDS_MAX: u32 = 200;
 const PAGE: u64 = 4096;
+/// Sectors of a request at the end.
+const PART: u64 = 256;
 
 impl Life {
     /// Ends all faults, waits, and checks everything.
@@ -29,13 +33,20 @@ impl Life {
                 self.leave(0);
             }
             self.enter();
-            self.make_room()?;
+            self.until_attached()?;
+            self.is_well = true;
+            self.read_all()?;
+            self.make_room();
         }
         self.until_calm()?;
+        // A channel hears that a column is back when it looks at its answers.
+        self.reap(0)?;
+        self.is_well = true;
         self.read_all()?;
-        let repaired = self.clients[0].driven.status();
-        self.outcome.repaired += repaired.map_or(0, |status| status.counters.pages_repaired);
-        self.clients.clear();
+        self.write_all()?;
+        for client in std::mem::take(&mut self.clients) {
+            self.account(&client);
+        }
         self.settle_lines();
         self.compare_legs()?;
         let searched = self.checker.check(self.sectors)?;
@@ -93,7 +104,9 @@ impl Life {
         let over = self.clients.iter().position(|client| {
             let is_idle = client.threads.iter().all(|t| t.pending.is_empty());
             let is_older = client.attachment > 0 && Some(client.attachment) < present;
-            is_idle && (is_older || client.is_fenced())
+            // One that is fenced by nobody stays, and there is no rest.
+            let is_fenced = client.is_fenced() && self.desk.is_superseded(client.attachment);
+            is_idle && (is_older || is_fenced)
         });
         if let Some(at) = over {
             self.leave(at);
@@ -103,22 +116,36 @@ impl Life {
         }
     }
 
-    /// A volume that fills its pools is emptied, so that legs that were left
-    /// out for want of room can return.
-    fn make_room(&mut self) -> Result<(), String> {
+    /// One client has the volume, with or without all legs.
+    fn until_attached(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             self.dismiss();
             if self.clients.len() == 1 && self.clients[0].attachment > 0 {
-                self.ensure_thread();
-                if self.clients[0].threads[0].pending.is_empty() {
-                    let sectors = self.sectors;
-                    self.discard(0, 0, 0..sectors);
-                    return Ok(());
-                }
+                return Ok(());
             }
             self.step()?;
         }
         Err("no client attaches".into())
+    }
+
+    /// Every request has its answer, whatever legs are in use.
+    fn until_answered(&mut self) -> Result<(), String> {
+        let is_idle = |client: &Client| client.threads.iter().all(|t| t.pending.is_empty());
+        for _ in 0..STEPS_MAX {
+            if self.clients.iter().all(is_idle) {
+                return Ok(());
+            }
+            self.step()?;
+        }
+        Err("requests have no answer".into())
+    }
+
+    /// A volume that fills its pools is emptied, so that legs that were left
+    /// out for want of room can return.
+    fn make_room(&mut self) {
+        self.ensure_thread();
+        let sectors = self.sectors;
+        self.discard(0, 0, 0..sectors);
     }
 
     fn ensure_thread(&mut self) {
@@ -128,13 +155,34 @@ impl Life {
         }
     }
 
+    fn parts(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let sectors = self.sectors;
+        let starts = (0..sectors).step_by(PART as usize);
+        starts.map(move |start| start..(start + PART).min(sectors))
+    }
+
+    /// What was acknowledged is there, even if legs are missing.
     fn read_all(&mut self) -> Result<(), String> {
         self.ensure_thread();
-        let part = 256;
-        for start in (0..self.sectors).step_by(part) {
-            let end = (start + part as u64).min(self.sectors);
-            self.read(0, 0, start..end);
+        for part in self.parts() {
+            self.read(0, 0, part);
+            self.until_answered()?;
+        }
+        Ok(())
+    }
+
+    /// Every page can be written: nothing that died has left a lock behind, in
+    /// a brick or in the client.
+    fn write_all(&mut self) -> Result<(), String> {
+        for part in self.parts() {
+            self.write(0, 0, part.clone(), false);
             self.until_calm()?;
+            self.read(0, 0, part.clone());
+            self.until_calm()?;
+            if self.plan.is_tight {
+                self.discard(0, 0, part);
+                self.until_calm()?;
+            }
         }
         Ok(())
     }

@@ -83,6 +83,7 @@ impl Life {
         let asked = Asked {
             operation,
             from,
+            is_certain: self.is_well,
             begun: self.clients[at].witness.begin(),
         };
         let thread = &mut self.clients[at].threads[thread];
@@ -110,7 +111,13 @@ impl Life {
         number
     }
 
-    fn write(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>, durable: bool) {
+    pub(crate) fn write(
+        &mut self,
+        at: usize,
+        thread: usize,
+        sectors: std::ops::Range<u64>,
+        durable: bool,
+    ) {
         self.next_value += 1;
         let value = self.next_value;
         let operation = self.begin(at, thread, &sectors, Kind::Write(value));
@@ -166,9 +173,14 @@ impl Life {
         let mut acted = false;
         let mut completions = vec![];
         let now = self.cluster.now();
+        let is_mild = self.plan.damaged.is_some();
         let Client {
-            threads, witness, ..
+            threads,
+            witness,
+            attachment,
+            ..
         } = &mut self.clients[at];
+        let is_superseded = self.desk.is_superseded(*attachment);
         let pending = threads.iter().flat_map(|thread| thread.pending.values());
         witness.forget(pending.map(|asked| asked.begun).min().unwrap_or(u64::MAX));
         for thread in threads.iter_mut().filter(|it| it.stopped_until <= now) {
@@ -180,12 +192,26 @@ impl Life {
                 let Asked {
                     operation,
                     from,
+                    is_certain,
                     begun,
                 } = asked
                     .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
                 let is_done = completion.result.is_ok();
                 self.outcome.acknowledged += u64::from(is_done);
                 self.outcome.failed += u64::from(!is_done);
+                if let Err(cause) = &completion.result {
+                    let why = match cause {
+                        _ if is_certain => "though all was well",
+                        SpaceError::Fenced if !is_superseded => "though nobody took the volume",
+                        SpaceError::Unavailable(_) if is_mild && !is_superseded => {
+                            "though only one copy went wrong"
+                        }
+                        _ => "",
+                    };
+                    if !why.is_empty() {
+                        return Err(format!("#{operation} failed {why}: {cause}"));
+                    }
+                }
                 if operation == FLUSH {
                     continue;
                 }
@@ -204,6 +230,7 @@ impl Life {
                         if !self.plan.is_tight {
                             return Err(format!("#{operation} was refused for want of space"));
                         }
+                        self.outcome.count("requests without room", 1);
                         self.checker.end(operation, Ending::Decided)?;
                     }
                     Err(SpaceError::Unavailable(_) | SpaceError::Fenced) => {

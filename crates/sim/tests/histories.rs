@@ -1,17 +1,26 @@
 //! Two thousand histories with every run of the tests; `cargo xtask sim` runs many.
 
-use pagemesh_sim::run;
+use pagemesh_sim::{Outcome, run};
 
 /// Histories of each of the two tests, which run beside each other.
 const SEEDS: u64 = 1000;
 
 #[track_caller]
 fn check(seeds: impl Iterator<Item = u64>) {
+    let mut all = Outcome::default();
     for seed in seeds {
-        if let Err(broken) = run(seed, false) {
-            panic!("seed {seed}: {broken}\nrerun it with: cargo xtask sim --seed {seed}");
+        match run(seed, false) {
+            Ok(outcome) => all.add(outcome),
+            Err(broken) => {
+                panic!("seed {seed}: {broken}\nrerun it with: cargo xtask sim --seed {seed}")
+            }
         }
     }
+    assert_eq!(
+        all.missing(),
+        [""; 0],
+        "what should happen did not: {all:#?}"
+    );
 }
 
 #[test]

@@ -4,11 +4,11 @@ use super::model::{ColumnKeep, LegKeep, Model};
 use super::state::State;
 use crate::hub::guard;
 use crate::status::{ColumnStatus, LegStatus, Resync, VolumeState, VolumeStatus};
-use crate::view::Gate;
+use crate::view::{Gate, View};
 use pagemesh_base::layout::LegState;
 
 pub(super) fn status(state: &State) -> VolumeStatus {
-    let model = state.model();
+    let (model, (_, shown)) = (state.model(), state.hub.view());
     let column = |column: &ColumnKeep| ColumnStatus {
         segment: column.segment,
         column: column.number,
@@ -22,8 +22,8 @@ pub(super) fn status(state: &State) -> VolumeStatus {
     VolumeStatus {
         name: state.name.clone(),
         epoch: model.epoch().0,
-        state: overall(&model),
-        size_bytes: state.hub.view().1.size_bytes,
+        state: overall(&model, &shown),
+        size_bytes: shown.size_bytes,
         channels: guard(&state.hub.members).len().saturating_sub(1),
         columns: model.columns.iter().map(column).collect(),
         counters: state.hub.tally.sums(),
@@ -31,12 +31,16 @@ pub(super) fn status(state: &State) -> VolumeStatus {
     }
 }
 
-fn overall(model: &Model) -> VolumeState {
+/// What was not shown to the channels yet does not help them: they would still
+/// fail requests.
+fn overall(model: &Model, shown: &View) -> VolumeState {
     let columns = || model.columns.iter();
     let any = |wanted: fn(&LegKeep) -> bool| columns().any(|c| c.legs.iter().any(wanted));
     if model.fenced {
         VolumeState::Fenced
-    } else if columns().any(|column| column.gate != Gate::Open) {
+    } else if columns().any(|column| column.gate != Gate::Open)
+        || shown.columns.iter().any(|column| column.gate != Gate::Open)
+    {
         VolumeState::Unavailable
     } else if any(LegKeep::is_lost) {
         VolumeState::AwaitingManager
