@@ -38,9 +38,12 @@ enum Chore {
         /// The first seed.
         #[arg(long, default_value_t = 1)]
         from: u64,
-        /// Runs one seed alone.
+        /// Runs one seed of the random sequences alone.
         #[arg(long, conflicts_with_all = ["images", "from"])]
         seed: Option<u64>,
+        /// All images of a point of that seed up to so many, as it was said.
+        #[arg(long, requires = "seed")]
+        all_max: Option<u64>,
     },
     /// Fuzzes decoders, see docs/rfd/004-fuzzing.md.
     Fuzz {
@@ -80,7 +83,12 @@ fn main() -> anyhow::Result<()> {
             Err(broken) => bail!("seed {seed}: {broken}"),
         },
         Chore::Sim { seeds, from, .. } => sim(from, seeds),
-        Chore::Enumerate { images, from, seed } => enumerate(images, from, seed),
+        Chore::Enumerate {
+            images,
+            from,
+            seed,
+            all_max,
+        } => enumerate(images, from, seed, all_max),
         Chore::Fuzz {
             seconds,
             target,
@@ -108,18 +116,30 @@ fn models(seconds: u64, seed: u64) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the random sequences of the crash enumeration, optimized.
-fn enumerate(images: u64, from: u64, seed: Option<u64>) -> anyhow::Result<()> {
+/// Runs the crash enumeration, optimized: all workloads, or one seed of the
+/// random sequences.
+fn enumerate(
+    images: u64,
+    from: u64,
+    seed: Option<u64>,
+    all_max: Option<u64>,
+) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
         .args(["test", "--profile", "sim", "--locked", "--lib"])
-        .args(["--package", "pagemesh-store", "enumerate::random"])
-        .args(["--", "--nocapture"])
-        .env("PAGEMESH_IMAGES", images.to_string())
-        .env("PAGEMESH_FROM", from.to_string());
-    if let Some(seed) = seed {
-        command.env("PAGEMESH_SEED", seed.to_string());
+        .args(["--package", "pagemesh-store", "--", "--nocapture"]);
+    match seed {
+        Some(seed) => command
+            .arg("enumerate::random::random_sequences")
+            .env("PAGEMESH_SEED", seed.to_string()),
+        None => command
+            .args(["enumerate::fixed", "enumerate::random"])
+            .env("PAGEMESH_IMAGES", images.to_string())
+            .env("PAGEMESH_FROM", from.to_string()),
+    };
+    if let Some(all_max) = all_max {
+        command.env("PAGEMESH_ALL_MAX", all_max.to_string());
     }
     match command.status()?.success() {
         true => Ok(()),

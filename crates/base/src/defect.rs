@@ -62,6 +62,8 @@ pub enum Defect {
     LaneNotNamed,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
+    /// Recovery stores slots before the records that it replays are durable.
+    ReplayedBeforeFence,
     /// An opening goes on under the number of the one before.
     IncarnationKept,
     /// An object changes without a fence for its record.

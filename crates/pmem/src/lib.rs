@@ -21,5 +21,5 @@ mod shared;
 pub use class::{Durability, Stated, UnknownClass};
 pub use mapped::{MapError, Mapped};
 pub use media::{Fenced, Media, Unfenced};
-pub use recorder::{CrashPoint, Image, Recorder};
+pub use recorder::{CrashPoint, Image, Images, Recorder};
 pub use shared::Shared;

@@ -15,6 +15,8 @@
 //! Images share the pages in which they do not differ, so that one costs what
 //! was stored since, not the size of the medium.
 
+mod crash;
+
 use crate::mapped::MapError;
 use crate::media::{Fenced, Media, Unfenced, check_range};
 use pagemesh_base::checksum::crc32c;
@@ -24,11 +26,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const SECTOR_BYTES: usize = 512;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
-/// Units up to which an image is drawn unit by unit: each of the few images
-/// is then likely enough.
-const FEW_UNITS: usize = 8;
-
 type Page = [u64; PAGE_WORDS];
+
+pub use crash::{CrashPoint, Images};
 
 /// What a medium holds. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -156,15 +156,6 @@ pub struct Recorder {
     state: Box<Mutex<State>>,
     /// Of an overlay: what shows where it stored nothing.
     below: Option<Arc<Recorder>>,
-}
-
-/// The moment just before stores become persistent: what is certain, and what
-/// may be there.
-#[derive(Clone)]
-pub struct CrashPoint {
-    durable: Image,
-    unit_words: usize,
-    units: Vec<(usize, Vec<(usize, u64)>)>,
 }
 
 impl Recorder {
@@ -393,113 +384,6 @@ impl State {
             units: self.units.iter().map(pending).collect(),
         }
     }
-}
-
-impl CrashPoint {
-    /// How many images are legal here; saturates.
-    pub fn count(&self) -> u64 {
-        let choices = |(_, stores): &(usize, Vec<_>)| stores.len() as u64 + 1;
-        self.units.iter().map(choices).fold(1, u64::saturating_mul)
-    }
-
-    /// Image number `index` of [`CrashPoint::count`]: the index in mixed
-    /// radix chooses how many stores of each line or sector persisted. Zero is
-    /// nothing uncertain, the last is everything.
-    ///
-    /// # Panics
-    /// When the index is not below the count.
-    pub fn image(&self, index: u64) -> Image {
-        assert!(index < self.count(), "image {index} of {}", self.count());
-        let mut rest = index;
-        self.build(|_, choices| {
-            let chosen = rest % choices;
-            rest /= choices;
-            chosen
-        })
-    }
-
-    /// The image in which every store persisted.
-    pub fn everything(&self) -> Image {
-        self.build(|_, choices| choices - 1)
-    }
-
-    /// An image chosen by the seed, where there are too many to count. Three
-    /// of four are near what breaks protocols: everything but little, little
-    /// but nothing else, and pages that are there as a whole or not.
-    pub fn sample(&self, seed: u64) -> Image {
-        let mut state = seed.wrapping_mul(0xd129_0d3f_2d4b_05cd);
-        let mut draw = || random(&mut state);
-        let style = match self.units.len() <= FEW_UNITS {
-            true => 0,
-            false => draw() % 4,
-        };
-        if style == 3 {
-            let salt = draw();
-            return self.build(|unit, choices| {
-                let mut page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
-                if random(&mut page).is_multiple_of(2) {
-                    return choices - 1;
-                }
-                // Of a page that is missing, a line is there now and then.
-                match draw() % 16 {
-                    0 => choices - 1,
-                    _ => 0,
-                }
-            });
-        }
-        let count = self.units.len() as u64;
-        let odd: Vec<u64> = (0..=draw() % 3).map(|_| draw() % count.max(1)).collect();
-        let mut at = 0;
-        self.build(|_, choices| {
-            let is_odd = odd.contains(&at);
-            at += 1;
-            let any = any(draw(), choices);
-            match (style, is_odd) {
-                (1, false) => choices - 1,
-                (2, false) => 0,
-                (1, true) => any.min(choices.saturating_sub(2)),
-                _ => any,
-            }
-        })
-    }
-
-    /// Memory that starts as one of the images: the seed draws how much of
-    /// each unit persisted, whatever became of the others.
-    #[must_use]
-    pub fn survivor(&self, seed: u64) -> Recorder {
-        let mut state = seed;
-        let image = self.build(|_, choices| any(random(&mut state), choices));
-        Recorder::from_image(image)
-    }
-
-    fn build(&self, mut choose: impl FnMut(usize, u64) -> u64) -> Image {
-        let mut image = self.durable.clone();
-        for (unit, stores) in &self.units {
-            let persisted = choose(*unit, stores.len() as u64 + 1) as usize;
-            for (word, value) in &stores[..persisted] {
-                image.set(unit * self.unit_words + word, *value);
-            }
-        }
-        image
-    }
-}
-
-/// How many of a unit's stores persisted. None and all are where protocols
-/// break.
-fn any(drawn: u64, choices: u64) -> u64 {
-    match drawn >> 62 {
-        0 => 0,
-        1 => choices - 1,
-        _ => drawn % choices,
-    }
-}
-
-/// SplitMix64 (Steele et al. 2014).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 impl Media for Recorder {

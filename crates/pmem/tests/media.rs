@@ -206,6 +206,33 @@ fn a_fence_without_a_flush_makes_nothing_certain() {
     assert_eq!(words(&recorder, [0, 8]), [[0, 0], [1, 0]].into());
 }
 
+#[test]
+fn no_image_is_given_twice() {
+    let recorder = Recorder::new(PAGE_BYTES);
+    // Of these five stores the second and the fourth leave nothing new.
+    for word in [1, 1, 2, 1, 3] {
+        recorder.store(0, word);
+    }
+    recorder.store(64, 0);
+    recorder.store(128, 7);
+    let point = recorder.crash_point();
+    assert_eq!(point.count(), 4 * 2);
+    let given = |all_max, sampled| -> (Vec<Image>, bool) {
+        let images = point.images(all_max, sampled, 5);
+        let is_all = images.is_all();
+        (images.collect(), is_all)
+    };
+    let (all, is_all) = given(8, 0);
+    assert!(is_all && all.len() == 8);
+    assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 8);
+    let (sampled, is_all) = given(7, 100);
+    let different: BTreeSet<&Image> = sampled.iter().collect();
+    assert!(!is_all && different.len() == sampled.len());
+    assert_eq!(different, all.iter().collect(), "a long search meets all");
+    assert_eq!(given(7, 3).0.len(), 3);
+    assert_eq!(given(7, 2).0, [point.image(0), point.everything()]);
+}
+
 /// A file of whose sectors the first and the second page's were stored to.
 fn file() -> Recorder {
     let file = Recorder::of_file(Image::filled(2 * PAGE_BYTES, 0));

@@ -721,7 +721,7 @@ impl<M: Media> Pool<M> {
                 });
                 let data = &*self.view.data;
                 match self.in_flight.add(data, record.object, entry, noted) {
-                    Ok(added) => stores = added.or(stores),
+                    Ok((_, stored)) => stores = Some(stored.after(stores)),
                     Err(crate::in_flight::Overflow) => self.mark_compare(record.object)?,
                 }
             }

@@ -156,23 +156,26 @@ impl Table {
         stores
     }
 
-    /// Adds an entry unless it is there. One that is noted of nobody stays
-    /// until its object's entries are forgotten.
+    /// Adds an entry unless it is there; whether it did, and what must be fenced.
+    /// One that is noted of nobody stays until its object's entries are forgotten.
     pub(crate) fn add<M: Media>(
         &mut self,
         media: &M,
         object: ObjectId,
         entry: InFlight,
         noted: Option<Noted>,
-    ) -> Result<Option<Unfenced>, Overflow> {
+    ) -> Result<(bool, Unfenced), Overflow> {
         let mut present = self.entries.get_mut(&object).into_iter().flatten();
         if let Some(present) = present.find(|present| present.what == entry) {
             present.noted = present.noted.and(noted);
-            return Ok(None);
+            // Who wrote it may have died before its fence.
+            let at = self.region.start as usize + present.index as usize * BYTES;
+            return Ok((false, media.flush(at, BYTES)));
         }
         let index = self.free.pop().ok_or(Overflow)?;
         self.keep(object, index, entry, noted);
-        Ok(Some(self.store(media, index, &encode(object, &entry))))
+        let stored = self.store(media, index, &encode(object, &entry));
+        Ok((true, stored))
     }
 
     /// Forgets the entries of an object.
@@ -272,4 +275,41 @@ fn mend(bytes: &[u8; BYTES]) -> Option<(ObjectId, InFlight)> {
             _ => None,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagemesh_pmem::Recorder;
+
+    #[test]
+    fn an_entry_that_nobody_fenced_is_durable_once_it_is_added_again() {
+        let media = Recorder::new(4096);
+        let region = Region {
+            start: 0,
+            len: IN_FLIGHT_BYTES * 4,
+        };
+        let (object, entry) = (
+            ObjectId(3),
+            InFlight {
+                page: PageNo(7),
+                count: 1,
+                epoch: Epoch(2),
+                op: 9,
+            },
+        );
+        // Who stores it dies before the flush; the machine goes on.
+        for (at, word) in encode(object, &entry).as_chunks::<8>().0.iter().enumerate() {
+            media.store(at * 8, u64::from_le_bytes(*word));
+        }
+        let mut table = Table::load(&media, region);
+        let Ok((is_new, stored)) = table.add(&media, object, entry, None) else {
+            panic!("entries are free");
+        };
+        assert!(!is_new);
+        let _fenced = media.fence(stored);
+        let left = Recorder::from_image(media.crash_point().image(0));
+        let found = &Table::load(&left, region).entries[&object];
+        assert_eq!(found.iter().map(|it| it.what).collect::<Vec<_>>(), [entry]);
+    }
 }

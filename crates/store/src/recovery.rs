@@ -272,12 +272,16 @@ pub(crate) fn recover<M: Media>(
             }
         }
         let entries = kept;
+        if let (true, Some(last)) = (ordered, last) {
+            let group = entries.iter().filter(|entry| entry.seq() == last);
+            stores.extend(flush_records(media, &block.geometry, number, group));
+        }
         let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
         for entry in open {
             match table.add(media, entry.0, entry.1, None) {
-                Ok(added) => {
-                    summary.in_flight += u64::from(added.is_some());
-                    stores.extend(added);
+                Ok((is_new, stored)) => {
+                    summary.in_flight += u64::from(is_new);
+                    stores.push(stored);
                 }
                 Err(in_flight::Overflow) => overflowed.push(entry.0),
             }
@@ -294,6 +298,13 @@ pub(crate) fn recover<M: Media>(
     }
     found.sort_unstable_by_key(Entry::seq);
     summary.records = found.len() as u64;
+    if ordered && !defect::is(Defect::ReplayedBeforeFence) {
+        // A slot may reach the medium as soon as it is stored: what it names
+        // must be there by then.
+        if let Some(stores) = stores.drain(..).reduce(Unfenced::and) {
+            let _fenced = media.fence(stores);
+        }
+    }
     // Where a record was lost, the slot tells which frame became free, until a
     // record behind it is applied. So frames are durable before slots are
     // stored: a recovery after a crash of this one need not know.
@@ -355,6 +366,29 @@ pub(crate) fn recover<M: Media>(
         mended_objects,
         miscounted,
     })
+}
+
+/// Flushes the last records of a lane, and their data: who wrote them may have
+/// died before the fence, and those before them were fenced.
+fn flush_records<'e, M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    number: u32,
+    records: impl Iterator<Item = &'e Entry>,
+) -> Vec<Unfenced> {
+    let lane = geometry.lane_at(number);
+    let mut stores = vec![media.flush(lane, geometry.lane_bytes as usize)];
+    for entry in records {
+        let Entry::Map(record) = entry else { continue };
+        let frames = record
+            .changes
+            .iter()
+            .filter_map(|change| change.new.frame());
+        // A record of others is refused when it is applied.
+        let frames = frames.filter(|frame| geometry.frame_numbers().contains(&frame.0));
+        stores.extend(frames.map(|frame| media.flush(frame_at(frame), PAGE_BYTES)));
+    }
+    stores
 }
 
 pub(crate) fn lane_of(block: &Superblock, number: u32) -> Lane {

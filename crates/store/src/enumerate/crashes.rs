@@ -1,5 +1,6 @@
 //! What crashes may have left: each image is recovered and compared.
 
+use super::budget::Budget;
 use super::model::{Oracle, Wrong};
 use super::recover::{self, recover};
 use super::world::World;
@@ -20,37 +21,26 @@ impl World<'_> {
         let (last, synced) = (points.len() - 1, self.synced.take());
         self.last.clear();
         for (number, point) in points.into_iter().enumerate() {
-            let (oracle, images) = match (number, &synced) {
-                _ if number == last => (after, self.budget.after),
-                (1.., Some(synced)) => (synced, self.budget.during),
-                _ => (during, self.budget.during),
+            let oracle = match (number, &synced) {
+                _ if number == last => after,
+                (1.., Some(synced)) => synced,
+                _ => during,
             };
-            self.check_point(&point, oracle, images)?;
+            self.check_point(&point, oracle)?;
             self.last.push((point, oracle.clone()));
         }
         Ok(())
     }
 
-    fn check_point(
-        &mut self,
-        point: &CrashPoint,
-        oracle: &Oracle,
-        images: u64,
-    ) -> Result<(), Wrong> {
+    fn check_point(&mut self, point: &CrashPoint, oracle: &Oracle) -> Result<(), Wrong> {
+        let Some(Budget { all_max, sampled }) = self.budget else {
+            return Ok(());
+        };
+        let mut images = point.images(all_max.max(sampled), sampled, self.tally.images);
         self.tally.points += 1;
-        let is_all = point.count() <= images;
-        let count = point.count().min(images);
-        self.tally.exhausted += u64::from(is_all);
-        for index in 0..count {
-            let image = match index {
-                _ if is_all => point.image(index),
-                0 => point.image(0),
-                1 => point.everything(),
-                _ => point.sample(self.tally.images),
-            };
-            self.check_image(image, oracle)?;
-        }
-        Ok(())
+        self.tally.exhausted += u64::from(images.is_all());
+        self.tally.legal.note(point.count());
+        images.try_for_each(|image| self.check_image(image, oracle))
     }
 
     fn check_image(&mut self, image: Image, oracle: &Oracle) -> Result<(), Wrong> {

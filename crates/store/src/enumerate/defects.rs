@@ -2,24 +2,35 @@
 //! caught. The table that the test prints says by which check, and after how
 //! many images.
 
-use super::fixed;
+use super::budget::Budget;
+use super::fixed::{self, Dead};
 use super::model::{Wrong, wrong};
 use super::random::{self, plan};
 use super::recover::Kind;
-use super::{Budget, Tally, guard};
+use super::{Tally, guard};
 use crate::defect::{self, Defect};
 use std::sync::mpsc;
 use std::thread;
 
 /// Images after which a defect counts as not caught.
 const IMAGES_MAX: u64 = 60_000;
+/// Of each point, so that many points are met soon.
+const BUDGET: Budget = Budget {
+    all_max: 64,
+    sampled: 8,
+};
+/// One of them shows in few images of few pairs.
+const OF_PAIRS: Budget = Budget {
+    all_max: 64,
+    sampled: 64,
+};
 
 /// The workload that a defect shows in.
 #[derive(Clone, Copy, Debug)]
 enum Workload {
     Operations(Kind),
     Pairs(Kind),
-    Deaths,
+    Deaths(Dead),
     Laps(Kind),
     Hidden,
     Sequences(Kind, bool),
@@ -30,14 +41,14 @@ use Workload::{Deaths, Hidden, Laps, Operations, Pairs, Sequences};
 const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::NoCommitFence, Operations(Kind::Memory)),
     (Defect::SwapBeforeFence, Operations(Kind::Memory)),
-    (Defect::UnlockBeforeFence, Deaths),
+    (Defect::UnlockBeforeFence, Deaths(Dead::Session)),
     (Defect::DataAfterRecord, Operations(Kind::Memory)),
     (Defect::SkippedCrc, Operations(Kind::Memory)),
     (Defect::SlotsNotSettled, Sequences(Kind::Memory, false)),
     (Defect::SettledTooFar, Sequences(Kind::Memory, false)),
-    (Defect::PassOpenWindow, Deaths),
-    (Defect::HoleKept, Deaths),
-    (Defect::DeadNotFinished, Deaths),
+    (Defect::PassOpenWindow, Deaths(Dead::Session)),
+    (Defect::HoleKept, Deaths(Dead::Session)),
+    (Defect::DeadNotFinished, Deaths(Dead::Session)),
     (Defect::InFlightLost, Operations(Kind::Memory)),
     (Defect::InFlightOfDeadLost, Pairs(Kind::Memory)),
     (Defect::HeadPastOpen, Pairs(Kind::Memory)),
@@ -48,6 +59,7 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::FrameReuse, Laps(Kind::File)),
     (Defect::LaneReuse, Laps(Kind::Memory)),
     (Defect::LaneNotNamed, Operations(Kind::Memory)),
+    (Defect::ReplayedBeforeFence, Deaths(Dead::Everybody)),
     (Defect::IncarnationKept, Sequences(Kind::File, false)),
     (Defect::ObjectNotFenced, Pairs(Kind::Memory)),
     (Defect::CheckpointNotSynced, Sequences(Kind::File, false)),
@@ -63,41 +75,23 @@ const DEFECTS: &[(Defect, Workload)] = &[
 
 /// Runs the workload until something is wrong.
 fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
-    let budget = Budget {
-        during: 24,
-        after: 24,
-    };
     match workload {
         Operations(kind) => {
             for op in fixed::all() {
-                fixed::enumerate(kind, &[op, super::ops::Op::Flush], budget, tally)?;
+                fixed::enumerate(kind, &[op, super::ops::Op::Flush], 0, BUDGET, tally)?;
             }
         }
         Pairs(kind) => {
             for mut pair in fixed::pairs() {
                 pair.push(super::ops::Op::Flush);
-                fixed::enumerate(
-                    kind,
-                    &pair,
-                    Budget {
-                        during: 8,
-                        after: 8,
-                    },
-                    tally,
-                )?;
+                fixed::enumerate(kind, &pair, 1, OF_PAIRS, tally)?;
                 if tally.images > IMAGES_MAX {
                     break;
                 }
             }
         }
-        Deaths => fixed::deaths(
-            Budget {
-                during: 4,
-                after: 3,
-            },
-            tally,
-        )?,
-        Laps(kind) => fixed::laps(kind, tally)?,
+        Deaths(dead) => fixed::deaths(dead, BUDGET, tally)?,
+        Laps(kind) => fixed::laps(kind, BUDGET, tally)?,
         Hidden => fixed::hidden(tally)?,
         Sequences(kind, is_full) => {
             for seed in 1.. {

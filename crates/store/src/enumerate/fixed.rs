@@ -1,10 +1,11 @@
 //! Every operation, every pair, and every access at which a session can die.
 
-use super::model::{Held, Oracle, Wrong};
+use super::budget::{Budget, COUNTED, Part};
+use super::model::{Held, Oracle, Wrong, wrong};
 use super::ops::{self, FILL, MAIN, MAIN_PAGES, OTHER, Op, Run};
 use super::recover::{self, Kind};
 use super::world::World;
-use super::{Budget, POOL_BYTES, Tally, guard};
+use super::{POOL_BYTES, Tally, guard};
 use crate::pool::format;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
@@ -47,12 +48,8 @@ fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
     let recorder = Recorder::unrecorded(Image::filled(POOL_BYTES, 0x5555_aaaa_1234_8765));
     format(&recorder, Uuid::from_u128(9)).expect("a pool");
     let mut tally = Tally::default();
-    let nothing = Budget {
-        during: 0,
-        after: 0,
-    };
     let image = recorder.now();
-    let mut world = World::open(kind, image, Oracle::default(), 2, nothing, &mut tally)?;
+    let mut world = World::open(kind, image, Oracle::default(), 2, None, &mut tally)?;
     let create = |world: &mut World<'_>, slice, pages| {
         let entry = super::model::Entry {
             pages,
@@ -123,7 +120,7 @@ impl Base {
     pub(super) fn open<'t>(
         &self,
         clients: usize,
-        budget: Budget,
+        budget: Option<Budget>,
         tally: &'t mut Tally,
     ) -> Result<World<'t>, Wrong> {
         let oracle = Oracle {
@@ -216,49 +213,121 @@ pub(super) fn all() -> Vec<Op> {
     ]
 }
 
-/// Runs operations from a pool with data and checks a crash at each fence.
+/// Runs operations from a pool with data and checks a crash at each fence. The
+/// first `known` operations are not checked: another list begins with them.
 pub(super) fn enumerate(
     kind: Kind,
     list: &[Op],
+    known: usize,
     budget: Budget,
     tally: &mut Tally,
 ) -> Result<(), Wrong> {
     tally.sequences += 1;
-    let mut world = base(kind, false).open(
-        3,
-        Budget {
-            during: 2,
-            after: 2,
-        },
-        tally,
-    )?;
-    world.budget = budget;
-    for (tag, op) in (1..).zip(list) {
-        ops::run(&mut world, op, tag)?;
+    // The opening is the same for all.
+    let opening = list.is_empty().then_some(budget);
+    let mut world = base(kind, false).open(3, opening, tally)?;
+    for (at, op) in list.iter().enumerate() {
+        world.budget = (at >= known).then_some(budget);
+        ops::run(&mut world, op, at as u64 + 1)?;
     }
     world.empty()
 }
 
-fn check(kind: Kind, lists: impl IntoIterator<Item = Vec<Op>>, budget: Budget) -> Tally {
-    let mut tally = Tally::default();
+/// Lists of operations, of which the first so many are known.
+fn enumerate_all(
+    kind: Kind,
+    lists: impl Iterator<Item = Vec<Op>>,
+    known: usize,
+    budget: Budget,
+    tally: &mut Tally,
+) -> Result<(), Wrong> {
     for list in lists {
-        let outcome = guard(|| enumerate(kind, &list, budget, &mut tally));
-        if let Err(wrong) = outcome {
-            panic!("{kind:?}, {list:?}, image {}: {wrong:?}", tally.images);
-        }
+        let checked = enumerate(kind, &list, known, budget, tally);
+        checked.or_else(|Wrong { check, detail }| wrong(check, format!("{list:?}: {detail}")))?;
     }
-    println!("{kind:?}: {tally:?}");
+    Ok(())
+}
+
+/// Runs a workload with the budget of the tests, or of a campaign.
+fn check(
+    name: &str,
+    part: Part,
+    workload: impl Fn(Budget, &mut Tally) -> Result<(), Wrong>,
+) -> Tally {
+    let run = |budget| {
+        let mut tally = Tally::default();
+        let outcome = guard(|| workload(budget, &mut tally));
+        outcome.unwrap_or_else(|wrong| panic!("{name}, {budget}, after {tally}: {wrong:?}"));
+        tally
+    };
+    let budget = match part.asked_for() {
+        None => part.budget,
+        Some(images) => run(COUNTED).legal.spend(images, part.budget),
+    };
+    let tally = run(budget);
+    println!("{name}, {budget}: {tally}");
+    assert!(tally.images >= part.least, "{tally:?}");
     tally
 }
 
-const SINGLE: Budget = Budget {
-    during: 60,
-    after: 60,
+const OPERATIONS: Part = Part {
+    budget: Budget {
+        all_max: 4096,
+        sampled: 200,
+    },
+    least: 3000,
+    percent: 5,
 };
-const PAIR: Budget = Budget {
-    during: 8,
-    after: 8,
+const PAIRS: Part = Part {
+    budget: Budget {
+        all_max: 1024,
+        sampled: 8,
+    },
+    least: 20_000,
+    percent: 15,
 };
+const DEATHS: Part = Part {
+    budget: Budget {
+        all_max: 256,
+        sampled: 8,
+    },
+    least: 10_000,
+    percent: 5,
+};
+const LAPS: Part = Part {
+    budget: Budget {
+        all_max: 64,
+        sampled: 6,
+    },
+    least: 1000,
+    percent: 5,
+};
+const _: () = {
+    let parts = [
+        OPERATIONS,
+        OPERATIONS,
+        PAIRS,
+        PAIRS,
+        DEATHS,
+        DEATHS,
+        LAPS,
+        LAPS,
+        super::random::PART,
+    ];
+    let (mut at, mut images, mut percent) = (0, 0, 0);
+    while at < parts.len() {
+        images += parts[at].least;
+        percent += parts[at].percent;
+        at += 1;
+    }
+    assert!(images >= super::IMAGES && percent == 100);
+};
+
+/// Nothing but the opening, and every operation.
+fn operations() -> impl Iterator<Item = Vec<Op>> {
+    let single = all().into_iter().map(|op| vec![op]);
+    std::iter::once(Vec::new()).chain(single)
+}
 
 pub(super) fn pairs() -> impl Iterator<Item = Vec<Op>> {
     let all = all();
@@ -267,38 +336,54 @@ pub(super) fn pairs() -> impl Iterator<Item = Vec<Op>> {
     all.into_iter().flat_map(pair)
 }
 
+/// What a file got is durable at the end.
+fn flushed(mut list: Vec<Op>) -> Vec<Op> {
+    if !list.is_empty() {
+        list.push(Op::Flush);
+    }
+    list
+}
+
 #[test]
 fn every_operation_in_memory() {
-    let tally = check(Kind::Memory, all().into_iter().map(|op| vec![op]), SINGLE);
-    assert!(tally.images > 1500, "{tally:?}");
+    check("every operation in memory", OPERATIONS, |budget, tally| {
+        enumerate_all(Kind::Memory, operations(), 0, budget, tally)
+    });
 }
 
 #[test]
 fn every_operation_in_a_file() {
-    let flushed = |op: Op| vec![op, Op::Flush];
-    let tally = check(Kind::File, all().into_iter().map(flushed), SINGLE);
-    assert!(tally.images > 1500, "{tally:?}");
+    check("every operation in a file", OPERATIONS, |budget, tally| {
+        enumerate_all(Kind::File, operations().map(flushed), 0, budget, tally)
+    });
 }
 
 #[test]
 fn every_pair_in_memory() {
-    let tally = check(Kind::Memory, pairs(), PAIR);
-    assert!(tally.images > 15_000, "{tally:?}");
+    check("every pair in memory", PAIRS, |budget, tally| {
+        enumerate_all(Kind::Memory, pairs(), 1, budget, tally)
+    });
 }
 
 #[test]
 fn every_pair_in_a_file() {
-    let flushed = pairs().map(|mut pair| {
-        pair.push(Op::Flush);
-        pair
+    check("every pair in a file", PAIRS, |budget, tally| {
+        enumerate_all(Kind::File, pairs().map(flushed), 1, budget, tally)
     });
-    let tally = check(Kind::File, flushed, PAIR);
-    assert!(tally.images > 10_000, "{tally:?}");
 }
 
-/// A session dies at each of its accesses; meanwhile another writes, the owner
-/// makes a checkpoint, ends the dead one, and the other goes on.
-pub(super) fn deaths(budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
+/// Who dies when a session does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dead {
+    /// It alone: another writes, the owner makes a checkpoint, ends the dead
+    /// one, and the other goes on.
+    Session,
+    /// All processes: the pool is opened with what was not fenced yet.
+    Everybody,
+}
+
+/// A session dies at each of its accesses.
+pub(super) fn deaths(dead: Dead, budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
     let changes = all().into_iter().filter(|op| match op {
         Op::Write { slice, .. } => *slice == MAIN,
         Op::Clear { .. } | Op::Transact { .. } => true,
@@ -314,27 +399,24 @@ pub(super) fn deaths(budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
                 unreachable!("only changes were chosen");
             };
             *death = Some(accesses);
-            let (dead, before) = (*client, tally.deaths);
+            let (victims, before) = (*client, tally.deaths);
             tally.sequences += 1;
-            let mut world = base(Kind::Memory, false).open(
-                2,
-                Budget {
-                    during: 0,
-                    after: 0,
-                },
-                tally,
-            )?;
-            world.budget = budget;
+            let mut world = base(Kind::Memory, false).open(2, None, tally)?;
+            world.budget = Some(budget);
             ops::run(&mut world, &victim, 1)?;
             if world.tally.deaths == before {
                 break;
             }
-            // Where its locks are free, the other goes to the same pages.
-            for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
-                write(&mut world, 1 - dead, page, pages, tag)?;
+            if dead == Dead::Everybody {
+                world.reopen()?;
+            } else {
+                // Where its locks are free, the other goes to the same pages.
+                for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
+                    write(&mut world, 1 - victims, page, pages, tag)?;
+                }
+                ops::run(&mut world, &Op::Tend, 0)?;
+                ops::bury(&mut world)?;
             }
-            ops::run(&mut world, &Op::Tend, 0)?;
-            ops::bury(&mut world)?;
             for (client, page) in [(0, 1), (1, 2), (0, 36)] {
                 write(&mut world, client, page, 1, 10 + page)?;
             }
@@ -346,35 +428,26 @@ pub(super) fn deaths(budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
 
 #[test]
 fn a_session_dies_at_every_access() {
-    let mut tally = Tally::default();
-    let outcome = guard(|| {
-        deaths(
-            Budget {
-                during: 4,
-                after: 3,
-            },
-            &mut tally,
-        )
+    let tally = check("a session that dies", DEATHS, |budget, tally| {
+        deaths(Dead::Session, budget, tally)
     });
-    outcome.unwrap_or_else(|wrong| panic!("after {tally:?}: {wrong:?}"));
-    println!("{tally:?}");
     assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+}
+
+#[test]
+fn everybody_dies_at_every_access() {
+    check("everybody dies", DEATHS, |budget, tally| {
+        deaths(Dead::Everybody, budget, tally)
+    });
 }
 
 /// Writes two pages in turn, until every line of the lane, and on a nearly full
 /// pool every free frame, was used again. Nobody asks for a checkpoint: the
 /// session does when it lacks something.
-pub(super) fn laps(kind: Kind, tally: &mut Tally) -> Result<(), Wrong> {
+pub(super) fn laps(kind: Kind, budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
     tally.sequences += 1;
-    let quiet = Budget {
-        during: 0,
-        after: 0,
-    };
-    let mut world = base(kind, kind == Kind::File).open(1, quiet, tally)?;
-    world.budget = Budget {
-        during: 3,
-        after: 6,
-    };
+    let mut world = base(kind, kind == Kind::File).open(1, None, tally)?;
+    world.budget = Some(budget);
     let records = match kind {
         Kind::Memory => LANE_RECORDS,
         Kind::File => 4 * FREE_FRAMES,
@@ -391,11 +464,7 @@ pub(super) fn laps(kind: Kind, tally: &mut Tally) -> Result<(), Wrong> {
 pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
     const TAG: u64 = 7;
     tally.sequences += 1;
-    let quiet = Budget {
-        during: 0,
-        after: 0,
-    };
-    let mut world = base(Kind::File, false).open(1, quiet, tally)?;
+    let mut world = base(Kind::File, false).open(1, None, tally)?;
     write(&mut world, 0, 1, 2, TAG)?;
     let clear = Op::Clear {
         client: 0,
@@ -436,11 +505,8 @@ fn a_recovery_that_crashes_frees_what_only_a_slot_named() {
 #[test]
 fn lines_and_frames_are_used_again() {
     for kind in [Kind::Memory, Kind::File] {
-        let mut tally = Tally::default();
-        let outcome = guard(|| laps(kind, &mut tally));
-        outcome.unwrap_or_else(|wrong| panic!("{kind:?}, after {tally:?}: {wrong:?}"));
-        println!("{kind:?}: {tally:?}");
-        assert!(tally.images > 1000, "{tally:?}");
+        let name = format!("laps, {kind:?}");
+        check(&name, LAPS, |budget, tally| laps(kind, budget, tally));
     }
 }
 

@@ -16,6 +16,7 @@
 //!
 //! What the checks are worth: `defects`.
 
+mod budget;
 mod changes;
 mod crashes;
 mod defects;
@@ -28,20 +29,16 @@ mod random;
 mod recover;
 mod world;
 
+use budget::Legal;
 use model::Wrong;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The smallest pool: images are cheap, and it is full soon.
 const POOL_BYTES: usize = crate::geometry::POOL_BYTES_MIN as usize;
 
-/// Images at each point; above it they are sampled.
-#[derive(Clone, Copy, Debug)]
-struct Budget {
-    /// Before a fence of an operation.
-    during: u64,
-    /// When it has ended.
-    after: u64,
-}
+/// Images that every run of the tests checks, at least.
+const IMAGES: u64 = 200_000;
 
 /// What was checked.
 #[derive(Clone, Debug, Default)]
@@ -50,8 +47,10 @@ struct Tally {
     /// Of them, of a recovery that crashed.
     of_recovery: u64,
     points: u64,
-    /// Points of which every image was checked.
+    /// Points of which every image was checked; of the others samples were.
     exhausted: u64,
+    /// Points by how many images are legal there.
+    legal: Legal,
     operations: u64,
     /// Operations that would have met a dead session's lock.
     left_out: u64,
@@ -72,6 +71,7 @@ impl Tally {
             of_recovery,
             points,
             exhausted,
+            legal,
             operations,
             left_out,
             full,
@@ -85,6 +85,7 @@ impl Tally {
         self.of_recovery += of_recovery;
         self.points += points;
         self.exhausted += exhausted;
+        self.legal.add(legal);
         self.operations += operations;
         self.left_out += left_out;
         self.full += full;
@@ -93,6 +94,25 @@ impl Tally {
         self.voided += voided;
         self.lives += lives;
         self.sequences += sequences;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} points, {} images, {} of them of recoveries that crashed; all images of {} points, \
+             samples of {}; {} sequences, {} operations, {} deaths, {} lives",
+            self.points,
+            self.images,
+            self.of_recovery,
+            self.exhausted,
+            self.points - self.exhausted,
+            self.sequences,
+            self.operations,
+            self.deaths,
+            self.lives,
+        )
     }
 }
 

@@ -1,11 +1,12 @@
 //! A pool at work on a recorded medium, the model beside it.
 
+use super::Tally;
+use super::budget::Budget;
 use super::medium::Medium;
 use super::model::{Content, Effect, Entry, Found, Held, Oracle, Step, Thing, UNORDERED, Wrong};
 use super::model::{apply, content, wrong};
 use super::owner::Owned;
 use super::recover::{self, Kind};
-use super::{Budget, Tally};
 use crate::session::Session;
 use crate::view::Handle;
 use pagemesh_base::layout::SliceId;
@@ -31,7 +32,8 @@ pub(super) struct World<'t> {
     pub(super) pool: Owned,
     pub(super) clients: Vec<Client>,
     pub(super) oracle: Oracle,
-    pub(super) budget: Budget,
+    /// What is checked of each point; none: nothing.
+    pub(super) budget: Option<Budget>,
     pub(super) tally: &'t mut Tally,
     /// Objects that no operation touches; most images need not read them.
     pub(super) unread: BTreeMap<SliceId, BTreeMap<u64, u32>>,
@@ -58,7 +60,7 @@ impl<'t> World<'t> {
         image: Image,
         oracle: Oracle,
         clients: usize,
-        budget: Budget,
+        budget: Option<Budget>,
         tally: &'t mut Tally,
     ) -> Result<World<'t>, Wrong> {
         let (medium, pool) = recover::open(kind, kind.recorded(image))?;

@@ -1,0 +1,263 @@
+//! What a crash at some moment may leave, and which of it is looked at.
+
+use super::{Image, PAGE_WORDS, Recorder};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Units up to which an image is drawn unit by unit: each of the few images
+/// is then likely enough.
+const FEW_UNITS: usize = 8;
+/// Samples in a row that were there already, after which no other is looked for.
+const DRAWS_MAX: u32 = 64;
+
+/// The number of a unit, and its stores: word in the unit, value.
+type Pending = (usize, Vec<(usize, u64)>);
+
+/// The moment just before stores become persistent: what is certain, and what
+/// may be there.
+#[derive(Clone)]
+pub struct CrashPoint {
+    pub(super) durable: Image,
+    pub(super) unit_words: usize,
+    /// Lines or sectors, and what was stored to them.
+    pub(super) units: Vec<Pending>,
+}
+
+impl CrashPoint {
+    /// How many different images are legal here; saturates.
+    pub fn count(&self) -> u64 {
+        count(&self.states())
+    }
+
+    /// Image number `index` of [`CrashPoint::count`], each another one: the
+    /// index in mixed radix chooses how much of each line or sector persisted.
+    /// Zero is nothing uncertain.
+    ///
+    /// # Panics
+    /// When the index is not below the count.
+    pub fn image(&self, index: u64) -> Image {
+        if index == 0 {
+            return self.durable.clone();
+        }
+        let states = self.states();
+        let count = count(&states);
+        assert!(index < count, "image {index} of {count}");
+        self.numbered(&states, index)
+    }
+
+    /// The image in which every store persisted.
+    pub fn everything(&self) -> Image {
+        self.build(self.units.iter().map(|(_, stores)| stores.len()))
+    }
+
+    /// An image chosen by the seed, where there are too many to count. Three
+    /// of four are near what breaks protocols: everything but little, little
+    /// but nothing else, and pages that are there as a whole or not.
+    pub fn sample(&self, seed: u64) -> Image {
+        self.build(self.drawn(seed))
+    }
+
+    /// Every legal image, if there are at most `all_max`; otherwise nothing,
+    /// everything, and samples of the seed, at most `sampled` in all. None is
+    /// given twice.
+    pub fn images(&self, all_max: u64, sampled: u64, seed: u64) -> Images<'_> {
+        let states = self.states();
+        let count = count(&states);
+        let is_all = count <= all_max;
+        Images {
+            point: self,
+            is_all,
+            left: if is_all { count } else { sampled },
+            next: 0,
+            states,
+            seed,
+            given: HashSet::new(),
+        }
+    }
+
+    /// Of each unit, by how many of its stores persisted: the fewest that leave
+    /// the same.
+    fn states(&self) -> Vec<Vec<usize>> {
+        self.units.iter().map(|unit| self.states_of(unit)).collect()
+    }
+
+    fn states_of(&self, (unit, stores): &Pending) -> Vec<usize> {
+        let (mut held, mut sum) = (BTreeMap::new(), 0);
+        let mut fewest = HashMap::from([(sum, 0)]);
+        let mut states = vec![0];
+        for (count, &(word, value)) in (1..).zip(stores) {
+            let durable = || self.durable.get(unit * self.unit_words + word);
+            let old = held.insert(word, value).unwrap_or_else(durable);
+            // Equal words have equal sums, whatever was stored before.
+            sum ^= mark(word, old) ^ mark(word, value);
+            states.push(*fewest.entry(sum).or_insert(count));
+        }
+        states
+    }
+
+    fn numbered(&self, states: &[Vec<usize>], index: u64) -> Image {
+        let mut rest = index;
+        self.build(states.iter().map(|states| {
+            let mut different = different(states);
+            let choices = different.clone().count() as u64;
+            let chosen = different.nth((rest % choices) as usize);
+            rest /= choices;
+            chosen.expect("below the count")
+        }))
+    }
+
+    /// How many stores of each unit persist in the sample of a seed.
+    fn drawn(&self, seed: u64) -> Vec<usize> {
+        let mut state = seed.wrapping_mul(0xd129_0d3f_2d4b_05cd);
+        let mut draw = || random(&mut state);
+        let style = match self.units.len() <= FEW_UNITS {
+            true => 0,
+            false => draw() % 4,
+        };
+        if style == 3 {
+            let salt = draw();
+            let of_page = |(unit, stores): &Pending| {
+                let mut page = salt ^ (unit * self.unit_words / PAGE_WORDS) as u64;
+                if random(&mut page).is_multiple_of(2) {
+                    return stores.len();
+                }
+                // Of a page that is missing, a line is there now and then.
+                match draw() % 16 {
+                    0 => stores.len(),
+                    _ => 0,
+                }
+            };
+            return self.units.iter().map(of_page).collect();
+        }
+        let count = self.units.len() as u64;
+        let odd: Vec<u64> = (0..=draw() % 3).map(|_| draw() % count.max(1)).collect();
+        let of_unit = |(at, (_, stores)): (u64, &Pending)| {
+            let any = any(draw(), stores.len());
+            match (style, odd.contains(&at)) {
+                (1, false) => stores.len(),
+                (2, false) => 0,
+                (1, true) => any.min(stores.len().saturating_sub(1)),
+                _ => any,
+            }
+        };
+        (0..).zip(&self.units).map(of_unit).collect()
+    }
+
+    /// Memory that starts as one of the images: the seed draws how much of
+    /// each unit persisted, whatever became of the others.
+    #[must_use]
+    pub fn survivor(&self, seed: u64) -> Recorder {
+        let mut state = seed;
+        let of_unit = |(_, stores): &Pending| any(random(&mut state), stores.len());
+        Recorder::from_image(self.build(self.units.iter().map(of_unit)))
+    }
+
+    /// The image in which so many stores of each unit persisted.
+    fn build(&self, persisted: impl IntoIterator<Item = usize>) -> Image {
+        let mut image = self.durable.clone();
+        for ((unit, stores), persisted) in self.units.iter().zip(persisted) {
+            for (word, value) in &stores[..persisted] {
+                image.set(unit * self.unit_words + word, *value);
+            }
+        }
+        image
+    }
+}
+
+/// Images of a crash point, see [`CrashPoint::images`].
+pub struct Images<'p> {
+    point: &'p CrashPoint,
+    is_all: bool,
+    /// How many at most.
+    left: u64,
+    /// The number of the next one, or of the next draw.
+    next: u64,
+    states: Vec<Vec<usize>>,
+    seed: u64,
+    /// Sums of the samples so far.
+    given: HashSet<u64>,
+}
+
+impl Images<'_> {
+    /// Whether they are all that are legal.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        self.is_all
+    }
+
+    fn draw(&mut self) -> Vec<usize> {
+        let at = self.next;
+        self.next += 1;
+        match at {
+            0 => vec![0; self.states.len()],
+            1 => self.states.iter().map(|states| states.len() - 1).collect(),
+            _ => self.point.drawn(self.seed.wrapping_add(at)),
+        }
+    }
+
+    /// Whether no image before left the same.
+    fn is_new(&mut self, drawn: &[usize]) -> bool {
+        let fewest = self.states.iter().zip(drawn).map(|(states, &n)| states[n]);
+        let marks = (0..)
+            .zip(fewest)
+            .map(|(unit, fewest)| mark(unit, fewest as u64));
+        self.given.insert(marks.fold(0, |sum, mark| sum ^ mark))
+    }
+}
+
+impl Iterator for Images<'_> {
+    type Item = Image;
+
+    fn next(&mut self) -> Option<Image> {
+        self.left = self.left.checked_sub(1)?;
+        if self.is_all {
+            self.next += 1;
+            return Some(self.point.numbered(&self.states, self.next - 1));
+        }
+        for _ in 0..DRAWS_MAX {
+            let drawn = self.draw();
+            if self.is_new(&drawn) {
+                return Some(self.point.build(drawn));
+            }
+        }
+        self.left = 0;
+        None
+    }
+}
+
+/// The states that differ from each other.
+fn different(states: &[usize]) -> impl Iterator<Item = usize> + Clone {
+    let places = states.iter().enumerate();
+    places
+        .filter(|(at, fewest)| at == *fewest)
+        .map(|(at, _)| at)
+}
+
+/// How many images states of units make; saturates.
+fn count(states: &[Vec<usize>]) -> u64 {
+    let choices = states.iter().map(|states| different(states).count() as u64);
+    choices.fold(1, u64::saturating_mul)
+}
+
+/// A number for a word and what it holds; sums of them tell units apart.
+fn mark(word: usize, value: u64) -> u64 {
+    let mut state = value ^ (word as u64).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    random(&mut state)
+}
+
+/// How many of a unit's stores persisted. None and all are where protocols
+/// break.
+fn any(drawn: u64, stores: usize) -> usize {
+    match drawn >> 62 {
+        0 => 0,
+        1 => stores,
+        _ => (drawn % (stores as u64 + 1)) as usize,
+    }
+}
+
+/// SplitMix64 (Steele et al. 2014).
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
