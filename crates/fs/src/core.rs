@@ -1,0 +1,610 @@
+//! What the one lock of a file system guards, and how changes leave it.
+//!
+//! An operation runs under the lock as a [`Tx`]: it reads pages as the operations
+//! before it left them, and writes copies. When it has succeeded, its pages join
+//! the **batch**: what the next transaction of the space will hold. Whoever waits
+//! for a batch and finds none on its way takes it along, without the lock; so one
+//! transaction is on its way at a time, each begins where the one before ended, and
+//! under load several operations share one.
+//!
+//! Invariants:
+//! - a batch is one [`Request::Transact`]: all of it or nothing;
+//! - a page in the batch, or on its way, counts before the cache and the space;
+//! - what a batch frees (spans, numbers) is given out again only when it is
+//!   committed; what it took comes back when it failed;
+//! - pages of files never enter the cache: they change without this lock.
+
+use crate::cache::Cache;
+use crate::error::{FsError, Result};
+use crate::format::{
+    Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at, put,
+};
+use crate::io::Port;
+use crate::map;
+use crate::numbers::Numbers;
+use crate::spans::{Span, Spans};
+use bytes::Bytes;
+use pagemesh_base::slice::Part;
+use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, OnceLock, RwLock};
+
+/// Pages that one operation may change; files are written in pieces.
+pub(crate) const CHANGED_PAGES_MAX: usize = TRANSACTION_PAGES_MAX as usize;
+
+/// A page that a transaction changes.
+#[derive(Clone)]
+enum Change {
+    /// Of the name space.
+    Kept(Arc<Page>),
+    /// Of a file.
+    Data(Arc<Page>),
+    Cleared,
+}
+
+type Changes = BTreeMap<u64, Change>;
+
+/// What came of a batch.
+type Outcome = Arc<OnceLock<std::result::Result<(), SpaceError>>>;
+
+/// What becomes one transaction.
+#[derive(Default)]
+pub(crate) struct Batch {
+    changes: Changes,
+    books: Books,
+    outcome: Outcome,
+    durable: bool,
+}
+
+/// What else a change means, in memory.
+#[derive(Default)]
+struct Books {
+    spans_taken: Vec<Span>,
+    spans_given: Vec<Span>,
+    inos_taken: Vec<Ino>,
+    inos_given: Vec<Ino>,
+    pages: i64,
+}
+
+impl Books {
+    fn add(&mut self, other: Books) {
+        self.spans_taken.extend(other.spans_taken);
+        self.spans_given.extend(other.spans_given);
+        self.inos_taken.extend(other.inos_taken);
+        self.inos_given.extend(other.inos_given);
+        self.pages += other.pages;
+    }
+}
+
+/// What is known of an inode only while somebody uses it.
+#[derive(Default)]
+pub(crate) struct Live {
+    pub(crate) opens: u64,
+    pub(crate) lookups: u64,
+    /// Times that are not in the inode yet.
+    pub(crate) mtime: Option<Time>,
+    pub(crate) atime: Option<Time>,
+    /// Reading and overwriting a file, against what changes its size or pages.
+    pub(crate) data: Arc<RwLock<()>>,
+}
+
+/// Everything behind the lock.
+pub(crate) struct Core {
+    pub(crate) head: Head,
+    /// Pages of the space.
+    pub(crate) pages: u64,
+    /// Pages in use: of files and of the name space.
+    pub(crate) used: u64,
+    pub(crate) numbers: Numbers,
+    pub(crate) live: HashMap<Ino, Live>,
+    /// Orphans that are being freed.
+    pub(crate) going: HashSet<Ino>,
+    spans: Spans,
+    cache: Cache,
+    port: Port,
+    batch: Batch,
+    on_its_way: Option<Changes>,
+    stopped: Option<SpaceError>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        head: Head,
+        pages: u64,
+        used: u64,
+        numbers: Numbers,
+        spans: Spans,
+        port: Port,
+    ) -> Core {
+        Core {
+            head,
+            pages,
+            used,
+            numbers,
+            live: HashMap::new(),
+            going: HashSet::new(),
+            spans,
+            cache: Cache::default(),
+            port,
+            batch: Batch::default(),
+            on_its_way: None,
+            stopped: None,
+        }
+    }
+
+    /// A page as the last operation left it.
+    pub(crate) fn page(&mut self, page: u64) -> Result<Arc<Page>> {
+        if let Some(found) = self.changed(page) {
+            return Ok(found);
+        }
+        if let Some(found) = self.cache.get(page) {
+            return Ok(found);
+        }
+        let read: Arc<Page> = self.port.read_page(page)?.into();
+        self.cache.put(page, read.clone());
+        Ok(read)
+    }
+
+    /// A page of a file, as it is now.
+    fn data_page(&mut self, page: u64) -> Result<Arc<Page>> {
+        match self.changed(page) {
+            Some(found) => Ok(found),
+            None => Ok(self.port.read_page(page)?.into()),
+        }
+    }
+
+    fn changed(&self, page: u64) -> Option<Arc<Page>> {
+        let on_its_way = self.on_its_way.as_ref();
+        let change = self
+            .batch
+            .changes
+            .get(&page)
+            .or_else(|| on_its_way?.get(&page))?;
+        Some(match change {
+            Change::Kept(bytes) | Change::Data(bytes) => bytes.clone(),
+            Change::Cleared => Arc::new([0; PAGE_BYTES]),
+        })
+    }
+
+    /// The inode, with the times that are not in it yet.
+    pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
+        let (index, at) = inode_at(ino);
+        let place = match ino == Ino::TABLE || index >= self.head.table.size / PAGE_BYTES as u64 {
+            true => None,
+            false => {
+                let table = self.head.table.map;
+                map::find(&table, index, &mut |page| self.page(page))?
+            }
+        };
+        let Some(run) = place else {
+            return Err(Errno::STALE.into());
+        };
+        let page = self.page(run.page)?;
+        let inode = Inode::decode(&page[at..at + INODE_BYTES], self.pages);
+        let mut inode = inode.map_err(|cause| damaged_inode(ino, cause))?;
+        if inode.is_free() {
+            return Err(Errno::STALE.into());
+        }
+        self.add_times(ino, &mut inode);
+        Ok(inode)
+    }
+
+    /// Adds the times that are not in the inode yet.
+    fn add_times(&self, ino: Ino, inode: &mut Inode) {
+        if let Some(live) = self.live.get(&ino) {
+            inode.mtime = live.mtime.unwrap_or(inode.mtime);
+            inode.ctime = live.mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
+            inode.atime = live.atime.unwrap_or(inode.atime);
+        }
+    }
+
+    /// What mounting found: the generation of a free inode.
+    fn generation(&mut self, ino: Ino) -> Result<u32> {
+        let (index, at) = inode_at(ino);
+        let table = self.head.table.map;
+        match map::find(&table, index, &mut |page| self.page(page))? {
+            None => Ok(0),
+            Some(run) => {
+                let page = self.page(run.page)?;
+                let inode = Inode::decode(&page[at..at + INODE_BYTES], self.pages);
+                Ok(inode.map_err(|cause| damaged_inode(ino, cause))?.generation)
+            }
+        }
+    }
+
+    pub(crate) fn live(&mut self, ino: Ino) -> &mut Live {
+        self.live.entry(ino).or_default()
+    }
+
+    /// Whether changes are taken at all.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        match &self.stopped {
+            None => Ok(()),
+            Some(cause) => Err(FsError::Stopped(cause.clone())),
+        }
+    }
+
+    /// Begins an operation.
+    pub(crate) fn begin(&mut self) -> Tx<'_> {
+        Tx {
+            core: self,
+            changes: HashMap::new(),
+            books: Books::default(),
+            table: None,
+            durable: false,
+        }
+    }
+
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.batch.outcome.clone()
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.on_its_way.is_some()
+    }
+
+    /// Takes the batch along, as a request; [`Core::end`] must follow.
+    pub(crate) fn take_batch(&mut self) -> (Batch, Request) {
+        assert!(self.on_its_way.is_none(), "one transaction at a time");
+        let batch = std::mem::take(&mut self.batch);
+        let request = Request::Transact {
+            parts: parts(&batch.changes),
+            durable: batch.durable,
+        };
+        self.on_its_way = Some(batch.changes.clone());
+        (batch, request)
+    }
+
+    /// Takes in what came of a batch.
+    pub(crate) fn end(&mut self, batch: Batch, result: std::result::Result<(), SpaceError>) {
+        self.on_its_way = None;
+        match &result {
+            Ok(()) => self.settle(batch.changes, batch.books),
+            Err(cause) => self.fail(batch.books, cause),
+        }
+        let _ = batch.outcome.set(result);
+    }
+
+    fn settle(&mut self, changes: Changes, books: Books) {
+        for (page, change) in changes {
+            match change {
+                Change::Kept(bytes) => self.cache.put(page, bytes),
+                Change::Data(_) | Change::Cleared => self.cache.forget(page),
+            }
+        }
+        for span in books.spans_given {
+            (span.page..span.end()).for_each(|page| self.cache.forget(page));
+            self.spans.give(span);
+        }
+        books
+            .inos_given
+            .into_iter()
+            .for_each(|ino| self.numbers.give(ino));
+    }
+
+    /// Nothing of a batch happened, so nothing of the one that builds on it does.
+    fn fail(&mut self, books: Books, cause: &SpaceError) {
+        let next = std::mem::take(&mut self.batch);
+        for books in [books, next.books] {
+            self.undo(books);
+        }
+        let _ = next.outcome.set(Err(cause.clone()));
+        if !matches!(cause, SpaceError::NoSpace(_)) {
+            tracing::error!(%cause, "a change of the file system failed; no more are taken");
+            self.stopped = Some(cause.clone());
+        } else if let Ok(page) = self.page(0)
+            && let Ok(head) = Head::decode(&page, self.pages)
+        {
+            self.head = head;
+        }
+    }
+
+    fn undo(&mut self, books: Books) {
+        self.used = self.used.wrapping_add_signed(-books.pages);
+        for span in books.spans_taken {
+            self.spans.give(span);
+        }
+        for ino in books.inos_taken {
+            self.numbers.give(ino);
+        }
+    }
+}
+
+/// Changes as parts: neighbours in one.
+fn parts(changes: &Changes) -> Vec<Part> {
+    const PAGE: u64 = PAGE_BYTES as u64;
+    let mut parts = Vec::new();
+    let mut written: Vec<u8> = Vec::new();
+    let mut first = 0;
+    let flush = |written: &mut Vec<u8>, first: u64, parts: &mut Vec<Part>| {
+        if !written.is_empty() {
+            parts.push(Part::Write {
+                offset: first * PAGE,
+                data: Bytes::from(std::mem::take(written)),
+            });
+        }
+    };
+    for (&page, change) in changes {
+        let is_next = first + (written.len() / PAGE_BYTES) as u64 == page;
+        match change {
+            Change::Kept(bytes) | Change::Data(bytes) => {
+                if !is_next || written.is_empty() {
+                    flush(&mut written, first, &mut parts);
+                    first = page;
+                }
+                written.extend_from_slice(&bytes[..]);
+            }
+            Change::Cleared => {
+                flush(&mut written, first, &mut parts);
+                match parts.last_mut() {
+                    Some(Part::Clear { offset, len }) if *offset + *len == page * PAGE => {
+                        *len += PAGE;
+                    }
+                    _ => parts.push(Part::Clear {
+                        offset: page * PAGE,
+                        len: PAGE,
+                    }),
+                }
+            }
+        }
+    }
+    flush(&mut written, first, &mut parts);
+    parts
+}
+
+pub(crate) fn damaged_inode(ino: Ino, cause: Damaged) -> FsError {
+    FsError::Damaged {
+        what: format!("inode {}", ino.0),
+        cause,
+    }
+}
+
+/// A page that an operation changes.
+enum Draft {
+    Kept(Box<Page>),
+    Data(Box<Page>),
+    Cleared,
+}
+
+/// An operation. Dropped without [`Tx::join`] it leaves nothing behind.
+pub(crate) struct Tx<'c> {
+    pub(crate) core: &'c mut Core,
+    changes: HashMap<u64, Draft>,
+    books: Books,
+    /// The inode table's own inode, where it changed.
+    table: Option<Inode>,
+    durable: bool,
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        let mut books = std::mem::take(&mut self.books);
+        // Counted when it joins.
+        books.pages = 0;
+        self.core.undo(books);
+    }
+}
+
+impl Tx<'_> {
+    /// A page of the name space, as this operation sees it.
+    pub(crate) fn page(&mut self, page: u64) -> Result<Arc<Page>> {
+        match self.changes.get(&page) {
+            Some(Draft::Kept(bytes) | Draft::Data(bytes)) => Ok(Arc::new(**bytes)),
+            Some(Draft::Cleared) => Ok(Arc::new([0; PAGE_BYTES])),
+            None => self.core.page(page),
+        }
+    }
+
+    /// Looks at a page of the name space without copying it.
+    pub(crate) fn with_page<T>(&mut self, page: u64, look: impl FnOnce(&Page) -> T) -> Result<T> {
+        match self.changes.get(&page) {
+            Some(Draft::Kept(bytes) | Draft::Data(bytes)) => Ok(look(bytes)),
+            Some(Draft::Cleared) => Ok(look(&[0; PAGE_BYTES])),
+            None => Ok(look(&*self.core.page(page)?)),
+        }
+    }
+
+    /// A page of the name space to change.
+    pub(crate) fn page_mut(&mut self, page: u64) -> Result<&mut Page> {
+        if !matches!(self.changes.get(&page), Some(Draft::Kept(_))) {
+            let bytes = Box::new(*self.page(page)?);
+            self.changes.insert(page, Draft::Kept(bytes));
+        }
+        match self.changes.get_mut(&page) {
+            Some(Draft::Kept(bytes)) => Ok(bytes),
+            _ => unreachable!("it was just put there"),
+        }
+    }
+
+    /// A page of the name space that was not in use.
+    pub(crate) fn fresh(&mut self, page: u64) -> &mut Page {
+        self.changes
+            .insert(page, Draft::Kept(Box::new([0; PAGE_BYTES])));
+        match self.changes.get_mut(&page) {
+            Some(Draft::Kept(bytes)) => bytes,
+            _ => unreachable!("it was just put there"),
+        }
+    }
+
+    /// Replaces bytes of a file's page; the rest of it stays, or is zeroes if it
+    /// `is_new`.
+    pub(crate) fn write_data(
+        &mut self,
+        page: u64,
+        within: usize,
+        part: &[u8],
+        is_new: bool,
+    ) -> Result<()> {
+        let mut bytes = match self.changes.remove(&page) {
+            Some(Draft::Data(bytes)) => bytes,
+            _ if is_new || part.len() == PAGE_BYTES => Box::new([0; PAGE_BYTES]),
+            _ => Box::new(*self.core.data_page(page)?),
+        };
+        put(&mut bytes[..], within, part);
+        self.changes.insert(page, Draft::Data(bytes));
+        Ok(())
+    }
+
+    pub(crate) fn clear(&mut self, page: u64) {
+        self.changes.insert(page, Draft::Cleared);
+    }
+
+    /// Pages of the name space taken into use, or given up.
+    pub(crate) fn count_meta(&mut self, pages: i64) {
+        self.books.pages += pages;
+    }
+
+    /// Pages changed so far.
+    pub(crate) fn changed(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Complete only when it survives what the pool's class promises.
+    pub(crate) fn make_durable(&mut self) {
+        self.durable = true;
+    }
+
+    /// Pages that are given to nobody, and hold nothing.
+    pub(crate) fn take_span(&mut self, order: u8) -> Result<Span> {
+        let span = self.core.spans.take(order).ok_or(Errno::NOSPC)?;
+        self.books.spans_taken.push(span);
+        Ok(span)
+    }
+
+    /// Gives pages back; what they hold must be cleared, here or before.
+    pub(crate) fn give_span(&mut self, span: Span) {
+        self.books.spans_given.push(span);
+    }
+
+    pub(crate) fn table(&self) -> &Inode {
+        self.table.as_ref().unwrap_or(&self.core.head.table)
+    }
+
+    fn set_table(&mut self, table: Inode) -> Result<()> {
+        let mut head = self.core.head.clone();
+        head.table = table.clone();
+        let encoded = head.encode();
+        *self.page_mut(0)? = encoded;
+        self.table = Some(table);
+        Ok(())
+    }
+
+    fn place(&mut self, ino: Ino) -> Result<Option<(u64, usize)>> {
+        let (index, at) = inode_at(ino);
+        let table = self.table().map;
+        let run = map::find(&table, index, &mut |page| self.page(page))?;
+        Ok(run.map(|run| (run.page, at)))
+    }
+
+    /// An inode in use, as this operation sees it.
+    pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
+        let pages = self.core.pages;
+        let changed = match self.place(ino)? {
+            Some((page, at)) if self.changes.contains_key(&page) => {
+                let decode = |page: &Page| Inode::decode(&page[at..at + INODE_BYTES], pages);
+                Some(self.with_page(page, decode)?)
+            }
+            _ => None,
+        };
+        match changed {
+            None => self.core.inode(ino),
+            Some(decoded) => {
+                let mut inode = decoded.map_err(|cause| damaged_inode(ino, cause))?;
+                if inode.is_free() {
+                    return Err(Errno::STALE.into());
+                }
+                self.core.add_times(ino, &mut inode);
+                Ok(inode)
+            }
+        }
+    }
+
+    /// Puts an inode in its place, with its times.
+    pub(crate) fn put(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let Some((page, at)) = self.place(ino)? else {
+            return Err(Errno::STALE.into());
+        };
+        let pages = self.core.pages;
+        let bytes = self.page_mut(page)?;
+        let old = Inode::decode(&bytes[at..at + INODE_BYTES], pages);
+        let old = old.map_err(|cause| damaged_inode(ino, cause))?;
+        put(&mut bytes[..], at, &inode.encode());
+        self.books.pages += inode.pages.cast_signed() - old.pages.cast_signed();
+        if let Some(live) = self.core.live.get_mut(&ino) {
+            live.mtime = None;
+            live.atime = None;
+        }
+        Ok(())
+    }
+
+    /// A number and a generation for a new inode, for which the table has room.
+    pub(crate) fn take_ino(&mut self) -> Result<(Ino, u32)> {
+        let ino = self.core.numbers.take();
+        self.books.inos_taken.push(ino);
+        let (index, _) = inode_at(ino);
+        let mut table = self.table().clone();
+        if map::find(&table.map, index, &mut |page| self.page(page))?.is_none() {
+            let run = map::ensure(self, &mut table, index)?;
+            // A span of the table is made whole: its pages read as free inodes.
+            let (end, pages) = (index + run.len, table.pages);
+            table.size = table.size.max(end * PAGE_BYTES as u64);
+            table.pages += run.len;
+            self.books.pages += (table.pages - pages).cast_signed();
+            self.set_table(table)?;
+        }
+        let generation = self.core.generation(ino)?;
+        Ok((ino, generation.wrapping_add(1)))
+    }
+
+    /// The number is free when this is committed.
+    pub(crate) fn give_ino(&mut self, ino: Ino) {
+        self.books.inos_given.push(ino);
+    }
+
+    /// Whether the batch has room for it; else it must wait and be run again.
+    pub(crate) fn fits(&self) -> bool {
+        let batch = &self.core.batch.changes;
+        let more = self.changes.keys().filter(|page| !batch.contains_key(page));
+        batch.is_empty() || batch.len() + more.count() <= CHANGED_PAGES_MAX
+    }
+
+    /// Makes it part of the batch.
+    ///
+    /// # Errors
+    /// When it would take more than the file system may.
+    pub(crate) fn join(mut self) -> Result<()> {
+        assert!(
+            self.changes.len() <= CHANGED_PAGES_MAX,
+            "{} pages in one operation",
+            self.changes.len()
+        );
+        let used = self.core.used.wrapping_add_signed(self.books.pages);
+        let limit = self.core.head.limit_bytes / PAGE_BYTES as u64;
+        if self.books.pages > 0 && limit > 0 && used > limit {
+            return Err(Errno::NOSPC.into());
+        }
+        self.core.used = used;
+        if let Some(table) = self.table.take() {
+            self.core.head.table = table;
+        }
+        let batch = &mut self.core.batch;
+        for (page, draft) in self.changes.drain() {
+            let change = match draft {
+                Draft::Kept(bytes) => Change::Kept(bytes.into()),
+                Draft::Data(bytes) => Change::Data(bytes.into()),
+                Draft::Cleared => Change::Cleared,
+            };
+            batch.changes.insert(page, change);
+        }
+        batch.books.add(std::mem::take(&mut self.books));
+        batch.durable |= self.durable;
+        Ok(())
+    }
+}
+
+/// Inodes of the table's pages up to its size.
+pub(crate) fn inodes_of(table: &Inode) -> u64 {
+    table.size / PAGE_BYTES as u64 * INODES_PER_PAGE
+}

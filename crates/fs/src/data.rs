@@ -1,0 +1,752 @@
+//! Content: reading, writing, and what changes a file's size or pages.
+//!
+//! A write within the size of a file without holes changes no inode. It takes the
+//! file's lock shared, goes out by the caller's own port, and only its time is
+//! noted. Everything else takes the lock alone, and what it changes of the inode
+//! goes in the same transaction as the pages, or is announced by [`TRIM`] before
+//! the first page goes.
+
+use crate::core::{Core, Live, Tx};
+use crate::error::{FsError, Result};
+use crate::format::{FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
+use crate::io::Port;
+use crate::map::{self, Piece};
+use crate::spans::Span;
+use crate::{Attr, Fs, check_ino};
+use bytes::Bytes;
+use pagemesh_base::space::Request;
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Pages of a file in one transaction; inode, map and table need the others.
+const PIECE_PAGES_MAX: u64 = 48;
+/// Spans given back in one transaction: each may lie in a map page of its own.
+const SPANS_FREED_MAX: usize = 24;
+/// Times of reads that are noted again: older ones than this.
+const ATIME_AGE_S: i64 = 86_400;
+
+/// What to do to a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// See to room for it, also beyond the end.
+    Reserve {
+        /// The size stays.
+        keep_size: bool,
+    },
+    /// Free it; it then reads as zeroes. The size stays.
+    Punch,
+    /// Make it read as zeroes, with room.
+    Zero {
+        /// The size stays.
+        keep_size: bool,
+    },
+}
+
+/// What to look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte that may be other than zero.
+    Data,
+    /// The next byte of a hole; the end is one.
+    Hole,
+}
+
+/// Pages that begin below this byte.
+fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE)
+}
+
+impl Inode {
+    /// Whether every page below the size is mapped, and no other.
+    fn is_dense(&self) -> bool {
+        self.flags & RESERVED == 0 && self.pages == pages_of(self.size)
+    }
+}
+
+/// Runs of the space behind bytes of a file, holes without a span left out:
+/// byte of the file, byte of the space, length.
+fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u64, u64, u64)>> {
+    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+    let mut at = bytes.start;
+    while at < bytes.end {
+        let page = at / PAGE;
+        let within = at % PAGE;
+        let Some(run) = map::find(&inode.map, page, read)? else {
+            at = (page + 1) * PAGE;
+            continue;
+        };
+        let len = (run.len * PAGE - within).min(bytes.end - at);
+        let place = run.page * PAGE + within;
+        match runs.last_mut() {
+            Some((first, last, so_far)) if *first + *so_far == at && *last + *so_far == place => {
+                *so_far += len;
+            }
+            _ => runs.push((at, place, len)),
+        }
+        at += len;
+    }
+    Ok(runs)
+}
+
+impl Core {
+    /// Notes that a file was read, as `relatime` does.
+    pub(crate) fn note_read(&mut self, ino: Ino, now: Time) {
+        if let Ok(inode) = self.inode(ino)
+            && (inode.atime <= inode.mtime.max(inode.ctime)
+                || inode.atime.sec + ATIME_AGE_S < now.sec)
+        {
+            self.live(ino).atime = Some(now);
+        }
+    }
+
+    fn file(&mut self, ino: Ino) -> Result<Inode> {
+        let inode = self.inode(ino)?;
+        match inode.kind() {
+            Kind::File => Ok(inode),
+            Kind::Directory => Err(Errno::ISDIR.into()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+}
+
+fn shared(lock: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn alone(lock: &RwLock<()>) -> RwLockWriteGuard<'_, ()> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fs {
+    fn data_lock(&self, ino: Ino) -> Result<Arc<RwLock<()>>> {
+        check_ino(ino)?;
+        let mut core = self.core();
+        core.inode(ino)?;
+        Ok(core.live(ino).data.clone())
+    }
+
+    /// Bytes of a file; fewer at its end.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, and what the volume says.
+    pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
+        let lock = self.data_lock(ino)?;
+        let _shared = shared(&lock);
+        let now = self.now();
+        let (range, runs) = {
+            let mut core = self.core();
+            let inode = core.file(ino)?;
+            core.note_read(ino, now);
+            let end = inode.size.min(offset.saturating_add(u64::from(len)));
+            let range = offset.min(end)..end;
+            let runs = runs(&inode, range.clone(), &mut |page| core.page(page))?;
+            (range, runs)
+        };
+        read_runs(port, range, &runs)
+    }
+
+    /// Writes bytes at an offset, or at the end. Returns where they went.
+    ///
+    /// # Errors
+    /// `EFBIG`, `ENOSPC`, and what the volume says. What came before the failing
+    /// piece may be there.
+    pub fn write(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        offset: Option<u64>,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<u64> {
+        let lock = self.data_lock(ino)?;
+        if let Some(offset) = offset {
+            let _shared = shared(&lock);
+            if self.overwrite(port, ino, offset, data, durable)? {
+                return Ok(offset);
+            }
+        }
+        let _alone = alone(&lock);
+        let size = self.core().file(ino)?.size;
+        let offset = offset.unwrap_or(size);
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(Errno::FBIG.into());
+        }
+        if !self.overwrite(port, ino, offset, data, durable)? {
+            self.extend(port, ino, offset, data, durable)?;
+        }
+        Ok(offset)
+    }
+
+    /// Writes within a file without holes; false: it is not that.
+    fn overwrite(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<bool> {
+        let now = self.now();
+        let runs = {
+            let mut core = self.core();
+            core.check_running()?;
+            let inode = core.file(ino)?;
+            let end = offset.saturating_add(data.len() as u64);
+            if end > inode.size || !inode.is_dense() {
+                return Ok(false);
+            }
+            core.live(ino).mtime = Some(now);
+            runs(&inode, offset..end, &mut |page| core.page(page))?
+        };
+        let requests = runs.into_iter().map(|(at, place, len)| {
+            let first = (at - offset) as usize;
+            Request::Write {
+                offset: place,
+                data: data.slice(first..first + len as usize),
+                durable,
+            }
+        });
+        port.call_all(requests)?;
+        Ok(true)
+    }
+
+    /// Writes with the inode. The caller holds the file alone.
+    fn extend(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<()> {
+        let end = offset + data.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let next = ((at / PAGE + PIECE_PAGES_MAX) * PAGE).min(end);
+            let part = &data[(at - offset) as usize..(next - offset) as usize];
+            let holes = self.holes(port, ino, at / PAGE..pages_of(next))?;
+            let now = self.now();
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                write_pages(tx, &mut inode, at, part, &holes)?;
+                inode.size = inode.size.max(next);
+                inode.mtime = now;
+                inode.ctime = now;
+                if durable {
+                    tx.make_durable();
+                }
+                tx.put(ino, &inode)
+            })?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Which of a file's pages are not mapped. The caller holds the file alone.
+    fn holes(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<BTreeSet<u64>> {
+        let (inode, runs) = {
+            let mut core = self.core();
+            let inode = core.file(ino)?;
+            let bytes = pages.start * PAGE..pages.end * PAGE;
+            let runs = runs(&inode, bytes, &mut |page| core.page(page))?;
+            (inode, runs)
+        };
+        let mut holes: BTreeSet<u64> = pages.collect();
+        if inode.is_dense() {
+            holes.retain(|&page| page >= pages_of(inode.size));
+            return Ok(holes);
+        }
+        for (at, place, len) in runs {
+            let first = at / PAGE;
+            let of_space = place / PAGE..(place + len) / PAGE;
+            port.mapped(of_space.clone(), |mapped| {
+                for page in mapped {
+                    holes.remove(&(first + page - of_space.start));
+                }
+            })?;
+        }
+        Ok(holes)
+    }
+
+    /// Cuts a file or lengthens it by a hole.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EISDIR`, `EINVAL`.
+    pub fn set_size(&self, port: &mut Port, ino: Ino, size: u64) -> Result<Attr> {
+        if size > FILE_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        let lock = self.data_lock(ino)?;
+        let _alone = alone(&lock);
+        let now = self.now();
+        let old = self.core().file(ino)?;
+        let is_cut = size < old.size || old.flags & RESERVED != 0;
+        let tail = match is_cut && !size.is_multiple_of(PAGE) {
+            true => self
+                .holes(port, ino, size / PAGE..size / PAGE + 1)?
+                .is_empty(),
+            false => false,
+        };
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            if is_cut {
+                inode.flags |= TRIM;
+                inode.flags &= !RESERVED;
+            }
+            if tail && size < inode.size {
+                let within = (size % PAGE) as usize;
+                let zeroes = [0; PAGE_BYTES];
+                write_pages(tx, &mut inode, size, &zeroes[within..], &BTreeSet::new())?;
+            }
+            inode.size = size;
+            inode.mtime = now;
+            inode.ctime = now;
+            tx.put(ino, &inode)
+        })?;
+        if is_cut {
+            let was_dense = old.is_dense() && size <= old.size;
+            self.trim(port, ino, was_dense.then(|| pages_of(size)))?;
+        }
+        self.attr(ino)
+    }
+
+    /// Frees what lies beyond the size, and takes the mark away. Counts what is
+    /// left, unless the caller knows. The caller holds the file alone, or nobody
+    /// else can.
+    pub(crate) fn trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
+        loop {
+            let (keep, pieces) = {
+                let mut core = self.core();
+                let inode = core.inode(ino)?;
+                let keep = pages_of(inode.size);
+                let mut pieces = Vec::new();
+                map::visit(
+                    &inode.map,
+                    keep,
+                    &mut |page| core.page(page),
+                    &mut |piece| {
+                        pieces.push(piece);
+                        pieces.len() < SPANS_FREED_MAX
+                    },
+                    &mut |_| true,
+                )?;
+                (keep, pieces)
+            };
+            port.call_all(pieces.iter().map(|piece| discard(piece, keep)))?;
+            let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
+            if whole.is_empty() {
+                break;
+            }
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                for piece in &whole {
+                    map::remove(tx, &mut inode, piece.at)?;
+                    tx.give_span(piece.span);
+                }
+                tx.put(ino, &inode)
+            })?;
+        }
+        let pages = match pages {
+            Some(pages) => pages,
+            None => self.count_mapped(port, ino)?,
+        };
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            inode.flags &= !TRIM;
+            inode.pages = pages;
+            tx.put(ino, &inode)
+        })
+    }
+
+    /// Mapped pages of a file.
+    pub(crate) fn count_mapped(&self, port: &mut Port, ino: Ino) -> Result<u64> {
+        let mut pieces = Vec::new();
+        {
+            let mut core = self.core();
+            let inode = core.inode(ino)?;
+            let mut read = |page| core.page(page);
+            map::visit(
+                &inode.map,
+                0,
+                &mut read,
+                &mut |piece| {
+                    pieces.push(piece.span);
+                    true
+                },
+                &mut |_| true,
+            )?;
+        }
+        let mut count = 0;
+        for span in pieces {
+            port.mapped(span.page..span.end(), |run| count += run.end - run.start)?;
+        }
+        Ok(count)
+    }
+
+    /// Nobody uses the inode any more: without a name it goes, else its times are
+    /// put into it.
+    pub(crate) fn let_go(&self, ino: Ino) {
+        {
+            let mut core = self.core();
+            let is_used = |live: &Live| live.opens > 0 || live.lookups > 0;
+            if core.live.get(&ino).is_some_and(is_used) {
+                return;
+            }
+            let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
+            if is_orphan && !core.going.insert(ino) {
+                return;
+            }
+            if !is_orphan {
+                drop(core);
+                return self.forget_times(ino);
+            }
+            core.live.remove(&ino);
+        }
+        if let Err(cause) = self.free(ino) {
+            tracing::warn!(ino = ino.0, %cause, "a deleted file is freed with the next mount");
+        }
+        self.core().going.remove(&ino);
+    }
+
+    /// Puts the noted times of an inode into it, and forgets what was live of it.
+    fn forget_times(&self, ino: Ino) {
+        if let Err(cause) = self.note_times(ino) {
+            tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
+        }
+        let mut core = self.core();
+        let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
+        if core.live.get(&ino).is_some_and(is_over) {
+            core.live.remove(&ino);
+        }
+    }
+
+    /// Frees an orphan. A crash in between leaves an orphan.
+    pub(crate) fn free(&self, ino: Ino) -> Result<()> {
+        let mut port = self.port()?;
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            inode.size = 0;
+            inode.target.clear();
+            inode.flags = TRIM;
+            crate::xattrs::clear(tx, &mut inode);
+            tx.put(ino, &inode)
+        })?;
+        self.trim(&mut port, ino, Some(0))?;
+        self.change(|tx| {
+            let inode = tx.inode(ino)?;
+            tx.put(ino, &Inode::free(inode.generation))?;
+            tx.give_ino(ino);
+            Ok(())
+        })
+    }
+
+    /// Makes completed changes of a file durable, as the pool's class promises, and
+    /// with them its times.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn sync(&self, port: &mut Port, ino: Ino) -> Result<()> {
+        self.note_times(ino)?;
+        port.call(Request::Flush)?;
+        Ok(())
+    }
+
+    /// Puts the times of a file that are only noted into its inode.
+    pub(crate) fn note_times(&self, ino: Ino) -> Result<()> {
+        let is_noted = {
+            let core = self.core();
+            let live = core.live.get(&ino);
+            live.is_some_and(|live| live.mtime.is_some() || live.atime.is_some())
+        };
+        if !is_noted {
+            return Ok(());
+        }
+        self.change(|tx| {
+            let inode = tx.inode(ino)?;
+            tx.put(ino, &inode)
+        })
+    }
+
+    /// Puts all noted times into their inodes, and makes everything durable.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn sync_all(&self, port: &mut Port) -> Result<()> {
+        let inos: Vec<Ino> = self.core().live.keys().copied().collect();
+        for ino in inos {
+            match self.note_times(ino) {
+                Err(FsError::Posix(Errno::STALE)) => {}
+                noted => noted?,
+            }
+        }
+        port.call(Request::Flush)?;
+        Ok(())
+    }
+
+    /// Reserves, frees or zeroes a range.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EINVAL` for an empty range, `ENOSPC`.
+    pub fn allocate(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        how: Allocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if end > FILE_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        let lock = self.data_lock(ino)?;
+        let _alone = alone(&lock);
+        self.core().file(ino)?;
+        match how {
+            Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
+            Allocate::Punch => self.punch(port, ino, offset..end),
+            Allocate::Zero { keep_size } => {
+                self.punch(port, ino, offset..end)?;
+                self.reserve(port, ino, offset..end, keep_size)
+            }
+        }
+    }
+
+    fn reserve(&self, port: &mut Port, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        let mut page = bytes.start / PAGE;
+        let end = pages_of(bytes.end);
+        while page < end {
+            let next = (page + PIECE_PAGES_MAX).min(end);
+            let holes = self.holes(port, ino, page..next)?;
+            let now = self.now();
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                for &page in &holes {
+                    let run = map::ensure(tx, &mut inode, page)?;
+                    tx.write_data(run.page, 0, &[0; PAGE_BYTES], true)?;
+                    inode.pages += 1;
+                }
+                let size = match keep_size {
+                    true => inode.size,
+                    false => inode.size.max((next * PAGE).min(bytes.end)),
+                };
+                if next > pages_of(size) {
+                    inode.flags |= RESERVED;
+                }
+                if holes.is_empty() && size == inode.size {
+                    return Ok(());
+                }
+                inode.size = size;
+                inode.ctime = now;
+                tx.put(ino, &inode)
+            })?;
+            page = next;
+        }
+        Ok(())
+    }
+
+    fn punch(&self, port: &mut Port, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
+        let now = self.now();
+        // Parts of pages first: they are zeroed where they are mapped.
+        let edges = match first > last {
+            true => vec![bytes.clone()],
+            false => vec![bytes.start..first * PAGE, last * PAGE..bytes.end],
+        };
+        let mut mapped = Vec::new();
+        for edge in edges.into_iter().filter(|edge| !edge.is_empty()) {
+            let page = edge.start / PAGE;
+            if self.holes(port, ino, page..page + 1)?.is_empty() {
+                mapped.push(edge);
+            }
+        }
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            for edge in &mapped {
+                let zeroes = vec![0; (edge.end - edge.start) as usize];
+                write_pages(tx, &mut inode, edge.start, &zeroes, &BTreeSet::new())?;
+            }
+            if first < last {
+                inode.flags |= TRIM;
+            }
+            inode.mtime = now;
+            inode.ctime = now;
+            tx.put(ino, &inode)
+        })?;
+        if first >= last {
+            return Ok(());
+        }
+        let runs = {
+            let mut core = self.core();
+            let inode = core.file(ino)?;
+            runs(&inode, first * PAGE..last * PAGE, &mut |page| {
+                core.page(page)
+            })?
+        };
+        let discards = runs
+            .into_iter()
+            .map(|(_, offset, len)| Request::Discard { offset, len });
+        port.call_all(discards)?;
+        let pages = self.count_mapped(port, ino)?;
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            inode.flags &= !TRIM;
+            inode.pages = pages;
+            tx.put(ino, &inode)
+        })
+    }
+
+    /// Where data or a hole begins, from an offset on.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the end, and for data where there is none.
+    pub fn seek(&self, port: &mut Port, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        let lock = self.data_lock(ino)?;
+        let _shared = shared(&lock);
+        let (inode, pieces) = {
+            let mut core = self.core();
+            let inode = core.file(ino)?;
+            let mut pieces = Vec::new();
+            let mut read = |page| core.page(page);
+            let from = offset / PAGE;
+            map::visit(
+                &inode.map,
+                from,
+                &mut read,
+                &mut |piece| {
+                    pieces.push(piece);
+                    true
+                },
+                &mut |_| true,
+            )?;
+            (inode, pieces)
+        };
+        if offset >= inode.size {
+            return Err(Errno::NXIO.into());
+        }
+        let mut data: Vec<Range<u64>> = Vec::new();
+        for Piece { at, span } in pieces {
+            port.mapped(span.page..span.end(), |run| {
+                let first = at + run.start - span.page;
+                let end = at + run.end - span.page;
+                match data.last_mut() {
+                    Some(last) if last.end == first => last.end = end,
+                    _ => data.push(first..end),
+                }
+            })?;
+            let is_known = data.last().is_some_and(|run| match what {
+                Seek::Data => run.end * PAGE > offset,
+                Seek::Hole => run.end < at + (1 << span.order),
+            });
+            if is_known {
+                break;
+            }
+        }
+        let mut runs = data.into_iter().map(|run| run.start * PAGE..run.end * PAGE);
+        match what {
+            Seek::Data => runs
+                .find(|run| run.end > offset)
+                .map(|run| run.start.max(offset))
+                .filter(|&at| at < inode.size)
+                .ok_or(Errno::NXIO.into()),
+            Seek::Hole => {
+                let within = runs.find(|run| run.contains(&offset));
+                Ok(within.map_or(offset, |run| run.end.min(inode.size)))
+            }
+        }
+    }
+
+    /// Copies bytes from one file to another, or within one where they do not
+    /// overlap; fewer at the end of the first. Returns how many.
+    ///
+    /// # Errors
+    /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
+    pub fn copy(
+        &self,
+        port: &mut Port,
+        (from, mut source): (Ino, u64),
+        (to, mut target): (Ino, u64),
+        len: u64,
+    ) -> Result<u64> {
+        const STEP: u64 = 1 << 20;
+        let is_apart = from != to || source.abs_diff(target) >= len;
+        if !is_apart {
+            return Err(Errno::INVAL.into());
+        }
+        let mut copied = 0;
+        while copied < len {
+            let step = STEP.min(len - copied);
+            let bytes = Bytes::from(self.read(port, from, source, step as u32)?);
+            if bytes.is_empty() {
+                break;
+            }
+            match self.write(port, to, Some(target), &bytes, false) {
+                Err(_) if copied > 0 => break,
+                written => written?,
+            };
+            let step = bytes.len() as u64;
+            source += step;
+            target += step;
+            copied += step;
+        }
+        Ok(copied)
+    }
+}
+
+/// What of a span lies from a page of the file on.
+fn discard(piece: &Piece, keep: u64) -> Request {
+    let Span { page, order } = piece.span;
+    let skipped = keep.saturating_sub(piece.at);
+    Request::Discard {
+        offset: (page + skipped) * PAGE,
+        len: ((1 << order) - skipped) * PAGE,
+    }
+}
+
+fn read_runs(port: &mut Port, range: Range<u64>, runs: &[(u64, u64, u64)]) -> Result<Vec<u8>> {
+    let len = range.end - range.start;
+    if let [(_, place, all)] = runs
+        && *all == len
+    {
+        return port.read(*place, len as u32);
+    }
+    let mut bytes = vec![0; len as usize];
+    for &(at, place, len) in runs {
+        let first = (at - range.start) as usize;
+        let part = port.read(place, len as u32)?;
+        bytes[first..first + part.len()].copy_from_slice(&part);
+    }
+    Ok(bytes)
+}
+
+/// Puts bytes of a file into the transaction.
+fn write_pages(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    offset: u64,
+    data: &[u8],
+    holes: &BTreeSet<u64>,
+) -> Result<()> {
+    let mut at = offset;
+    let mut rest = data;
+    while !rest.is_empty() {
+        let page = at / PAGE;
+        let within = (at % PAGE) as usize;
+        let (part, after) = rest.split_at(rest.len().min(PAGE_BYTES - within));
+        let is_new = holes.contains(&page);
+        let run = map::ensure(tx, inode, page)?;
+        tx.write_data(run.page, within, part, is_new)?;
+        inode.pages += u64::from(is_new);
+        at += part.len() as u64;
+        rest = after;
+    }
+    Ok(())
+}

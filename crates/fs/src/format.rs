@@ -1,0 +1,402 @@
+//! What lies in the pages of a file system: the head, inodes, map pages. Drawn
+//! in `docs/formats.md`. Little endian. The store keeps a checksum of every page,
+//! so bytes that come back are those that were written; what is checked here is
+//! that they make sense.
+
+use pagemesh_base::units::PAGE_BYTES;
+use uuid::Uuid;
+
+pub(crate) type Page = [u8; PAGE_BYTES];
+
+const MAGIC: [u8; 8] = *b"pagemfs\0";
+pub(crate) const VERSION: u32 = 0;
+pub(crate) const INODE_BYTES: usize = 256;
+pub(crate) const INODES_PER_PAGE: u64 = (PAGE_BYTES / INODE_BYTES) as u64;
+/// Where the head holds the inode of the inode table.
+const TABLE_AT: usize = 256;
+/// Bytes of a link's target that its inode has room for.
+pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
+const INLINE_AT: usize = 112;
+/// Spans that an inode names; together they hold the first `SMALL_PAGES`.
+pub(crate) const SPANS: usize = 7;
+/// Pages of a file before its map begins: one leaf of a page table.
+pub(crate) const SMALL_PAGES: u64 = 1 << CHUNK_ORDER;
+/// A chunk is a span of 2^9 pages.
+pub(crate) const CHUNK_ORDER: u8 = 9;
+/// Entries of a map page.
+pub(crate) const MAP_ENTRIES: u64 = (PAGE_BYTES / 8) as u64;
+/// Three levels reach 2^27 chunks of 2 MiB, far beyond `FILE_BYTES_MAX`.
+pub(crate) const MAP_HEIGHT_MAX: u8 = 3;
+/// Bytes of the longest file: 16 TiB, a quarter of the largest slice.
+pub const FILE_BYTES_MAX: u64 = 1 << 44;
+
+/// Nothing is freed between here and there, but what lies beyond the size is
+/// still to be freed.
+pub(crate) const TRIM: u16 = 1;
+/// Pages beyond the size may be mapped, all zeroes.
+pub(crate) const RESERVED: u16 = 2;
+/// The target of a link lies in the inode, where others name their spans.
+pub(crate) const INLINE: u16 = 4;
+
+pub(crate) const KIND_MASK: u16 = 0o170_000;
+
+/// The number of an inode. 0 is the inode table itself, 1 the root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    pub(crate) const TABLE: Ino = Ino(0);
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+}
+
+/// A point in time, since 1970 in UTC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    /// Seconds.
+    pub sec: i64,
+    /// Nanoseconds, below a second.
+    pub nsec: u32,
+}
+
+/// What an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A socket.
+    Socket,
+}
+
+impl Kind {
+    /// The bits of `st_mode`.
+    #[must_use]
+    pub fn bits(self) -> u16 {
+        match self {
+            Kind::Fifo => 0o010_000,
+            Kind::CharDevice => 0o020_000,
+            Kind::Directory => 0o040_000,
+            Kind::BlockDevice => 0o060_000,
+            Kind::File => 0o100_000,
+            Kind::Symlink => 0o120_000,
+            Kind::Socket => 0o140_000,
+        }
+    }
+
+    /// What the bits of `st_mode` say.
+    #[must_use]
+    pub fn of_mode(mode: u16) -> Option<Kind> {
+        Some(match mode & KIND_MASK {
+            0o010_000 => Kind::Fifo,
+            0o020_000 => Kind::CharDevice,
+            0o040_000 => Kind::Directory,
+            0o060_000 => Kind::BlockDevice,
+            0o100_000 => Kind::File,
+            0o120_000 => Kind::Symlink,
+            0o140_000 => Kind::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// Where a page of an inode's attributes lies, and how many bytes they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Xattrs {
+    /// The span; 0: there are none.
+    pub(crate) at: u64,
+    pub(crate) order: u8,
+    pub(crate) len: u32,
+}
+
+/// The pages of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Map {
+    /// First pages of the spans; 0: not there.
+    pub(crate) spans: [u64; SPANS],
+    /// The root of the radix tree over chunks; 0: not there.
+    pub(crate) root: u64,
+    pub(crate) height: u8,
+}
+
+/// An inode. Times are exact to the nanosecond.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inode {
+    /// `st_mode`; 0: free.
+    pub(crate) mode: u16,
+    pub(crate) flags: u16,
+    pub(crate) links: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) size: u64,
+    /// Mapped pages of the file, and pages of its map and attributes.
+    pub(crate) pages: u64,
+    pub(crate) atime: Time,
+    pub(crate) mtime: Time,
+    pub(crate) ctime: Time,
+    pub(crate) btime: Time,
+    pub(crate) device: u32,
+    /// Tells apart the files that had this number one after the other.
+    pub(crate) generation: u32,
+    /// Of a directory.
+    pub(crate) parent: Ino,
+    pub(crate) xattrs: Xattrs,
+    pub(crate) map: Map,
+    /// The target of a link of at most `INLINE_MAX` bytes.
+    pub(crate) target: Vec<u8>,
+}
+
+/// Bytes that no pagemesh wrote, or one with a defect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Damaged(pub String);
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn time_at(bytes: &[u8], at: usize) -> Time {
+    Time {
+        sec: u64_at(bytes, at).cast_signed(),
+        nsec: u32_at(bytes, at + 8),
+    }
+}
+
+fn put_time(bytes: &mut [u8], at: usize, time: Time) {
+    put(bytes, at, &time.sec.to_le_bytes());
+    put(bytes, at + 8, &time.nsec.to_le_bytes());
+}
+
+impl Inode {
+    /// A free inode of this generation.
+    pub(crate) fn free(generation: u32) -> Inode {
+        Inode {
+            mode: 0,
+            flags: 0,
+            links: 0,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            pages: 0,
+            atime: Time::default(),
+            mtime: Time::default(),
+            ctime: Time::default(),
+            btime: Time::default(),
+            device: 0,
+            generation,
+            parent: Ino(0),
+            xattrs: Xattrs::default(),
+            map: Map::default(),
+            target: Vec::new(),
+        }
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.mode == 0
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::of_mode(self.mode).unwrap_or(Kind::File)
+    }
+
+    pub(crate) fn is_directory(&self) -> bool {
+        self.kind() == Kind::Directory
+    }
+
+    pub(crate) fn encode(&self) -> [u8; INODE_BYTES] {
+        let mut bytes = [0; INODE_BYTES];
+        put(&mut bytes, 0, &self.mode.to_le_bytes());
+        put(&mut bytes, 2, &self.flags.to_le_bytes());
+        put(&mut bytes, 4, &self.links.to_le_bytes());
+        put(&mut bytes, 8, &self.uid.to_le_bytes());
+        put(&mut bytes, 12, &self.gid.to_le_bytes());
+        put(&mut bytes, 16, &self.size.to_le_bytes());
+        put(&mut bytes, 24, &self.pages.to_le_bytes());
+        let times = [self.atime, self.mtime, self.ctime, self.btime];
+        for (i, time) in times.into_iter().enumerate() {
+            put_time(&mut bytes, 32 + 12 * i, time);
+        }
+        put(&mut bytes, 80, &self.device.to_le_bytes());
+        put(&mut bytes, 84, &self.generation.to_le_bytes());
+        put(&mut bytes, 88, &self.parent.0.to_le_bytes());
+        let Xattrs { at, order, len } = self.xattrs;
+        put(&mut bytes, 96, &(at | u64::from(order) << 56).to_le_bytes());
+        put(&mut bytes, 104, &len.to_le_bytes());
+        if self.flags & INLINE == 0 {
+            for (i, span) in self.map.spans.into_iter().enumerate() {
+                put(&mut bytes, INLINE_AT + 8 * i, &span.to_le_bytes());
+            }
+            let root = self.map.root | u64::from(self.map.height) << 56;
+            put(&mut bytes, 168, &root.to_le_bytes());
+        } else {
+            put(&mut bytes, INLINE_AT, &self.target);
+        }
+        bytes
+    }
+
+    /// What the bytes of an inode say. `pages` is the size of the space: no page
+    /// lies beyond it.
+    pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Damaged> {
+        let mut inode = Inode::free(u32_at(bytes, 84));
+        inode.mode = u16_at(bytes, 0);
+        if inode.is_free() {
+            return Ok(inode);
+        }
+        if Kind::of_mode(inode.mode).is_none() {
+            return Err(Damaged(format!("its mode is {:o}", inode.mode)));
+        }
+        inode.flags = u16_at(bytes, 2);
+        inode.links = u32_at(bytes, 4);
+        inode.uid = u32_at(bytes, 8);
+        inode.gid = u32_at(bytes, 12);
+        inode.size = u64_at(bytes, 16);
+        inode.pages = u64_at(bytes, 24);
+        inode.atime = time_at(bytes, 32);
+        inode.mtime = time_at(bytes, 44);
+        inode.ctime = time_at(bytes, 56);
+        inode.btime = time_at(bytes, 68);
+        inode.device = u32_at(bytes, 80);
+        inode.parent = Ino(u64_at(bytes, 88));
+        let named = u64_at(bytes, 96);
+        inode.xattrs = Xattrs {
+            at: named & !(0xff << 56),
+            order: (named >> 56) as u8,
+            len: u32_at(bytes, 104),
+        };
+        if inode.flags & INLINE != 0 {
+            let target = bytes[INLINE_AT..].get(..inode.size as usize);
+            let target = target.ok_or_else(|| Damaged("its target is too long".into()))?;
+            inode.target = target.to_vec();
+        } else {
+            for (i, span) in inode.map.spans.iter_mut().enumerate() {
+                *span = u64_at(bytes, INLINE_AT + 8 * i);
+            }
+            let root = u64_at(bytes, 168);
+            inode.map.root = root & !(0xff << 56);
+            inode.map.height = (root >> 56) as u8;
+        }
+        inode.check(pages)?;
+        Ok(inode)
+    }
+
+    fn check(&self, pages: u64) -> Result<(), Damaged> {
+        if self.size > FILE_BYTES_MAX {
+            return Err(Damaged(format!("its size is {}", self.size)));
+        }
+        let map = &self.map;
+        let is_span = |at: u64, order: u8| {
+            order <= CHUNK_ORDER && at.is_multiple_of(1 << order) && at + (1 << order) <= pages
+        };
+        let spans = map.spans.iter().enumerate();
+        let sound = spans.into_iter().all(|(i, &at)| is_span(at, span_order(i)))
+            && is_span(self.xattrs.at, self.xattrs.order)
+            && u64::from(self.xattrs.len) <= (PAGE_BYTES as u64) << self.xattrs.order
+            && map.root < pages
+            && map.height <= MAP_HEIGHT_MAX
+            && (map.root == 0) == (map.height == 0);
+        match sound {
+            true => Ok(()),
+            false => Err(Damaged("it names pages beyond the volume".into())),
+        }
+    }
+}
+
+/// The order of the span with this index.
+pub(crate) fn span_order(index: usize) -> u8 {
+    (index as u8 + 2).max(3)
+}
+
+/// The span that holds a file's page below `SMALL_PAGES`: its index, and its
+/// first page in the file.
+pub(crate) fn span_of(page: u64) -> (usize, u64) {
+    assert!(page < SMALL_PAGES, "page {page} lies in a chunk");
+    match page.checked_ilog2() {
+        Some(order) if order >= 3 => (order as usize - 2, 1 << order),
+        _ => (0, 0),
+    }
+}
+
+/// Page 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) uuid: Uuid,
+    /// Of the hash of names.
+    pub(crate) hash_key: [u64; 2],
+    /// What files and name space may take; 0: as much as the pool has.
+    pub(crate) limit_bytes: u64,
+    /// The inode table, as a file.
+    pub(crate) table: Inode,
+}
+
+impl Head {
+    pub(crate) fn encode(&self) -> Page {
+        let mut page = [0; PAGE_BYTES];
+        put(&mut page, 0, &MAGIC);
+        put(&mut page, 8, &VERSION.to_le_bytes());
+        put(&mut page, 16, self.uuid.as_bytes());
+        put(&mut page, 32, &self.hash_key[0].to_le_bytes());
+        put(&mut page, 40, &self.hash_key[1].to_le_bytes());
+        put(&mut page, 48, &self.limit_bytes.to_le_bytes());
+        put(&mut page, TABLE_AT, &self.table.encode());
+        page
+    }
+
+    pub(crate) fn decode(page: &Page, pages: u64) -> Result<Head, Damaged> {
+        if page[..8] != MAGIC {
+            return Err(Damaged(
+                "there is no file system in it; make one with 'pagemesh fs create'".into(),
+            ));
+        }
+        let version = u32_at(page, 8);
+        if version != VERSION {
+            return Err(Damaged(format!(
+                "its format is version {version}, and this pagemesh knows version {VERSION}; \
+                 use the pagemesh that made it"
+            )));
+        }
+        let table = &page[TABLE_AT..TABLE_AT + INODE_BYTES];
+        let table = Inode::decode(table, pages)?;
+        if table.is_free() {
+            return Err(Damaged("its head names no inode table".into()));
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&page[16..32]);
+        Ok(Head {
+            uuid: Uuid::from_bytes(uuid),
+            hash_key: [u64_at(page, 32), u64_at(page, 40)],
+            limit_bytes: u64_at(page, 48),
+            table,
+        })
+    }
+}
+
+/// Where the inode lies: the page of the table, the byte in it.
+pub(crate) fn inode_at(ino: Ino) -> (u64, usize) {
+    let index = (ino.0 % INODES_PER_PAGE) as usize;
+    (ino.0 / INODES_PER_PAGE, index * INODE_BYTES)
+}

@@ -1,0 +1,226 @@
+//! A file system: a POSIX name space and its files in the pages of one volume.
+//!
+//! What a call changed is there as a whole or not at all after a crash, and before
+//! what later calls changed ([`core`]); when the call returns it has reached every
+//! in-sync copy. On pools of class `file-sync` it survives power loss after
+//! [`Fs::sync`], or if it was written `durable`.
+//!
+//! Permissions are the caller's business: whoever mounts lets the kernel check
+//! them. What they mean for what is made (owner, group, set-group-id directories)
+//! is seen to here.
+//!
+//! This crate opens no files and knows no kernel; fronts do.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod core;
+mod data;
+mod error;
+mod format;
+mod io;
+mod map;
+mod mount;
+mod namespace;
+mod numbers;
+mod spans;
+mod tree;
+mod xattrs;
+
+pub use data::{Allocate, Seek};
+pub use error::{FsError, Result};
+pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
+pub use io::{Port, Wait};
+pub use mount::{MakeOptions, make};
+pub use namespace::{Caller, Changes, Listed, Make, Rename};
+pub use xattrs::SetXattr;
+
+use crate::core::{Core, Tx};
+use crate::format::Inode;
+use pagemesh_base::space::Space;
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of the longest name of an entry.
+pub const NAME_MAX: usize = 255;
+/// Bytes of the longest target of a link.
+pub const TARGET_MAX: usize = 4095;
+/// Names of one file: what ext4 allows, and far more than anybody uses.
+pub const LINKS_MAX: u32 = 65_000;
+
+/// The time of day, for what changes now.
+pub type Clock = fn() -> Time;
+
+/// A mounted file system.
+pub struct Fs {
+    space: Arc<dyn Space>,
+    wait: Wait,
+    clock: Clock,
+    core: Mutex<Core>,
+    /// Something that a batch waits for has ended.
+    ended: Condvar,
+    /// The way of the batches.
+    commits: Mutex<Port>,
+}
+
+/// What is told of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Its number.
+    pub ino: Ino,
+    /// With the number it names one file for ever.
+    pub generation: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// Permissions, and the set-id and sticky bits.
+    pub mode: u16,
+    /// Names.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Pages of 4 KiB that hold data.
+    pub pages: u64,
+    /// Last read.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Last change of anything.
+    pub ctime: Time,
+    /// Made.
+    pub btime: Time,
+    /// Of a device.
+    pub device: u32,
+}
+
+impl Attr {
+    fn of(ino: Ino, inode: &Inode) -> Attr {
+        Attr {
+            ino,
+            generation: inode.generation,
+            kind: inode.kind(),
+            mode: inode.mode & 0o7777,
+            links: inode.links,
+            uid: inode.uid,
+            gid: inode.gid,
+            size: inode.size,
+            pages: inode.pages,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            btime: inode.btime,
+            device: inode.device,
+        }
+    }
+}
+
+/// How full a file system is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes that it may take; 0: as many as its pools have.
+    pub limit_bytes: u64,
+    /// Bytes that it takes.
+    pub used_bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+impl Fs {
+    /// A thread's way to the files. It serves one call at a time.
+    ///
+    /// # Errors
+    /// When the volume opens no further channel.
+    pub fn port(&self) -> Result<Port> {
+        Port::open(&*self.space, self.wait)
+    }
+
+    fn now(&self) -> Time {
+        (self.clock)()
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        // A panic under the lock ends the process of whoever mounts; tests go on.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs an operation and waits until it is committed. It may run more than
+    /// once: what it does outside of the transaction must bear that.
+    fn change<T>(&self, mut run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut core = self.core();
+        loop {
+            core.check_running()?;
+            let mut tx = core.begin();
+            let value = run(&mut tx)?;
+            if tx.changed() == 0 {
+                return Ok(value);
+            }
+            if tx.fits() {
+                tx.join()?;
+                self.commit(core)?;
+                return Ok(value);
+            }
+            drop(tx);
+            core = self.carry(core);
+        }
+    }
+
+    /// Waits until what has joined the batch is committed.
+    fn commit<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> Result<()> {
+        let outcome = core.outcome();
+        loop {
+            if let Some(result) = outcome.get() {
+                return result.clone().map_err(FsError::Space);
+            }
+            core = self.carry(core);
+        }
+    }
+
+    /// Takes the batch along, or waits for the one that is on its way.
+    fn carry<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
+        if core.is_busy() {
+            let ended = self.ended.wait(core);
+            return ended.unwrap_or_else(PoisonError::into_inner);
+        }
+        let (batch, request) = core.take_batch();
+        drop(core);
+        let result = {
+            let mut port = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+            port.call(request)
+        };
+        let mut core = self.core();
+        core.end(batch, result.map(drop));
+        self.ended.notify_all();
+        core
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let core = self.core();
+        Usage {
+            limit_bytes: core.head.limit_bytes,
+            used_bytes: core.used * PAGE_BYTES as u64,
+            inodes: core.numbers.in_use(),
+        }
+    }
+
+    /// What is told of an inode.
+    ///
+    /// # Errors
+    /// `ESTALE` when there is no such inode.
+    pub fn attr(&self, ino: Ino) -> Result<Attr> {
+        check_ino(ino)?;
+        Ok(Attr::of(ino, &self.core().inode(ino)?))
+    }
+}
+
+fn check_ino(ino: Ino) -> Result<()> {
+    match ino {
+        Ino::TABLE => Err(Errno::STALE.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,238 @@
+//! Where a file's pages lie in the space. The first 512 lie in seven spans that
+//! the inode names, of 8, 8, 16 … 256 pages; each further 512 are a chunk, named in
+//! a radix tree of map pages.
+
+use crate::core::Tx;
+use crate::error::{FsError, Result};
+use crate::format::{
+    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, SMALL_PAGES, put, span_of,
+    span_order, u64_at,
+};
+use crate::spans::Span;
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Pages of the space in which consecutive pages of a file lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) page: u64,
+    /// To the end of the span.
+    pub(crate) len: u64,
+}
+
+/// A span of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The first of the file's pages in it.
+    pub(crate) at: u64,
+    pub(crate) span: Span,
+}
+
+/// Reads a page of the name space.
+pub(crate) type Read<'r> = &'r mut dyn FnMut(u64) -> Result<Arc<Page>>;
+
+/// Where the file's page lies, if there is a span for it.
+pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> {
+    if page < SMALL_PAGES {
+        let (index, first) = span_of(page);
+        let at = map.spans[index];
+        let within = page - first;
+        return Ok((at != 0).then(|| Run {
+            page: at + within,
+            len: (1 << span_order(index)) - within,
+        }));
+    }
+    let chunk = page / SMALL_PAGES - 1;
+    if chunk >= reach(map.height) {
+        return Ok(None);
+    }
+    let mut at = map.root;
+    for level in (0..map.height).rev() {
+        at = entry(&*read(at)?, index_of(chunk, level), level)?;
+        if at == 0 {
+            return Ok(None);
+        }
+    }
+    let within = page % SMALL_PAGES;
+    Ok(Some(Run {
+        page: at + within,
+        len: SMALL_PAGES - within,
+    }))
+}
+
+/// Chunks that a tree of this height names.
+fn reach(height: u8) -> u64 {
+    match height {
+        0 => 0,
+        height => MAP_ENTRIES.pow(u32::from(height)),
+    }
+}
+
+fn index_of(chunk: u64, level: u8) -> u64 {
+    chunk / MAP_ENTRIES.pow(u32::from(level)) % MAP_ENTRIES
+}
+
+/// What an entry of a map page names; one of level 0 names a chunk.
+fn entry(page: &Page, index: u64, level: u8) -> Result<u64> {
+    let at = u64_at(page, index as usize * 8);
+    // The space itself refuses pages beyond its end.
+    match level == 0 && !at.is_multiple_of(SMALL_PAGES) {
+        false => Ok(at),
+        true => Err(FsError::Damaged {
+            what: "the map of a file".into(),
+            cause: Damaged(format!("a chunk begins at page {at}")),
+        }),
+    }
+}
+
+/// Where the file's page lies, in a new span if need be.
+pub(crate) fn ensure(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<Run> {
+    if page < SMALL_PAGES {
+        let (index, _) = span_of(page);
+        if inode.map.spans[index] == 0 {
+            inode.map.spans[index] = tx.take_span(span_order(index))?.page;
+        }
+    } else {
+        ensure_chunk(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
+    }
+    let run = find(&inode.map, page, &mut |page| tx.page(page))?;
+    Ok(run.expect("a span was just taken"))
+}
+
+fn ensure_chunk(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<()> {
+    while chunk >= reach(map.height) {
+        if map.height == MAP_HEIGHT_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        let old = map.root;
+        map.root = fresh(tx)?;
+        map.height += 1;
+        set_entry(tx, map.root, 0, old)?;
+    }
+    let mut at = map.root;
+    for level in (0..map.height).rev() {
+        let index = index_of(chunk, level);
+        let page = at;
+        at = tx.with_page(page, |bytes| entry(bytes, index, level))??;
+        if at == 0 {
+            at = match level {
+                0 => tx.take_span(CHUNK_ORDER)?.page,
+                _ => fresh(tx)?,
+            };
+            set_entry(tx, page, index, at)?;
+        }
+    }
+    Ok(())
+}
+
+fn fresh(tx: &mut Tx<'_>) -> Result<u64> {
+    let page = tx.take_span(0)?.page;
+    tx.fresh(page);
+    tx.count_meta(1);
+    Ok(page)
+}
+
+fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, at: u64) -> Result<()> {
+    let bytes = tx.page_mut(page)?;
+    put(&mut bytes[..], index as usize * 8, &at.to_le_bytes());
+    Ok(())
+}
+
+/// Takes the span that begins at the file's page `at` out of the map.
+pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> {
+    if at < SMALL_PAGES {
+        let (index, first) = span_of(at);
+        assert_eq!(first, at, "a span begins there");
+        inode.map.spans[index] = 0;
+        return Ok(());
+    }
+    let chunk = at / SMALL_PAGES - 1;
+    let mut path = Vec::new();
+    let mut page = inode.map.root;
+    for level in (0..inode.map.height).rev() {
+        let index = index_of(chunk, level);
+        path.push((page, index));
+        page = tx.with_page(page, |bytes| entry(bytes, index, level))??;
+    }
+    while let Some((page, index)) = path.pop() {
+        set_entry(tx, page, index, 0)?;
+        if !tx.with_page(page, |bytes| *bytes == [0; PAGE_BYTES])? {
+            return Ok(());
+        }
+        tx.clear(page);
+        tx.give_span(Span { page, order: 0 });
+        tx.count_meta(-1);
+    }
+    inode.map.root = 0;
+    inode.map.height = 0;
+    Ok(())
+}
+
+/// Calls `visit` with every span of pages from `from` on, in order, until it
+/// returns false. Map pages come as spans of order 0 to `visit_map`, which says
+/// whether they can be believed: bytes that make no sense may name one twice.
+pub(crate) fn visit(
+    map: &Map,
+    from: u64,
+    read: Read<'_>,
+    visit: &mut dyn FnMut(Piece) -> bool,
+    visit_map: &mut dyn FnMut(Span) -> bool,
+) -> Result<()> {
+    let mut first = 0;
+    for (index, &page) in map.spans.iter().enumerate() {
+        let order = span_order(index);
+        let end = first + (1 << order);
+        if page != 0 && end > from {
+            let span = Span { page, order };
+            if !visit(Piece { at: first, span }) {
+                return Ok(());
+            }
+        }
+        first = end;
+    }
+    if map.height > 0 {
+        let root = (map.root, map.height - 1, 0);
+        visit_tree(root, from, read, visit, visit_map)?;
+    }
+    Ok(())
+}
+
+fn visit_tree(
+    (page, level, first): (u64, u8, u64),
+    from: u64,
+    read: Read<'_>,
+    visit: &mut dyn FnMut(Piece) -> bool,
+    visit_map: &mut dyn FnMut(Span) -> bool,
+) -> Result<bool> {
+    if !visit_map(Span { page, order: 0 }) {
+        return Err(FsError::Damaged {
+            what: "the map of a file".into(),
+            cause: Damaged(format!("page {page} is named twice")),
+        });
+    }
+    let bytes = read(page)?;
+    let chunks = MAP_ENTRIES.pow(u32::from(level));
+    for index in 0..MAP_ENTRIES {
+        let chunk = first + index * chunks;
+        let end = (chunk + chunks + 1) * SMALL_PAGES;
+        let at = entry(&bytes, index, level)?;
+        if at == 0 || end <= from {
+            continue;
+        }
+        let goes_on = match level {
+            0 => visit(Piece {
+                at: (chunk + 1) * SMALL_PAGES,
+                span: Span {
+                    page: at,
+                    order: CHUNK_ORDER,
+                },
+            }),
+            _ => visit_tree((at, level - 1, chunk), from, read, visit, visit_map)?,
+        };
+        if !goes_on {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

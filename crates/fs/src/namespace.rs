@@ -1,0 +1,671 @@
+//! Names: what changes inodes and directories. Every call is one transaction.
+
+use crate::core::{Live, Tx};
+use crate::error::Result;
+use crate::format::{INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
+use crate::map;
+use crate::tree::{Entry, FIRST_KEY, Tree};
+use crate::{Attr, Fs, LINKS_MAX, NAME_MAX, TARGET_MAX, check_ino};
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+
+const SET_GID: u16 = 0o2000;
+
+/// Who makes something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Owner of what is made.
+    pub uid: u32,
+    /// Group, where the directory does not say another.
+    pub gid: u32,
+}
+
+/// What to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Make<'m> {
+    /// An empty file.
+    File,
+    /// An empty directory.
+    Directory,
+    /// A symbolic link to this.
+    Symlink(&'m [u8]),
+    /// A pipe, socket or device, and the device's number.
+    Special(Kind, u32),
+}
+
+impl Make<'_> {
+    fn kind(&self) -> Kind {
+        match self {
+            Make::File => Kind::File,
+            Make::Directory => Kind::Directory,
+            Make::Symlink(_) => Kind::Symlink,
+            Make::Special(kind, _) => *kind,
+        }
+    }
+}
+
+/// What to do when the new name is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rename {
+    /// What has it loses it.
+    Replace,
+    /// Nothing.
+    NoReplace,
+    /// Both change places.
+    Exchange,
+}
+
+/// Attributes to change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Permissions, and the set-id and sticky bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Last read.
+    pub atime: Option<Time>,
+    /// Last change of the content.
+    pub mtime: Option<Time>,
+}
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Where to go on from, behind this one.
+    pub cookie: u64,
+    /// What it names.
+    pub ino: Ino,
+    /// What that is.
+    pub kind: Kind,
+    /// The name.
+    pub name: Vec<u8>,
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    let is_odd = name.is_empty() || name.contains(&0) || name.contains(&b'/');
+    match is_odd || name == b"." || name == b".." {
+        true => Err(Errno::INVAL.into()),
+        false => Ok(()),
+    }
+}
+
+/// A directory that names can be found in.
+fn directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+    check_ino(ino)?;
+    let inode = tx.inode(ino)?;
+    match inode.is_directory() {
+        true => Ok(inode),
+        false => Err(Errno::NOTDIR.into()),
+    }
+}
+
+/// A directory that names can be put in.
+fn living_directory(tx: &mut Tx<'_>, ino: Ino) -> Result<Inode> {
+    let inode = directory(tx, ino)?;
+    match inode.links {
+        0 => Err(Errno::NOENT.into()),
+        _ => Ok(inode),
+    }
+}
+
+fn find(tx: &mut Tx<'_>, directory: &mut Inode, name: &[u8]) -> Result<Entry> {
+    let found = Tree::new(tx, directory).find(name)?;
+    found.ok_or(Errno::NOENT.into())
+}
+
+/// A new inode, with a number; not put yet.
+fn new_inode(
+    tx: &mut Tx<'_>,
+    (parent_ino, parent): (Ino, &Inode),
+    make: &Make<'_>,
+    mode: u16,
+    caller: Caller,
+    now: Time,
+) -> Result<(Ino, Inode)> {
+    let (ino, generation) = tx.take_ino()?;
+    let mut inode = Inode::free(generation);
+    let is_inherited = parent.mode & SET_GID != 0;
+    let is_directory = make.kind() == Kind::Directory;
+    inode.mode = make.kind().bits() | mode & 0o7777;
+    if is_inherited && is_directory {
+        inode.mode |= SET_GID;
+    }
+    inode.links = if is_directory { 2 } else { 1 };
+    inode.uid = caller.uid;
+    inode.gid = if is_inherited { parent.gid } else { caller.gid };
+    inode.atime = now;
+    inode.mtime = now;
+    inode.ctime = now;
+    inode.btime = now;
+    match make {
+        Make::File => {}
+        Make::Directory => {
+            inode.parent = parent_ino;
+            Tree::new(tx, &mut inode).init()?;
+        }
+        Make::Symlink(target) => set_target(tx, &mut inode, target)?,
+        Make::Special(_, device) => inode.device = *device,
+    }
+    Ok((ino, inode))
+}
+
+fn set_target(tx: &mut Tx<'_>, inode: &mut Inode, target: &[u8]) -> Result<()> {
+    if target.is_empty() || target.len() > TARGET_MAX {
+        return Err(Errno::NAMETOOLONG.into());
+    }
+    inode.size = target.len() as u64;
+    if target.len() <= INLINE_MAX {
+        inode.target = target.to_vec();
+        inode.flags |= INLINE;
+    } else {
+        let run = map::ensure(tx, inode, 0)?;
+        tx.write_data(run.page, 0, target, true)?;
+        inode.pages = 1;
+    }
+    Ok(())
+}
+
+/// Makes the root of a new file system.
+pub(crate) fn make_root(tx: &mut Tx<'_>, caller: Caller, mode: u16, now: Time) -> Result<()> {
+    let parent = Inode::free(0);
+    let made = new_inode(
+        tx,
+        (Ino::ROOT, &parent),
+        &Make::Directory,
+        mode,
+        caller,
+        now,
+    )?;
+    let (ino, inode) = made;
+    assert_eq!(ino, Ino::ROOT, "the first number is the root's");
+    tx.put(ino, &inode)
+}
+
+/// One name less. The last one makes it an orphan, which goes when nobody uses it.
+fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Time) -> Result<()> {
+    inode.links = if inode.is_directory() {
+        0
+    } else {
+        inode.links.saturating_sub(1)
+    };
+    inode.ctime = now;
+    tx.put(ino, inode)
+}
+
+impl Fs {
+    /// Runs what only looks.
+    fn look<T>(&self, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        run(&mut self.core().begin())
+    }
+
+    /// What a name of a directory names. The inode is remembered until
+    /// [`Fs::forget`].
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let mut core = self.core();
+        let mut tx = core.begin();
+        let mut parent_inode = directory(&mut tx, parent)?;
+        let ino = match name {
+            b"." => parent,
+            b".." => parent_inode.parent,
+            name => find(&mut tx, &mut parent_inode, name)?.ino,
+        };
+        let attr = Attr::of(ino, &tx.inode(ino)?);
+        drop(tx);
+        core.live(ino).lookups += 1;
+        Ok(attr)
+    }
+
+    /// Takes back so many lookups. An inode without a name goes with the last.
+    pub fn forget(&self, ino: Ino, lookups: u64) {
+        let mut core = self.core();
+        let live = core.live(ino);
+        live.lookups = live.lookups.saturating_sub(lookups);
+        drop(core);
+        self.let_go(ino);
+    }
+
+    /// Keeps an inode in being, also without a name, until [`Fs::release`].
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn open(&self, ino: Ino) -> Result<Attr> {
+        check_ino(ino)?;
+        let mut core = self.core();
+        let inode = core.inode(ino)?;
+        core.live(ino).opens += 1;
+        Ok(Attr::of(ino, &inode))
+    }
+
+    /// Takes back one [`Fs::open`].
+    pub fn release(&self, ino: Ino) {
+        let mut core = self.core();
+        let live = core.live(ino);
+        live.opens = live.opens.saturating_sub(1);
+        drop(core);
+        self.let_go(ino);
+    }
+
+    /// Makes something under a name, which is remembered like a lookup.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`, `ENOSPC`, `EMLINK`.
+    pub fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        make: Make<'_>,
+        mode: u16,
+        caller: Caller,
+    ) -> Result<Attr> {
+        check_name(name)?;
+        let now = self.now();
+        self.make(0, |tx| {
+            let mut parent_inode = living_directory(tx, parent)?;
+            if Tree::new(tx, &mut parent_inode).find(name)?.is_some() {
+                return Err(Errno::EXIST.into());
+            }
+            let of = (parent, &parent_inode);
+            let (ino, inode) = new_inode(tx, of, &make, mode, caller, now)?;
+            Tree::new(tx, &mut parent_inode).insert(name, ino, make.kind())?;
+            if inode.is_directory() {
+                parent_inode.links += 1;
+            }
+            parent_inode.mtime = now;
+            parent_inode.ctime = now;
+            tx.put(parent, &parent_inode)?;
+            tx.put(ino, &inode)?;
+            Ok(Attr::of(ino, &inode))
+        })
+    }
+
+    /// Runs what makes an inode and counts its first lookup, and so many opens.
+    fn make(&self, opens: u64, mut run: impl FnMut(&mut Tx<'_>) -> Result<Attr>) -> Result<Attr> {
+        let mut made = None;
+        let result = self.change(|tx| {
+            let attr = run(tx)?;
+            let live = Live {
+                opens,
+                lookups: 1,
+                ..Live::default()
+            };
+            tx.core.live.insert(attr.ino, live);
+            made = Some(attr.ino);
+            Ok(attr)
+        });
+        if let (Err(_), Some(ino)) = (&result, made) {
+            self.core().live.remove(&ino);
+        }
+        result
+    }
+
+    /// Makes a file without a name, opened.
+    ///
+    /// # Errors
+    /// As [`Fs::create`].
+    pub fn create_unnamed(&self, parent: Ino, mode: u16, caller: Caller) -> Result<Attr> {
+        let now = self.now();
+        self.make(1, |tx| {
+            let parent_inode = living_directory(tx, parent)?;
+            let of = (parent, &parent_inode);
+            let (ino, mut inode) = new_inode(tx, of, &Make::File, mode, caller, now)?;
+            inode.links = 0;
+            tx.put(ino, &inode)?;
+            Ok(Attr::of(ino, &inode))
+        })
+    }
+
+    /// Gives a file another name, which is remembered like a lookup.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EMLINK`, and as [`Fs::create`].
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        check_ino(ino)?;
+        let now = self.now();
+        let attr = self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            if inode.is_directory() {
+                return Err(Errno::PERM.into());
+            }
+            if inode.links >= LINKS_MAX {
+                return Err(Errno::MLINK.into());
+            }
+            let mut parent_inode = living_directory(tx, parent)?;
+            Tree::new(tx, &mut parent_inode).insert(name, ino, inode.kind())?;
+            parent_inode.mtime = now;
+            parent_inode.ctime = now;
+            tx.put(parent, &parent_inode)?;
+            inode.links += 1;
+            inode.ctime = now;
+            tx.put(ino, &inode)?;
+            Ok(Attr::of(ino, &inode))
+        })?;
+        self.core().live(ino).lookups += 1;
+        Ok(attr)
+    }
+
+    /// Takes a name from what is no directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EISDIR`, `ENOTDIR`.
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let now = self.now();
+        let ino = self.change(|tx| {
+            let mut parent_inode = directory(tx, parent)?;
+            let entry = find(tx, &mut parent_inode, name)?;
+            let mut inode = tx.inode(entry.ino)?;
+            if inode.is_directory() {
+                return Err(Errno::ISDIR.into());
+            }
+            Tree::new(tx, &mut parent_inode).remove(entry.key)?;
+            parent_inode.mtime = now;
+            parent_inode.ctime = now;
+            tx.put(parent, &parent_inode)?;
+            unlink_inode(tx, entry.ino, &mut inode, now)?;
+            Ok(entry.ino)
+        })?;
+        self.let_go(ino);
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`, `ENOENT`, `ENOTDIR`.
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(Errno::INVAL.into()),
+            b".." => return Err(Errno::NOTEMPTY.into()),
+            name => check_name(name)?,
+        }
+        let now = self.now();
+        let ino = self.change(|tx| {
+            let mut parent_inode = directory(tx, parent)?;
+            let entry = find(tx, &mut parent_inode, name)?;
+            let mut inode = directory(tx, entry.ino)?;
+            if !Tree::new(tx, &mut inode).is_empty()? {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            Tree::new(tx, &mut parent_inode).remove(entry.key)?;
+            parent_inode.links -= 1;
+            parent_inode.mtime = now;
+            parent_inode.ctime = now;
+            tx.put(parent, &parent_inode)?;
+            unlink_inode(tx, entry.ino, &mut inode, now)?;
+            Ok(entry.ino)
+        })?;
+        self.let_go(ino);
+        Ok(())
+    }
+
+    /// Moves a name.
+    ///
+    /// # Errors
+    /// `EINVAL` when a directory would go below itself, `EEXIST` with
+    /// [`Rename::NoReplace`], `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `ENOENT`.
+    pub fn rename(
+        &self,
+        (from, old): (Ino, &[u8]),
+        (to, new): (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<()> {
+        check_name(old)?;
+        check_name(new)?;
+        let now = self.now();
+        let gone = self.change(|tx| Moving::begin(tx, (from, old), (to, new), now)?.finish(how))?;
+        if let Some(ino) = gone {
+            self.let_go(ino);
+        }
+        Ok(())
+    }
+
+    /// What a symbolic link points to.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is none.
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        check_ino(ino)?;
+        let mut core = self.core();
+        let inode = core.inode(ino)?;
+        if inode.kind() != Kind::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        if !inode.target.is_empty() {
+            return Ok(inode.target);
+        }
+        let run = map::find(&inode.map, 0, &mut |page| core.page(page))?;
+        let run = run.ok_or(Errno::IO)?;
+        let page = core.page(run.page)?;
+        Ok(page[..(inode.size as usize).min(PAGE_BYTES)].to_vec())
+    }
+
+    /// Entries behind a cookie, in order, until `visit` returns false. Cookie 0
+    /// begins with "." and "..". What comes or goes meanwhile may be listed or not;
+    /// everything else is listed once.
+    ///
+    /// # Errors
+    /// `ENOTDIR`.
+    pub fn list(&self, ino: Ino, after: u64, mut visit: impl FnMut(&Listed) -> bool) -> Result<()> {
+        let now = self.now();
+        self.core().note_read(ino, now);
+        self.look(|tx| {
+            let mut inode = directory(tx, ino)?;
+            let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", inode.parent)];
+            for (cookie, (name, ino)) in (1..).zip(dots) {
+                let listed = Listed {
+                    cookie,
+                    ino,
+                    kind: Kind::Directory,
+                    name: name.to_vec(),
+                };
+                if cookie > after && !visit(&listed) {
+                    return Ok(());
+                }
+            }
+            let from = after.saturating_add(1).max(FIRST_KEY);
+            Tree::new(tx, &mut inode).scan(from, |entry| {
+                visit(&Listed {
+                    cookie: entry.key,
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: entry.name.clone(),
+                })
+            })
+        })
+    }
+
+    /// Changes attributes.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn set_attr(&self, ino: Ino, changes: Changes) -> Result<Attr> {
+        check_ino(ino)?;
+        let now = self.now();
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            if let Some(mode) = changes.mode {
+                inode.mode = inode.kind().bits() | mode & 0o7777;
+            }
+            inode.uid = changes.uid.unwrap_or(inode.uid);
+            inode.gid = changes.gid.unwrap_or(inode.gid);
+            inode.atime = changes.atime.unwrap_or(inode.atime);
+            inode.mtime = changes.mtime.unwrap_or(inode.mtime);
+            inode.ctime = now;
+            tx.put(ino, &inode)?;
+            Ok(Attr::of(ino, &inode))
+        })
+    }
+}
+
+/// A rename: both directories, once if they are the same.
+struct Moving<'t, 'c, 'n> {
+    tx: &'t mut Tx<'c>,
+    now: Time,
+    from: (Ino, Inode),
+    /// None: it is the same directory.
+    to: Option<(Ino, Inode)>,
+    new: &'n [u8],
+    entry: Entry,
+    target: Option<Entry>,
+}
+
+impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
+    fn begin(
+        tx: &'t mut Tx<'c>,
+        (from, old): (Ino, &[u8]),
+        (to, new): (Ino, &'n [u8]),
+        now: Time,
+    ) -> Result<Moving<'t, 'c, 'n>> {
+        let mut from_inode = directory(tx, from)?;
+        let mut to_inode = match to == from {
+            true => None,
+            false => Some((to, living_directory(tx, to)?)),
+        };
+        let entry = find(tx, &mut from_inode, old)?;
+        let at = to_inode
+            .as_mut()
+            .map_or(&mut from_inode, |(_, inode)| inode);
+        let target = Tree::new(tx, at).find(new)?;
+        Ok(Moving {
+            tx,
+            now,
+            from: (from, from_inode),
+            to: to_inode,
+            new,
+            entry,
+            target,
+        })
+    }
+
+    fn target_ino(&self) -> Ino {
+        self.to.as_ref().map_or(self.from.0, |to| to.0)
+    }
+
+    fn target_inode(&mut self) -> &mut Inode {
+        self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1)
+    }
+
+    /// Whether a directory lies at or below another.
+    fn is_below(&mut self, mut ino: Ino, above: Ino) -> Result<bool> {
+        loop {
+            if ino == above {
+                return Ok(true);
+            }
+            let parent = self.tx.inode(ino)?.parent;
+            if ino == Ino::ROOT || parent == ino {
+                return Ok(false);
+            }
+            ino = parent;
+        }
+    }
+
+    fn finish(mut self, how: Rename) -> Result<Option<Ino>> {
+        let is_directory = self.entry.kind == Kind::Directory;
+        let to = self.target_ino();
+        if is_directory && self.is_below(to, self.entry.ino)? {
+            return Err(Errno::INVAL.into());
+        }
+        let gone = match (how, self.target.clone()) {
+            (Rename::Exchange, None) => return Err(Errno::NOENT.into()),
+            (Rename::Exchange, Some(target)) => {
+                self.exchange(&target)?;
+                None
+            }
+            (Rename::NoReplace, Some(_)) => return Err(Errno::EXIST.into()),
+            (_, Some(target)) if target.ino == self.entry.ino => return Ok(None),
+            (_, target) => self.replace(target)?,
+        };
+        let (ino, mut inode) = (self.from.0, self.from.1.clone());
+        inode.mtime = self.now;
+        inode.ctime = self.now;
+        self.tx.put(ino, &inode)?;
+        if let Some((ino, mut inode)) = self.to.take() {
+            inode.mtime = self.now;
+            inode.ctime = self.now;
+            self.tx.put(ino, &inode)?;
+        }
+        Ok(gone)
+    }
+
+    fn exchange(&mut self, target: &Entry) -> Result<()> {
+        let from = self.from.0;
+        if target.kind == Kind::Directory && self.is_below(from, target.ino)? {
+            return Err(Errno::INVAL.into());
+        }
+        let entry = self.entry.clone();
+        Tree::new(self.tx, &mut self.from.1).replace(entry.key, target.ino, target.kind)?;
+        let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
+        Tree::new(self.tx, at).replace(target.key, entry.ino, entry.kind)?;
+        let to = self.target_ino();
+        self.settle(entry.ino, from, to)?;
+        if target.ino != entry.ino {
+            self.settle(target.ino, to, from)?;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, target: Option<Entry>) -> Result<Option<Ino>> {
+        let entry = self.entry.clone();
+        let mut gone = None;
+        if let Some(target) = target {
+            let mut inode = self.tx.inode(target.ino)?;
+            match (entry.kind == Kind::Directory, inode.is_directory()) {
+                (true, false) => return Err(Errno::NOTDIR.into()),
+                (false, true) => return Err(Errno::ISDIR.into()),
+                (false, false) => {}
+                (true, true) => {
+                    if !Tree::new(self.tx, &mut inode).is_empty()? {
+                        return Err(Errno::NOTEMPTY.into());
+                    }
+                    self.target_inode().links -= 1;
+                }
+            }
+            let now = self.now;
+            unlink_inode(self.tx, target.ino, &mut inode, now)?;
+            let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
+            Tree::new(self.tx, at).replace(target.key, entry.ino, entry.kind)?;
+            gone = Some(target.ino);
+        } else {
+            let new = self.new;
+            let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
+            Tree::new(self.tx, at).insert(new, entry.ino, entry.kind)?;
+        }
+        Tree::new(self.tx, &mut self.from.1).remove(entry.key)?;
+        let (from, to) = (self.from.0, self.target_ino());
+        self.settle(entry.ino, from, to)?;
+        Ok(gone)
+    }
+
+    /// What moved has changed, and a directory has another parent.
+    fn settle(&mut self, ino: Ino, from: Ino, to: Ino) -> Result<()> {
+        let mut inode = self.tx.inode(ino)?;
+        inode.ctime = self.now;
+        if inode.is_directory() && from != to {
+            inode.parent = to;
+            self.link_directory(from, -1)?;
+            self.link_directory(to, 1)?;
+        }
+        self.tx.put(ino, &inode)
+    }
+
+    fn link_directory(&mut self, ino: Ino, links: i32) -> Result<()> {
+        let inode = match ino == self.from.0 {
+            true => &mut self.from.1,
+            false => self.target_inode(),
+        };
+        inode.links = inode.links.checked_add_signed(links).ok_or(Errno::MLINK)?;
+        Ok(())
+    }
+}

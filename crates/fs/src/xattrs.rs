@@ -1,0 +1,180 @@
+//! Extended attributes: all of an inode's in one span, changed as a whole.
+//!
+//! One after the other: length of the name 1, length of the value 4, name, value.
+
+use crate::core::Tx;
+use crate::error::{FsError, Result};
+use crate::format::{Damaged, Ino, Inode, Xattrs, put, u32_at};
+use crate::spans::Span;
+use crate::{Fs, check_ino};
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+
+/// Bytes of the longest name, as the kernel has it.
+const NAME_MAX: usize = 255;
+/// Bytes of the longest value, as the kernel has it.
+const VALUE_MAX: usize = 65_536;
+/// Bytes of all attributes of one inode: they go in one transaction.
+const ALL_MAX: usize = 32 * PAGE_BYTES;
+
+/// When an attribute is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetXattr {
+    /// Whether it is there or not.
+    Always,
+    /// Only if it is not there.
+    Create,
+    /// Only if it is there.
+    Replace,
+}
+
+type All = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn load(tx: &mut Tx<'_>, inode: &Inode) -> Result<All> {
+    let Xattrs { at, len, .. } = inode.xattrs;
+    let len = len as usize;
+    let mut bytes = Vec::with_capacity(len.next_multiple_of(PAGE_BYTES));
+    for page in at..at + len.div_ceil(PAGE_BYTES) as u64 {
+        tx.with_page(page, |page| bytes.extend_from_slice(page))?;
+    }
+    let cut = || FsError::Damaged {
+        what: "the attributes of a file".into(),
+        cause: Damaged("an attribute goes beyond the end".into()),
+    };
+    let mut all = All::new();
+    let mut rest = &bytes[..len];
+    while !rest.is_empty() {
+        let (head, after) = rest.split_at_checked(5).ok_or_else(cut)?;
+        let (name, after) = after
+            .split_at_checked(usize::from(head[0]))
+            .ok_or_else(cut)?;
+        let (value, after) = after
+            .split_at_checked(u32_at(head, 1) as usize)
+            .ok_or_else(cut)?;
+        all.push((name.to_vec(), value.to_vec()));
+        rest = after;
+    }
+    Ok(all)
+}
+
+fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
+    let mut bytes = Vec::new();
+    for (name, value) in all {
+        bytes.push(name.len() as u8);
+        bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(name);
+        bytes.extend_from_slice(value);
+    }
+    if bytes.len() > ALL_MAX {
+        return Err(Errno::NOSPC.into());
+    }
+    clear(tx, inode);
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let pages = bytes.len().div_ceil(PAGE_BYTES).next_power_of_two();
+    let span = tx.take_span(pages.ilog2() as u8)?;
+    tx.count_meta(pages as i64);
+    for (page, part) in (span.page..).zip(bytes.chunks(PAGE_BYTES)) {
+        put(&mut tx.fresh(page)[..], 0, part);
+    }
+    inode.xattrs = Xattrs {
+        at: span.page,
+        order: span.order,
+        len: bytes.len() as u32,
+    };
+    Ok(())
+}
+
+/// Takes all attributes away.
+pub(crate) fn clear(tx: &mut Tx<'_>, inode: &mut Inode) {
+    let Xattrs { at, order, len } = std::mem::take(&mut inode.xattrs);
+    if at == 0 {
+        return;
+    }
+    let written = (len as usize).div_ceil(PAGE_BYTES) as u64;
+    (at..at + written).for_each(|page| tx.clear(page));
+    tx.count_meta(-(1 << order));
+    tx.give_span(Span { page: at, order });
+}
+
+impl Fs {
+    /// The value of an attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` when it is not there.
+    pub fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let all = self.all_xattrs(ino)?;
+        let found = all.into_iter().find(|(other, _)| other == name);
+        Ok(found.ok_or(Errno::NODATA)?.1)
+    }
+
+    /// The names of all attributes.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn xattr_names(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        Ok(self
+            .all_xattrs(ino)?
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect())
+    }
+
+    fn all_xattrs(&self, ino: Ino) -> Result<All> {
+        check_ino(ino)?;
+        let mut core = self.core();
+        let mut tx = core.begin();
+        let inode = tx.inode(ino)?;
+        load(&mut tx, &inode)
+    }
+
+    /// Sets an attribute.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC` when all together would
+    /// take more than 128 KiB.
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(Errno::RANGE.into());
+        }
+        if value.len() > VALUE_MAX {
+            return Err(Errno::TOOBIG.into());
+        }
+        self.change_xattrs(ino, |all| {
+            let found = all.iter_mut().find(|(other, _)| other == name);
+            match (found, how) {
+                (Some(_), SetXattr::Create) => return Err(Errno::EXIST.into()),
+                (None, SetXattr::Replace) => return Err(Errno::NODATA.into()),
+                (Some((_, old)), _) => *old = value.to_vec(),
+                (None, _) => all.push((name.to_vec(), value.to_vec())),
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes an attribute away.
+    ///
+    /// # Errors
+    /// `ENODATA` when it is not there.
+    pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.change_xattrs(ino, |all| {
+            let index = all.iter().position(|(other, _)| other == name);
+            all.remove(index.ok_or(Errno::NODATA)?);
+            Ok(())
+        })
+    }
+
+    fn change_xattrs(&self, ino: Ino, change: impl Fn(&mut All) -> Result<()>) -> Result<()> {
+        check_ino(ino)?;
+        let now = self.now();
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            let mut all = load(tx, &inode)?;
+            change(&mut all)?;
+            store(tx, &mut inode, &all)?;
+            inode.ctime = now;
+            tx.put(ino, &inode)
+        })
+    }
+}

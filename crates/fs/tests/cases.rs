@@ -1,0 +1,324 @@
+//! What lives of random operations do not reach: many entries, full volumes,
+//! orphans, damage, several threads.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_fs::{Fs, FsError, Ino, Make, Rename, Seek, make};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use support::memory::{Memory, wait};
+use support::{OWNER, clock, made, mounted};
+
+const SIZE: u64 = 1 << 36;
+const PAGE: u64 = 4096;
+
+fn create(fs: &Fs, parent: Ino, name: &str) -> Ino {
+    let attr = fs.create(parent, name.as_bytes(), Make::File, 0o600, OWNER);
+    let ino = attr.unwrap().ino;
+    fs.forget(ino, 1);
+    ino
+}
+
+fn names(fs: &Fs, ino: Ino) -> BTreeSet<Vec<u8>> {
+    let mut names = BTreeSet::new();
+    fs.list(ino, 0, |entry| {
+        assert!(names.insert(entry.name.clone()), "listed once");
+        true
+    })
+    .unwrap();
+    names
+}
+
+#[test]
+fn many_entries_come_and_go() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    let empty = memory.mapped_pages();
+    for number in 0..20_000 {
+        create(&fs, Ino::ROOT, &format!("entry {number}"));
+    }
+    assert_eq!(names(&fs, Ino::ROOT).len(), 20_002);
+    let (fs, _) = mounted(&memory);
+    for number in (0..20_000).step_by(2) {
+        fs.unlink(Ino::ROOT, format!("entry {number}").as_bytes())
+            .unwrap();
+    }
+    assert_eq!(names(&fs, Ino::ROOT).len(), 10_002);
+    for number in 0..20_000 {
+        let found = fs.lookup(Ino::ROOT, format!("entry {number}").as_bytes());
+        assert_eq!(found.is_ok(), number % 2 == 1);
+        found.iter().for_each(|attr| fs.forget(attr.ino, 1));
+    }
+    for number in (1..20_000).step_by(2) {
+        fs.unlink(Ino::ROOT, format!("entry {number}").as_bytes())
+            .unwrap();
+    }
+    assert_eq!(names(&fs, Ino::ROOT).len(), 2);
+    let pages_of_inodes = 20_000 / 16;
+    let left = memory.mapped_pages() - empty;
+    assert!(left < pages_of_inodes + 1100, "{left} pages stay mapped");
+    // What is there takes up the room of what was.
+    let steps = memory.mapped_pages();
+    for number in 0..20_000 {
+        create(&fs, Ino::ROOT, &format!("other {number}"));
+    }
+    assert!(memory.mapped_pages() < steps + 500);
+}
+
+#[test]
+fn listing_goes_on_while_entries_come_and_go() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    for number in 0..2_000 {
+        create(&fs, Ino::ROOT, &format!("stays {number}"));
+    }
+    let mut listed = BTreeSet::new();
+    let mut after = 0;
+    for round in 0.. {
+        let before = after;
+        let mut some = 0;
+        fs.list(Ino::ROOT, after, |entry| {
+            after = entry.cookie;
+            some += 1;
+            let is_new = listed.insert(entry.name.clone());
+            assert!(is_new, "{:?} was listed", entry.name);
+            some < 40
+        })
+        .unwrap();
+        if after == before {
+            break;
+        }
+        create(&fs, Ino::ROOT, &format!("comes {round}"));
+        if round >= 5 {
+            fs.unlink(Ino::ROOT, format!("comes {}", round - 5).as_bytes())
+                .unwrap();
+        }
+    }
+    let stayed = listed.iter().filter(|name| name.starts_with(b"stays"));
+    assert_eq!(stayed.count(), 2_000);
+}
+
+#[test]
+fn an_open_file_without_a_name_is_there_until_it_is_closed() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = fs
+        .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+        .unwrap()
+        .ino;
+    fs.open(ino).unwrap();
+    fs.write(
+        &mut port,
+        ino,
+        Some(0),
+        &Bytes::from(vec![7; 100_000]),
+        false,
+    )
+    .unwrap();
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    fs.forget(ino, 1);
+    assert_eq!(fs.read(&mut port, ino, 99_999, 10).unwrap(), [7]);
+    assert_eq!(fs.attr(ino).unwrap().links, 0);
+    // Killed here, the next mount frees it.
+    let (other, _) = mounted(&memory.after(memory.steps()));
+    assert_eq!(other.usage().inodes, 2);
+    fs.release(ino);
+    assert_eq!(fs.attr(ino), Err(FsError::Posix(Errno::STALE)));
+    let unnamed = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap();
+    assert_eq!(unnamed.ino, ino, "the number is used again");
+    assert!(unnamed.generation > 1);
+    fs.link(ino, Ino::ROOT, b"named").unwrap();
+    fs.release(ino);
+    fs.forget(ino, 2);
+    assert_eq!(fs.lookup(Ino::ROOT, b"named").unwrap().links, 1);
+}
+
+#[test]
+fn a_full_volume_refuses_and_still_deletes() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = create(&fs, Ino::ROOT, "file");
+    memory.set_room(Some(memory.mapped_pages() + 100));
+    let megabyte = Bytes::from(vec![1; 1 << 20]);
+    let full = fs
+        .write(&mut port, ino, Some(0), &megabyte, false)
+        .unwrap_err();
+    assert_eq!(full.errno(), Errno::NOSPC);
+    let size = fs.attr(ino).unwrap().size;
+    assert_eq!(size, 96 * PAGE, "whole pieces of 48 pages are there");
+    assert_eq!(
+        fs.read(&mut port, ino, 0, 1 << 20).unwrap(),
+        &megabyte[..size as usize]
+    );
+    let rest = Bytes::from(vec![2; 4 * PAGE as usize]);
+    fs.write(&mut port, ino, None, &rest, false).unwrap();
+    let made = (0..100).find_map(|number| {
+        let name = format!("other {number}");
+        fs.create(Ino::ROOT, name.as_bytes(), Make::Directory, 0o700, OWNER)
+            .err()
+    });
+    assert_eq!(made.unwrap().errno(), Errno::NOSPC);
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    assert_eq!(fs.attr(ino), Err(FsError::Posix(Errno::STALE)));
+    create(&fs, Ino::ROOT, "fits");
+    let (fs, _) = mounted(&memory);
+    assert!(names(&fs, Ino::ROOT).contains(&b"fits"[..]));
+}
+
+#[test]
+fn a_limit_holds_and_what_is_deleted_counts() {
+    let memory = Memory::new(SIZE);
+    let options = pagemesh_fs::MakeOptions {
+        uuid: uuid::Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 1 << 20,
+        owner: OWNER,
+        mode: 0o755,
+    };
+    make(&memory.shared(), wait, clock, options).unwrap();
+    let (fs, mut port) = mounted(&memory);
+    let ino = create(&fs, Ino::ROOT, "file");
+    let two = Bytes::from(vec![1; 2 << 20]);
+    let full = fs.write(&mut port, ino, Some(0), &two, false).unwrap_err();
+    assert_eq!(full.errno(), Errno::NOSPC);
+    assert!(fs.usage().used_bytes <= 1 << 20);
+    fs.set_size(&mut port, ino, 0).unwrap();
+    fs.write(&mut port, ino, Some(0), &two.slice(..1 << 19), false)
+        .unwrap();
+}
+
+#[test]
+fn odd_names_and_places_are_refused() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let long = vec![b'n'; 256];
+    let refused = |name: &[u8]| {
+        let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+        made.unwrap_err().errno()
+    };
+    assert_eq!(refused(&long), Errno::NAMETOOLONG);
+    assert_eq!(refused(b""), Errno::INVAL);
+    assert_eq!(refused(b"a/b"), Errno::INVAL);
+    assert_eq!(refused(b".."), Errno::INVAL);
+    let name = &long[..255];
+    let ino = fs
+        .create(Ino::ROOT, name, Make::File, 0o600, OWNER)
+        .unwrap()
+        .ino;
+    let byte = Bytes::from_static(b"x");
+    for offset in [1 << 44, (1 << 63) - 1, u64::MAX] {
+        let error = fs
+            .write(&mut port, ino, Some(offset), &byte, false)
+            .unwrap_err();
+        assert_eq!(error.errno(), Errno::FBIG);
+        assert_eq!(fs.read(&mut port, ino, offset, 10).unwrap(), b"");
+    }
+    assert_eq!(
+        fs.set_size(&mut port, ino, u64::MAX).unwrap_err().errno(),
+        Errno::FBIG
+    );
+    fs.write(&mut port, ino, Some((1 << 44) - 1), &byte, false)
+        .unwrap();
+    assert_eq!(fs.attr(ino).unwrap().size, 1 << 44);
+    assert_eq!(
+        fs.seek(&mut port, ino, 0, Seek::Data).unwrap(),
+        (1 << 44) - PAGE
+    );
+    assert_eq!(fs.seek(&mut port, ino, 0, Seek::Hole).unwrap(), 0);
+    for ino in [Ino(0), Ino(99), Ino(u64::MAX)] {
+        assert_eq!(fs.attr(ino).unwrap_err().errno(), Errno::STALE);
+        assert_eq!(
+            fs.read(&mut port, ino, 0, 1).unwrap_err().errno(),
+            Errno::STALE
+        );
+    }
+    let directory = fs
+        .create(Ino::ROOT, b"d", Make::Directory, 0o700, OWNER)
+        .unwrap()
+        .ino;
+    let moved = fs.rename((Ino::ROOT, b"d"), (directory, b"d"), Rename::Replace);
+    assert_eq!(moved.unwrap_err().errno(), Errno::INVAL);
+}
+
+#[test]
+fn bytes_that_make_no_sense_are_an_error() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    for number in 0..100 {
+        let ino = create(&fs, Ino::ROOT, &format!("file {number}"));
+        let some = Bytes::from(vec![1; 3_000_000]);
+        if number % 10 == 0 {
+            fs.write(&mut port, ino, Some(0), &some, false).unwrap();
+        }
+    }
+    drop((fs, port));
+    let pages: Vec<u64> = memory.pages();
+    let mut refused = 0;
+    for (number, page) in pages
+        .into_iter()
+        .enumerate()
+        .filter(|(_, page)| *page < 300)
+    {
+        for at in 0..8 {
+            let at = (at * 37 + number * 61) % 512;
+            memory.flip(page, at, 0xff);
+            match Fs::mount(memory.after_now().shared(), wait, clock) {
+                Err(_) => refused += 1,
+                Ok(fs) => {
+                    // Whatever is found, nothing panics or hangs.
+                    let mut port = fs.port().unwrap();
+                    let mut inos = Vec::new();
+                    let _ = fs.list(Ino::ROOT, 0, |entry| {
+                        inos.push(entry.ino);
+                        inos.len() < 1000
+                    });
+                    for ino in inos {
+                        let _ = fs.read(&mut port, ino, 2_999_000, 2_000);
+                    }
+                }
+            }
+            memory.flip(page, at, 0xff);
+        }
+    }
+    assert!(refused > 20, "only {refused} mounts were refused");
+}
+
+#[test]
+fn threads_do_not_disturb_each_other() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let fs = &fs;
+            scope.spawn(move || {
+                let mut port = fs.port().unwrap();
+                let name = format!("directory {thread}");
+                let made = fs.create(Ino::ROOT, name.as_bytes(), Make::Directory, 0o700, OWNER);
+                let directory = made.unwrap().ino;
+                for number in 0..200 {
+                    let ino = create(fs, directory, &format!("{number}"));
+                    let bytes = Bytes::from(vec![thread; 5_000]);
+                    fs.write(&mut port, ino, None, &bytes, false).unwrap();
+                    fs.write(&mut port, ino, Some(1_000), &bytes, false)
+                        .unwrap();
+                    assert_eq!(fs.read(&mut port, ino, 0, 9_999).unwrap(), [thread; 6_000]);
+                    if number % 2 == 0 {
+                        let old = format!("{number}");
+                        let new = format!("{thread} {number}");
+                        let from = (directory, old.as_bytes());
+                        fs.rename(from, (Ino::ROOT, new.as_bytes()), Rename::Replace)
+                            .unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(names(&fs, Ino::ROOT).len(), 2 + 4 + 400);
+    let (fs, _) = mounted(&memory);
+    assert_eq!(names(&fs, Ino::ROOT).len(), 2 + 4 + 400);
+    assert_eq!(fs.usage().inodes, 2 + 4 + 800);
+}

@@ -1,0 +1,217 @@
+//! Random operations against a model, with a crash tried after every change of the
+//! space: what is mounted then is the model before or after the operation at hand,
+//! but for a write, of which pages may be there and others not yet.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use pagemesh_fs::{Allocate, Fs, Rename, SetXattr};
+use support::memory::Memory;
+use support::model::{Body, Model, Op, run};
+use support::{made, mounted};
+
+const SIZE: u64 = 1 << 36;
+/// Names in one directory.
+const NAMES: u64 = 60;
+
+/// Random numbers of a seed: SplitMix64 (Steele, Lea and Flood, 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn one_in(&mut self, of: u64) -> bool {
+        self.below(of) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+
+    /// Mostly the path of something that is there, of the wanted kind.
+    fn path(&mut self, model: &Model, wanted: impl Fn(&Body) -> bool) -> Vec<u8> {
+        let found: Vec<Vec<u8>> = model.paths(&wanted);
+        match found.is_empty() || self.one_in(10) {
+            true => self.new_path(model),
+            false => found[self.below(found.len() as u64) as usize].clone(),
+        }
+    }
+
+    /// A name, mostly a new one, in a directory, mostly one that is there.
+    fn new_path(&mut self, model: &Model) -> Vec<u8> {
+        let above = model.paths(&|body: &Body| matches!(body, Body::Directory(_)));
+        let at = self.below(above.len() as u64 + 2) as usize;
+        let mut path = above.get(at).cloned().unwrap_or_default();
+        path.push(self.below(NAMES) as u8);
+        path
+    }
+
+    fn offset(&mut self) -> u64 {
+        // Edges of spans, of pages, and of the first chunk.
+        match self.below(12) {
+            0..6 => self.below(40_000),
+            6..10 => self.below(20) * 4096,
+            10 => 2_090_000 + self.below(20_000),
+            _ => 4_190_000 + self.below(10_000),
+        }
+    }
+
+    fn op(&mut self, model: &Model) -> Op {
+        let file = |body: &Body| matches!(body, Body::File(_));
+        let directory = |body: &Body| matches!(body, Body::Directory(_));
+        let any = |_: &Body| true;
+        let fill = 1 + self.below(255) as u8;
+        match self.below(44) {
+            0..10 => Op::Create(self.new_path(model)),
+            10..14 => Op::MakeDirectory(self.new_path(model)),
+            14 => Op::Symlink(self.new_path(model), 1 + self.below(300) as usize),
+            15 => Op::Link(self.path(model, file), self.new_path(model)),
+            16..19 => Op::Unlink(self.path(model, |body| !directory(body))),
+            19 => Op::RemoveDirectory(self.path(model, directory)),
+            20..24 => {
+                let how = [
+                    Rename::Replace,
+                    Rename::Replace,
+                    Rename::NoReplace,
+                    Rename::Exchange,
+                ];
+                let how = self.pick(&how);
+                let from = self.path(model, any);
+                let to = match self.one_in(2) {
+                    true => self.new_path(model),
+                    false => self.path(model, any),
+                };
+                Op::Rename(from, to, how)
+            }
+            24..30 => {
+                let len = 1 + self.below(30_000) as usize;
+                Op::Write(self.path(model, file), self.offset(), len, fill)
+            }
+            30..33 => {
+                let len = 1 + self.below(9_000) as usize;
+                Op::Append(self.path(model, file), len, fill)
+            }
+            33..36 => Op::SetSize(self.path(model, file), self.offset()),
+            36..39 => {
+                let keep_size = self.one_in(2);
+                let how = [
+                    Allocate::Reserve { keep_size },
+                    Allocate::Punch,
+                    Allocate::Zero { keep_size },
+                ];
+                let how = self.pick(&how);
+                let len = 1 + self.below(30_000);
+                Op::Allocate(self.path(model, file), how, self.offset(), len)
+            }
+            39 => Op::SetMode(self.path(model, any), self.below(0o10000) as u16),
+            40 | 41 => {
+                let how = [SetXattr::Always, SetXattr::Create, SetXattr::Replace];
+                let how = self.pick(&how);
+                let (key, len) = (self.below(4) as u8, self.below(9_000) as usize);
+                Op::SetXattr(self.path(model, any), key, len, how)
+            }
+            42 => Op::RemoveXattr(self.path(model, any), self.below(4) as u8),
+            _ => {
+                let (source, target) = (self.offset(), self.offset());
+                let len = 1 + self.below(20_000);
+                let from = self.path(model, file);
+                Op::Copy(from, source, self.path(model, file), target, len)
+            }
+        }
+    }
+}
+
+/// Whether an operation changes the pages of a file one after the other.
+fn is_gradual(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Write(..) | Op::Append(..) | Op::Allocate(..) | Op::Copy(..)
+    )
+}
+
+/// Mounts what a crash left after each change since `from`.
+fn crash_everywhere(memory: &Memory, from: usize, op: &Op, before: &Model, after: &Model) {
+    for steps in from..memory.steps() {
+        let old = memory.after(steps);
+        let (fs, mut port) = mounted(&old);
+        let is_before = before.check(&fs, &mut port);
+        let is_after = after.check(&fs, &mut port);
+        assert!(
+            is_gradual(op) || is_before.is_ok() || is_after.is_ok(),
+            "after change {steps} of {op:?}: not before: {is_before:?}; not after: {is_after:?}",
+        );
+        check_pages(&old, &fs);
+    }
+}
+
+/// Every mapped page is counted, and nothing else but what nobody wrote yet.
+fn check_pages(memory: &Memory, fs: &Fs) {
+    let used = fs.usage().used_bytes / 4096;
+    let mapped = memory.mapped_pages() as u64;
+    let unwritten = used.checked_sub(mapped);
+    // Pages of the inode table, and the room of attributes up to a power of two.
+    assert!(
+        unwritten.is_some_and(|pages| pages < 100),
+        "{mapped} pages mapped, {used} in use"
+    );
+}
+
+/// One file system's life; how many operations succeeded.
+fn live(seed: u64, operations: usize, crashes: bool) -> usize {
+    let mut dice = Dice(seed);
+    let memory = Memory::new(SIZE);
+    let (mut fs, mut port) = made(&memory);
+    let mut model = Model::new();
+    let mut done = 0;
+    for number in 0..operations {
+        let op = dice.op(&model);
+        let at = format!("seed {seed}, operation {number}, {op:?}");
+        let before = crashes.then(|| model.clone());
+        let steps = memory.steps();
+        let expected = model.run(&op);
+        assert_eq!(run(&fs, &mut port, &op), expected, "{at}");
+        done += usize::from(expected.is_ok());
+        if (crashes || dice.one_in(4))
+            && let Err(what) = model.check(&fs, &mut port)
+        {
+            panic!("after {at}: {what}");
+        }
+        if let Some(before) = before {
+            crash_everywhere(&memory, steps, &op, &before, &model);
+        }
+        check_pages(&memory, &fs);
+        if dice.one_in(10) {
+            drop((fs, port));
+            (fs, port) = mounted(&memory);
+            if let Err(what) = model.check(&fs, &mut port) {
+                panic!("mounted after {at}: {what}");
+            }
+            check_pages(&memory, &fs);
+        }
+    }
+    done
+}
+
+#[test]
+fn operations_do_what_the_model_does() {
+    let done: usize = (0..20).map(|seed| live(seed, 300, false)).sum();
+    assert!(done > 20 * 200, "only {done} operations succeeded");
+}
+
+#[test]
+fn a_crash_leaves_an_operation_whole_or_undone() {
+    let done: usize = (1000..1020).map(|seed| live(seed, 60, true)).sum();
+    assert!(done > 20 * 35, "only {done} operations succeeded");
+}

@@ -1,0 +1,238 @@
+//! A space in memory that remembers every change, so that a crash can be tried
+//! after each: what a test mounts is the space as it was then.
+
+use pagemesh_base::slice::{Part, check_parts};
+use pagemesh_base::space::{
+    Channel, Completion, Extent, Reply, Request, Space, SpaceError, Token, check_range,
+};
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+type Page = [u8; PAGE_BYTES];
+
+/// One request that changed something: pages as they are afterwards.
+type Step = Vec<(u64, Option<Arc<Page>>)>;
+
+#[derive(Default)]
+struct Content {
+    pages: BTreeMap<u64, Arc<Page>>,
+    steps: Vec<Step>,
+    /// Mapped pages that there is room for.
+    room: Option<usize>,
+}
+
+#[derive(Clone)]
+pub struct Memory {
+    size_bytes: u64,
+    content: Arc<Mutex<Content>>,
+}
+
+impl Memory {
+    pub fn new(size_bytes: u64) -> Memory {
+        Memory {
+            size_bytes,
+            content: Arc::default(),
+        }
+    }
+
+    /// Lets it hold so many pages and no more.
+    pub fn set_room(&self, pages: Option<usize>) {
+        self.content.lock().unwrap().room = pages;
+    }
+
+    pub fn mapped_pages(&self) -> usize {
+        self.content.lock().unwrap().pages.len()
+    }
+
+    /// Changes so far.
+    pub fn steps(&self) -> usize {
+        self.content.lock().unwrap().steps.len()
+    }
+
+    /// As it was after so many changes.
+    pub fn after(&self, steps: usize) -> Memory {
+        let old = Memory::new(self.size_bytes);
+        {
+            let content = self.content.lock().unwrap();
+            let mut into = old.content.lock().unwrap();
+            for step in &content.steps[..steps] {
+                apply(&mut into.pages, step);
+            }
+        }
+        old
+    }
+
+    pub fn pages(&self) -> Vec<u64> {
+        self.content.lock().unwrap().pages.keys().copied().collect()
+    }
+
+    /// A copy of what it holds.
+    pub fn after_now(&self) -> Memory {
+        let copy = Memory::new(self.size_bytes);
+        copy.content.lock().unwrap().pages = self.content.lock().unwrap().pages.clone();
+        copy
+    }
+
+    /// Flips bits of a byte.
+    pub fn flip(&self, page: u64, at: usize, with: u8) {
+        let mut content = self.content.lock().unwrap();
+        let mut bytes = content.pages.get(&page).map_or([0; PAGE_BYTES], |p| **p);
+        bytes[at] ^= with;
+        content.pages.insert(page, Arc::new(bytes));
+    }
+
+    pub fn shared(&self) -> Arc<dyn Space> {
+        Arc::new(self.clone())
+    }
+}
+
+fn apply(pages: &mut BTreeMap<u64, Arc<Page>>, step: &Step) {
+    for (page, bytes) in step {
+        match bytes {
+            Some(bytes) => pages.insert(*page, bytes.clone()),
+            None => pages.remove(page),
+        };
+    }
+}
+
+impl Space for Memory {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        Ok(Box::new(Way {
+            memory: self.clone(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct Way {
+    memory: Memory,
+    done: Vec<Completion>,
+}
+
+impl Content {
+    fn page(&self, page: u64) -> Page {
+        self.pages.get(&page).map_or([0; PAGE_BYTES], |page| **page)
+    }
+
+    fn commit(&mut self, step: Step) -> Result<Reply, SpaceError> {
+        let more = step
+            .iter()
+            .filter(|(page, bytes)| bytes.is_some() && !self.pages.contains_key(page));
+        if let Some(room) = self.room
+            && self.pages.len() + more.count() > room
+        {
+            return Err(SpaceError::NoSpace("memory".into()));
+        }
+        apply(&mut self.pages, &step);
+        self.steps.push(step);
+        Ok(Reply::Done)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], step: &mut Step) {
+        let mut at = offset;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let within = (at % PAGE) as usize;
+            let (part, after) = rest.split_at(rest.len().min(PAGE_BYTES - within));
+            let mut page = self.page(at / PAGE);
+            page[within..within + part.len()].copy_from_slice(part);
+            step.push((at / PAGE, Some(Arc::new(page))));
+            at += part.len() as u64;
+            rest = after;
+        }
+    }
+}
+
+impl Way {
+    fn run(&self, request: Request) -> Result<Reply, SpaceError> {
+        let size = self.memory.size_bytes;
+        let mut content = self.memory.content.lock().unwrap();
+        match request {
+            Request::Read { offset, len } => {
+                check_range(size, offset, len.into())?;
+                let pages = offset / PAGE..(offset + u64::from(len)).div_ceil(PAGE);
+                let bytes: Vec<u8> = pages.flat_map(|page| content.page(page)).collect();
+                let first = (offset % PAGE) as usize;
+                Ok(Reply::Data(bytes[first..first + len as usize].to_vec()))
+            }
+            Request::Write { offset, data, .. } => {
+                check_range(size, offset, data.len() as u64)?;
+                // Page by page: a crash may come between two.
+                let mut step = Step::new();
+                content.write(offset, &data, &mut step);
+                for page in step {
+                    content.commit(vec![page])?;
+                }
+                Ok(Reply::Done)
+            }
+            Request::Transact { parts, .. } => {
+                check_parts(&parts, size)?;
+                let mut step = Step::new();
+                for part in parts {
+                    match part {
+                        Part::Write { offset, data } => content.write(offset, &data, &mut step),
+                        Part::Clear { offset, len } => {
+                            let pages = offset / PAGE..(offset + len) / PAGE;
+                            step.extend(pages.map(|page| (page, None)));
+                        }
+                    }
+                }
+                content.commit(step)
+            }
+            Request::Discard { offset, len } => {
+                check_range(size, offset, len)?;
+                assert!(offset % PAGE == 0 && len % PAGE == 0, "whole pages");
+                let range = offset / PAGE..(offset + len) / PAGE;
+                let pages: Vec<u64> = content.pages.range(range).map(|(&page, _)| page).collect();
+                for page in pages {
+                    content.commit(vec![(page, None)])?;
+                }
+                Ok(Reply::Done)
+            }
+            Request::WriteZeroes { .. } => panic!("nobody asks for it"),
+            Request::Flush => Ok(Reply::Done),
+            Request::Extents { offset, len } => {
+                check_range(size, offset, len)?;
+                let mut extents: Vec<Extent> = Vec::new();
+                for page in offset / PAGE..(offset + len).div_ceil(PAGE) {
+                    let mapped = content.pages.contains_key(&page);
+                    let so_far = extents.len();
+                    match extents.last_mut() {
+                        Some(last) if last.mapped == mapped => last.len += PAGE,
+                        // Answers may end early.
+                        _ if so_far == 3 => break,
+                        _ => extents.push(Extent { len: PAGE, mapped }),
+                    }
+                }
+                Ok(Reply::Extents(extents))
+            }
+        }
+    }
+}
+
+impl Channel for Way {
+    fn submit(&mut self, token: Token, request: Request) {
+        let result = self.run(request);
+        self.done.push(Completion { token, result });
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.done);
+    }
+
+    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+}
+
+/// Nothing here is ever waited for.
+pub fn wait(_: &[RawFd], _: Option<Instant>) {
+    panic!("memory answers at once");
+}

@@ -1,0 +1,40 @@
+//! What the tests share.
+
+pub mod memory;
+pub mod model;
+
+use memory::{Memory, wait};
+use pagemesh_fs::{Caller, Fs, MakeOptions, Port, Time, make};
+use std::sync::atomic::{AtomicU64, Ordering};
+use uuid::Uuid;
+
+pub const OWNER: Caller = Caller { uid: 7, gid: 8 };
+
+/// A clock that ticks when it is looked at.
+pub fn clock() -> Time {
+    static TICKS: AtomicU64 = AtomicU64::new(1);
+    let tick = TICKS.fetch_add(1, Ordering::Relaxed);
+    Time {
+        sec: 1_000_000 + (tick / 1000) as i64,
+        nsec: (tick % 1000) as u32,
+    }
+}
+
+/// An empty file system.
+pub fn made(memory: &Memory) -> (Fs, Port) {
+    let options = MakeOptions {
+        uuid: Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 0,
+        owner: OWNER,
+        mode: 0o755,
+    };
+    make(&memory.shared(), wait, clock, options).expect("made");
+    mounted(memory)
+}
+
+pub fn mounted(memory: &Memory) -> (Fs, Port) {
+    let fs = Fs::mount(memory.shared(), wait, clock).expect("mounted");
+    let port = fs.port().expect("a port");
+    (fs, port)
+}
