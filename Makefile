@@ -30,12 +30,13 @@ SEEDS ?= 2000
 sim:
 	$(CARGO) xtask sim --seeds $(SEEDS)
 
-# Bricks, manager and export killed under a checked load, in the order of a
-# seed: make storm SECONDS=600 SEED=7.
-SECONDS ?= 120
+# Bricks, manager and clients killed, stopped and cut off under a checked load,
+# several at once, so often, in the order of a seed: make storm ROUNDS=100 SEED=7.
+# Cutting off needs root.
+storm: ROUNDS = 100
 SEED ?= 1
 storm: setup
-	PAGEMESH_STORM_SECONDS=$(SECONDS) PAGEMESH_STORM_SEED=$(SEED) \
+	PAGEMESH_STORM_ROUNDS=$(ROUNDS) PAGEMESH_STORM_SEED=$(SEED) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture storm::
 
 # Clients killed under load, so many times per layout: make kills ROUNDS=50.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Names of functions are at least as long, unlike other words in backquotes.
 const NAME_CHARS_MIN: usize = 16;
@@ -85,11 +85,179 @@ fn check(document: &str, text: &str, known: &BTreeSet<String>) {
     );
 }
 
+/// A function of a test, and whom it calls.
+struct Caller {
+    file: PathBuf,
+    /// The type whose method it is, or else the stem of its file.
+    of: String,
+    name: String,
+    is_test: bool,
+    calls: Vec<Call>,
+}
+
+/// `name(…)`, or `of::name(…)`.
+#[derive(Debug, PartialEq)]
+struct Call {
+    of: Option<String>,
+    name: String,
+}
+
+impl Caller {
+    /// Whether this is who a function in a file of the same room calls.
+    fn is_called(&self, by: &Caller, call: &Call) -> bool {
+        let is_it = match &call.of {
+            Some(of) => *of == self.of,
+            None => self.file == by.file,
+        };
+        is_it && call.name == self.name
+    }
+}
+
+/// The calls on a line; of methods none.
+fn calls(line: &str) -> Vec<Call> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let before_each = line.match_indices('(').map(|(at, _)| &line[..at]);
+    let paths = before_each.filter_map(|before| {
+        let start = before.rfind(|c| !is_path(c)).map_or(0, |at| at + 1);
+        (!before[..start].ends_with('.')).then(|| &before[start..])
+    });
+    let call = |path: &str| {
+        let mut words = path.rsplit("::").map(str::to_owned);
+        let name = words.next().filter(|name| !name.is_empty())?;
+        let of = words.next();
+        Some(Call { of, name })
+    };
+    paths.filter_map(call).collect()
+}
+
+/// The functions of a file of tests.
+fn callers(file: &Path, text: &str) -> Vec<Caller> {
+    let stem = file.file_stem().and_then(|stem| stem.to_str());
+    let stem = stem.unwrap_or_default();
+    let (mut of, mut is_test, mut found) = (stem, false, Vec::<Caller>::new());
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("impl ") {
+            let subject = rest.rsplit(" for ").next().unwrap_or(rest);
+            of = name(subject);
+        } else if line == "}" {
+            of = stem;
+        }
+        is_test |= line.trim() == "#[test]";
+        if let Some(function) = function(line.trim()) {
+            found.push(Caller {
+                file: file.to_owned(),
+                of: of.to_owned(),
+                name: function.to_owned(),
+                is_test: std::mem::take(&mut is_test),
+                calls: vec![],
+            });
+        } else if let Some(last) = found.last_mut() {
+            last.calls.extend(calls(line));
+        }
+    }
+    found
+}
+
+fn files(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten() {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, into);
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+/// The tests among them that may be left out: those that get to `skip`.
+fn left_out(callers: &[Caller]) -> BTreeSet<String> {
+    let calls_skip = |caller: &Caller| caller.calls.iter().any(|call| call.name == "skip");
+    let mut found: Vec<bool> = callers.iter().map(calls_skip).collect();
+    loop {
+        let reaches = |caller: &Caller| {
+            let reached = callers.iter().zip(&found).filter(|(_, found)| **found);
+            let mut reached = reached.map(|(callee, _)| callee);
+            reached.any(|callee| {
+                caller
+                    .calls
+                    .iter()
+                    .any(|call| callee.is_called(caller, call))
+            })
+        };
+        let next: Vec<bool> = callers
+            .iter()
+            .zip(&found)
+            .map(|(caller, found)| *found || reaches(caller))
+            .collect();
+        if next == found {
+            break;
+        }
+        found = next;
+    }
+    let tests = callers.iter().zip(found);
+    let tests = tests.filter(|(caller, found)| *found && caller.is_test);
+    tests.map(|(caller, _)| caller.name.clone()).collect()
+}
+
+/// Words in backquotes, and whether "(root)" follows them.
+fn marks(text: &str) -> Vec<(String, bool)> {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let parts: Vec<&str> = text.split('`').collect();
+    let quoted = parts.windows(2).skip(1).step_by(2);
+    quoted
+        .map(|pair| (pair[0].to_owned(), pair[1].starts_with(" (root)")))
+        .collect()
+}
+
+fn root() -> &'static Path {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().expect("a root")
+}
+
+/// A promise that rests on a test which not everybody can run says so.
+#[test]
+fn promises_mark_tests_that_need_root() {
+    let mut skipped = BTreeSet::new();
+    for room in fs::read_dir(root().join("crates")).expect("the rooms") {
+        let mut found = vec![];
+        files(&room.expect("a room").path().join("tests"), &mut found);
+        let read = |file: &PathBuf| callers(file, &fs::read_to_string(file).expect("text"));
+        let all: Vec<Caller> = found.iter().flat_map(read).collect();
+        skipped.extend(left_out(&all));
+    }
+    for known in [
+        "a_client_is_cut_off_from_a_brick",
+        "pools_on_a_full_tmpfs",
+        "clocks_jump_between_lives",
+        "a_mounted_device_is_left_alone",
+    ] {
+        assert!(skipped.contains(known), "{known} is not among {skipped:?}");
+    }
+    let promises = fs::read_to_string(root().join("docs/promises.md")).expect("a document");
+    let wrong: Vec<_> = marks(&promises)
+        .into_iter()
+        .filter(|(word, is_marked)| skipped.contains(word) != *is_marked)
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "docs/promises.md must mark exactly what may be skipped by \"(root)\": {wrong:?}"
+    );
+}
+
+#[test]
+fn only_what_gets_to_skip_needs_root() {
+    let text = "fn make() {\n    Net::new(2);\n}\nimpl Net {\n    fn new() {\n        skip(\"no\");\n    }\n}\n\
+         #[test]\nfn far() {\n    make();\n}\n#[test]\nfn near() {\n    it.skip(1);\n    Other::new();\n}\n";
+    let found = left_out(&callers(Path::new("a/net.rs"), text));
+    assert_eq!(found, BTreeSet::from(["far".to_owned()]));
+    let marks = marks("`one`\n  (root), `two` and `three` (root).");
+    let marks: Vec<bool> = marks.into_iter().map(|(_, is_marked)| is_marked).collect();
+    assert_eq!(marks, [true, false, true]);
+}
+
 #[test]
 fn promises_name_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("a root");
+    let root = root();
     let mut functions = Functions::default();
     functions.read(&root.join("crates"));
     functions.read(&root.join("xtask"));

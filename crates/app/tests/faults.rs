@@ -28,6 +28,8 @@ mod oracle;
 mod overlap;
 #[path = "faults/partitions.rs"]
 mod partitions;
+#[path = "faults/power.rs"]
+mod power;
 #[path = "faults/races.rs"]
 mod races;
 #[path = "faults/rig.rs"]

@@ -133,17 +133,19 @@ fn story(pools: Pools, transport: &str) {
 
     // What only the brick knows: a superblock and, above a leaf, a slot under
     // which no page could be written.
-    flip(one, PAGE + 40, 2);
-    if pools == Pools::Memory {
-        let leaf = slot_of(one, frame_of(one, 6)) / PAGE;
-        flip(one, slot_of(one, leaf) + 2, 4);
+    for (n, pool) in [one, other].into_iter().enumerate() {
+        flip(pool, PAGE + 40, 2);
+        if pools == Pools::Memory {
+            let leaf = slot_of(pool, frame_of(pool, 6)) / PAGE;
+            flip(pool, slot_of(pool, leaf) + 2, 4);
+        }
+        let found = scrub_pool(&cluster, n);
+        assert_eq!(found["superblocks"], 1, "{found}");
+        assert_eq!(found["slots"], u64::from(pools == Pools::Memory), "{found}");
+        assert_eq!(found["damaged"], 0, "{found}");
+        let log = cluster.brick(n).log();
+        assert!(log.contains("scrub mended"), "{log}");
     }
-    let found = scrub_pool(&cluster, 0);
-    assert_eq!(found["superblocks"], 1, "{found}");
-    assert_eq!(found["slots"], u64::from(pools == Pools::Memory), "{found}");
-    assert_eq!(found["damaged"], 0, "{found}");
-    let log = cluster.brick(0).log();
-    assert!(log.contains("scrub mended"), "{log}");
     assert_eq!(scrub(&export)["scrub"]["last"]["found"]["pages_damaged"], 0);
     (0..2).for_each(|_| drop(export.io(&reads)));
 
@@ -182,6 +184,39 @@ fn copies_in_memory_over_tcp() {
 #[test]
 fn copies_on_a_disk() {
     story(Pools::Disk, "auto");
+}
+
+/// On a disk a running brick keeps its own picture of the page tables: what is
+/// damaged below it counts from the next start on.
+#[test]
+fn page_tables_on_a_disk() {
+    let mut cluster = Cluster::new(Pools::Disk, 2);
+    cluster.create("disk", "8M", &[]);
+    let place = cluster.dir().join("scrub.sock");
+    let options = ["--scrub-every", "never", "--scrub-rate", "1G", "--socket"];
+    let options = [&options[..], &[place.to_str().unwrap()]].concat();
+    let export = cluster.export_at(&["disk"], "auto", &options);
+    for n in 0..2 {
+        let page = n as u64 + 1;
+        export.io(&[&format!("write -P {page} {page}M 4k"), "flush"]);
+        cluster.stop_brick(n);
+        let pool = cluster.pool(n);
+        flip(pool, slot_of(pool, frame_of(pool, page as u8)) + 1, 3);
+        cluster.restart_brick(n);
+        export.await_state("healthy");
+        let told = scrub(&export);
+        let found = &told["scrub"]["last"]["found"];
+        assert_eq!(found["pages_repaired"], 1, "{told}");
+        assert_eq!(found["damages"][0]["offset"], page * MIB, "{told}");
+        assert_eq!(
+            found["damages"][0]["bricks"][0],
+            cluster.brick_id(n),
+            "{told}"
+        );
+    }
+    (0..2).for_each(|_| drop(export.io(&["read -P 1 1M 4k", "read -P 2 2M 4k"])));
+    export.stop();
+    cluster.check_identical("disk");
 }
 
 /// A client that stays connected.
@@ -247,43 +282,51 @@ fn journal(pools: Pools, transport: &str) {
     cluster.create("disk", "128M", &[]);
     let export = cluster.export(&["disk"], transport);
     let both = || [cluster.pool(0), cluster.pool(1)];
-    let bytes_at =
-        |at: usize, len: usize| std::fs::read(cluster.pool(0)).unwrap()[at..][..len].to_vec();
+    let bytes_at = |n: usize, at: usize, len: usize| {
+        std::fs::read(cluster.pool(n)).unwrap()[at..][..len].to_vec()
+    };
     let mut client = Client::new(&export);
     client.write(0x61, both());
-    let record = record_of(cluster.pool(0), frame_of(cluster.pool(0), 0x61));
-    let before = bytes_at(record, 64);
-    // Once before a checkpoint has read it, and once after.
-    for byte in [9, 57] {
-        flip(cluster.pool(0), record + byte, 4);
-        let found = scrub_pool(&cluster, 0);
-        assert_eq!(found["records"], 1, "{found}");
-        assert_eq!(found["mended"], 1, "{found}");
-        assert_eq!(bytes_at(record, 64), before);
+    for n in 0..2 {
+        let pool = cluster.pool(n);
+        let record = record_of(pool, frame_of(pool, 0x61));
+        let before = bytes_at(n, record, 64);
+        // Once before a checkpoint has read it, and once after.
+        for byte in [9, 57] {
+            flip(pool, record + byte, 4);
+            let found = scrub_pool(&cluster, n);
+            assert_eq!(found["records"], 1, "{found}");
+            assert_eq!(found["mended"], 1, "{found}");
+            assert_eq!(bytes_at(n, record, 64), before);
+        }
+        let log = cluster.brick(n).log();
+        assert!(log.contains("mended"), "{log}");
+        assert_eq!(in_flight(pool), [0usize; 0]);
     }
-    let log = cluster.brick(0).log();
-    assert!(log.contains("mended"), "{log}");
-    assert_eq!(in_flight(cluster.pool(0)), [0usize; 0]);
     // Killed: one that ends well leaves nothing in flight.
     export.kill();
     drop(client);
-    until("the client's last write is listed", || {
-        in_flight(cluster.pool(0)).len() == 1
-    });
-    let entry = in_flight(cluster.pool(0))[0];
-    let before = bytes_at(entry, 32);
-    flip(cluster.pool(0), entry + 17, 2);
-    let found = scrub_pool(&cluster, 0);
-    assert_eq!(found["in_flight"], 1, "{found}");
-    assert_eq!(found["mended"], 1, "{found}");
-    assert_eq!(bytes_at(entry, 32), before);
+    for n in 0..2 {
+        let pool = cluster.pool(n);
+        until("the client's last write is listed", || {
+            in_flight(pool).len() == 1
+        });
+        let entry = in_flight(pool)[0];
+        let before = bytes_at(n, entry, 32);
+        flip(pool, entry + 17, 2);
+        let found = scrub_pool(&cluster, n);
+        assert_eq!(found["in_flight"], 1, "{found}");
+        assert_eq!(found["mended"], 1, "{found}");
+        assert_eq!(bytes_at(n, entry, 32), before);
+    }
 
     let export = cluster.export(&["disk"], transport);
     let mut client = Client::new(&export);
     client.write(0x62, both());
-    let record = record_of(cluster.pool(0), frame_of(cluster.pool(0), 0x62));
-    flip(cluster.pool(0), record + 30, 1);
-    assert_eq!(scrub_pool(&cluster, 0)["records"], 1);
+    for (n, pool) in both().into_iter().enumerate() {
+        flip(pool, record_of(pool, frame_of(pool, 0x62)) + 30, 1);
+        assert_eq!(scrub_pool(&cluster, n)["records"], 1);
+    }
     drop(client);
     export.kill();
     cluster.kill_manager();
@@ -297,7 +340,9 @@ fn journal(pools: Pools, transport: &str) {
     }
     export.stop();
     cluster.check_identical("disk");
-    assert_eq!(scrub_pool(&cluster, 0)["mended"], 0);
+    for n in 0..2 {
+        assert_eq!(scrub_pool(&cluster, n)["mended"], 0);
+    }
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Pools on block devices, as root alone can make them.
 
+#[path = "support/skip.rs"]
+mod skip;
+
 use pagemesh_brick::file::{self, FileError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +18,7 @@ impl Device {
     /// None without the right to make one.
     fn new(dir: &Path, bytes: u64) -> Option<Device> {
         if !nix::unistd::geteuid().is_root() {
-            println!("SKIPPED: loop devices are made by root");
+            skip::skip("loop devices are made by root");
             return None;
         }
         let below = dir.join("below");

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const BRICKS: usize = 4;
+const DECADES_S: i64 = 20 * 365 * 86_400;
 
 #[derive(Clone, Debug)]
 enum Act {
@@ -57,6 +58,10 @@ enum Act {
     },
     Sweep,
     Crash,
+    /// The wall clock jumps; nothing may follow from it.
+    Jump {
+        by_s: i64,
+    },
 }
 
 fn state() -> impl Strategy<Value = LegState> {
@@ -84,6 +89,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (0..BRICKS).prop_map(|brick| Act::Silence { brick }),
         1 => Just(Act::Sweep),
         1 => Just(Act::Crash),
+        1 => (-DECADES_S..DECADES_S).prop_map(|by_s| Act::Jump { by_s }),
     ]
 }
 
@@ -273,6 +279,7 @@ impl Life {
                 self.cluster.clock.advance(Duration::from_secs(8));
                 self.beat();
             }
+            Act::Jump { by_s } => self.cluster.clock.jump(*by_s),
             Act::Sweep => manager.sweep(),
             Act::Crash => {
                 let image = self.cluster.dir.path().join(self.crashes.to_string());
@@ -395,6 +402,54 @@ proptest! {
         }
         life.end();
     }
+}
+
+/// Who is alive, and who may attach, is decided by time that does not jump.
+#[test]
+fn the_wall_clock_jumps_and_nothing_follows() {
+    let mut life = Life::new();
+    life.act(&Act::Create {
+        name: 0,
+        kind: Kind::Mirror,
+        pages: MIB / 4096,
+        copies: None,
+    });
+    let alive = |life: &Life| life.manager.status().bricks_alive;
+    // Forwards, backwards, and to before 1970.
+    for by_s in [DECADES_S, -DECADES_S, -4 * DECADES_S] {
+        life.cluster.clock.jump(by_s);
+        assert_eq!(alive(&life), BRICKS, "{by_s}");
+        life.act(&Act::Attach { name: 0 });
+        life.check();
+        life.act(&Act::Legs {
+            name: 0,
+            lag: 0,
+            back: Some(0),
+            turns: vec![(0, 0, 0, LegState::Stale)],
+        });
+        life.check();
+        life.act(&Act::Crash);
+        life.check();
+        life.act(&Act::Legs {
+            name: 0,
+            lag: 0,
+            back: None,
+            turns: vec![(0, 0, 0, LegState::Syncing)],
+        });
+        life.act(&Act::Legs {
+            name: 0,
+            lag: 0,
+            back: None,
+            turns: vec![(0, 0, 0, LegState::InSync)],
+        });
+        life.check();
+        // Silence counts whatever the wall clock shows.
+        life.cluster.clock.advance(Duration::from_secs(8));
+        assert_eq!(alive(&life), 0, "{by_s}");
+        life.beat();
+        assert_eq!(alive(&life), BRICKS, "{by_s}");
+    }
+    life.end();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use crate::load::Plan;
 use crate::rig::Rig;
-use crate::support::net::say;
+use crate::support::skip::skip;
 use crate::support::{Pools, program};
 
 const YEARS_S: u64 = 10 * 365 * 86_400;
@@ -14,7 +14,7 @@ fn clocks_jump_between_lives() {
     let unshared = program::run("unshare", &["--time", "--monotonic", "1", "--fork", "true"]);
     if !unshared.status.success() {
         let cause = String::from_utf8_lossy(&unshared.stderr);
-        say(&format!("SKIPPED: clocks_jump_between_lives: {cause}"));
+        skip(&format!("needs root for time namespaces: {cause}"));
         return;
     }
     let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0x41);

@@ -8,8 +8,8 @@ use crate::oracle::{BLOCK, Oracle, Rng, State};
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,8 +37,8 @@ pub struct Plan {
     pub mix: Mix,
     /// Requests between two flushes.
     pub flush_every: Option<u64>,
-    /// Only a flush, or FUA, makes a change sure: for legs of class
-    /// `file-sync` that all go down.
+    /// Only a flush on any connection, or FUA, makes a change sure: for legs of
+    /// class `file-sync` whose power fails.
     pub needs_flush: bool,
     /// Requests per second of each connection; none is as fast as it goes.
     pub rate: Option<u32>,
@@ -81,6 +81,16 @@ struct Shared {
     stop: AtomicBool,
     answered: AtomicU64,
     broken: AtomicU64,
+    /// Blocks and changes that were acknowledged on any connection and are not
+    /// covered by a flush yet.
+    acknowledged: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Shared {
+    fn acknowledged(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
+        let changes = self.acknowledged.lock();
+        changes.unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A load that is running.
@@ -107,7 +117,6 @@ impl Load {
                 rng: Rng(seed),
                 flight: HashMap::new(),
                 held: vec![],
-                acknowledged: vec![],
                 cookies: 0,
                 report: Report::default(),
             };
@@ -193,8 +202,6 @@ struct Worker {
     flight: HashMap<u64, Flight>,
     /// Blocks that a request in flight is about.
     held: Vec<(u64, u64)>,
-    /// Changes acknowledged and not made sure yet.
-    acknowledged: Vec<(u64, u64)>,
     cookies: u64,
     report: Report,
 }
@@ -242,7 +249,7 @@ impl Worker {
             covers: vec![],
         };
         if command == Command::Flush {
-            flight.covers = std::mem::take(&mut self.acknowledged);
+            flight.covers = std::mem::take(&mut *self.shared.acknowledged());
         } else {
             (flight.block, flight.count) = self.pick();
             self.held.push((flight.block, flight.count));
@@ -363,7 +370,7 @@ impl Worker {
                             self.report.failures.push(what);
                         }
                     } else {
-                        self.acknowledged.push((number, flight.change));
+                        self.shared.acknowledged().push((number, flight.change));
                     }
                 }
             }

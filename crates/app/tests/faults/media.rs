@@ -4,7 +4,7 @@
 
 use crate::load::Plan;
 use crate::rig::Rig;
-use crate::support::net::say;
+use crate::support::skip::skip;
 use crate::support::{Cluster, MIB, Pools, program};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -12,21 +12,29 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub enum Kind {
     Tmpfs,
     Ext4,
 }
 
+/// Shuts a file system down without writing its log: what no sync made durable
+/// is gone (FS_IOC_SHUTDOWN with FS_SHUTDOWN_FLAGS_NOLOGFLUSH).
+const SHUTDOWN: &str = r#"
+    open(my $at, "<", $ARGV[0]) or die "$ARGV[0]: $!";
+    my $how = pack("L", 2);
+    ioctl($at, 0x8004587d, $how) // die "$ARGV[0]: $!";
+"#;
+
 /// A small file system of its own; dropping it unmounts it.
-struct FileSystem {
+pub struct FileSystem {
     dir: TempDir,
     /// What holds the image.
-    _image: TempDir,
+    image: TempDir,
 }
 
 impl FileSystem {
     /// None if this user may not mount, which is said.
-    fn new(kind: Kind, mib: u64) -> Option<FileSystem> {
+    pub fn new(kind: Kind, mib: u64) -> Option<FileSystem> {
         let (dir, image) = (Pools::Memory.dir(), Pools::Disk.dir());
         let at = path(dir.path());
         let mounted = match kind {
@@ -43,12 +51,31 @@ impl FileSystem {
         };
         if !mounted.status.success() {
             let cause = String::from_utf8_lossy(&mounted.stderr);
-            let thread = std::thread::current();
-            let test = thread.name().unwrap_or("a test").to_owned();
-            say(&format!("SKIPPED: {test} needs root to mount: {cause}"));
+            skip(&format!("needs root to mount: {cause}"));
             return None;
         }
-        Some(FileSystem { dir, _image: image })
+        Some(FileSystem { dir, image })
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// From now on nothing more gets to the disk below.
+    pub fn fail_power(&self) {
+        program::ok("perl", &["-e", SHUTDOWN, path(self.dir.path())]);
+    }
+
+    /// The machine starts again: nobody has a file of it open.
+    pub fn start_again(&mut self) {
+        // A new image: a namespace of another test may keep the old one mounted.
+        let next = Pools::Disk.dir();
+        let [old, image] = [&self.image, &next].map(|dir| dir.path().join("image"));
+        program::ok("cp", &["--sparse=always", path(&old), path(&image)]);
+        let at = path(self.dir.path());
+        program::ok("umount", &[at]);
+        program::ok("mount", &["-o", "loop", path(&image), at]);
+        self.image = next;
     }
 
     /// A file that takes all the room that is left.
@@ -82,7 +109,7 @@ fn pools_on_a_full_file_system(kind: Kind, seed: u64) {
     let Some(system) = FileSystem::new(kind, 224) else {
         return;
     };
-    let pools = tempfile::tempdir_in(system.dir.path()).expect("a directory");
+    let pools = tempfile::tempdir_in(system.dir()).expect("a directory");
     let cluster = Cluster::build(pools, &[80, 80], None);
     let mut rig = Rig::on(cluster, 48, &[], seed);
     system.fill();

@@ -1,7 +1,7 @@
 //! The network between machines loses packets: both ways or one, to one
 //! machine or to all. Each process is in a network namespace of its own.
 
-use crate::bricks::await_stall;
+use crate::bricks::{MANAGER_STALL_MAX, await_stall};
 use crate::load::{Mix, Plan, Report};
 use crate::nbd::{Command, Nbd};
 use crate::oracle::BLOCK;
@@ -190,7 +190,7 @@ fn the_manager_is_cut_off() {
     net.heal(CLIENT, Host::Manager);
     rig.cluster.await_bricks(2);
     load.await_answers(500);
-    expect_short("the manager", &load.finish(), Duration::from_secs(1));
+    expect_short("the manager", &load.finish(), MANAGER_STALL_MAX);
     rig.verify();
     rig.end_and_check();
 }

@@ -10,6 +10,8 @@
 pub mod daemon;
 pub mod net;
 pub mod program;
+#[path = "../../../brick/tests/support/skip.rs"]
+pub mod skip;
 
 use daemon::Daemon;
 use net::{Host, Net};
@@ -334,7 +336,25 @@ impl Cluster {
             args.extend(["--listen", &listen]);
         }
         let daemon = self.daemon(host, &name, &args, 1);
+        self.assert_ahead(&daemon);
         self.bricks[n].daemon = Some(daemon);
+    }
+
+    /// A daemon's clock is as far ahead as it was told.
+    #[track_caller]
+    fn assert_ahead(&self, daemon: &Daemon) {
+        if self.ahead_s == 0 {
+            return;
+        }
+        // What was started is the program that makes the namespace.
+        let pid = daemon.pid();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let child = std::fs::read_to_string(children).unwrap();
+        let offsets = format!("/proc/{}/timens_offsets", child.trim());
+        let offsets = std::fs::read_to_string(offsets).unwrap();
+        let words: Vec<&str> = offsets.split_whitespace().collect();
+        let ahead = self.ahead_s.to_string();
+        assert_eq!(words, ["monotonic", &ahead, "0", "boottime", &ahead, "0"]);
     }
 
     /// Waits until the manager counts this many bricks alive.
@@ -366,6 +386,7 @@ impl Cluster {
             key.to_str().unwrap(),
         ];
         let daemon = self.daemon(Host::Manager, "manager", &args, 1);
+        self.assert_ahead(&daemon);
         let address = daemon.ready[0].strip_prefix("ready http://").unwrap();
         self.listen = address.to_owned();
         self.manager = Some(daemon);
@@ -413,6 +434,7 @@ impl Cluster {
         let args = [&head, volumes, place].concat();
         let name = format!("export of {}", volumes.join(" "));
         let daemon = self.try_daemon_at(Host::Client(client), &name, &args, volumes.len())?;
+        self.assert_ahead(&daemon);
         let uris: Vec<String> = daemon
             .ready
             .iter()

@@ -11,6 +11,7 @@
 //! next one.
 
 use super::program;
+use super::skip::skip;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What begins the names of all namespaces of tests; the process id follows.
@@ -78,13 +79,7 @@ impl Net {
                 cause.contains("not permitted") || cause.contains("denied"),
                 "{cause}"
             );
-            // Past the capture of the test's output: nobody shall take it for
-            // a test that ran.
-            let thread = std::thread::current();
-            let test = thread.name().unwrap_or("a test").to_owned();
-            say(&format!(
-                "SKIPPED: {test} needs root for network namespaces: {cause}"
-            ));
+            skip(&format!("needs root for network namespaces: {cause}"));
             return None;
         }
         net.hosts.push(Host::Hub);
@@ -211,11 +206,4 @@ fn remove_leftovers() {
             remove(&name);
         }
     }
-}
-
-/// Says something that is seen although the test succeeds.
-pub fn say(what: &str) {
-    use std::io::Write;
-    // A test goes on if nobody can be told.
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -5,7 +5,7 @@ use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
 /// Where Debian has them.
-const PACKAGES: [(&str, &str); 15] = [
+const PACKAGES: [(&str, &str); 16] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("nbdcopy", "libnbd-bin"),
@@ -21,6 +21,7 @@ const PACKAGES: [(&str, &str); 15] = [
     ("mount", "mount"),
     ("umount", "mount"),
     ("cp", "coreutils"),
+    ("perl", "perl-base"),
 ];
 
 /// A command that is killed when it takes too long.

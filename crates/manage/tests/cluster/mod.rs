@@ -24,21 +24,30 @@ pub const CAPACITY: u64 = 1 << 30;
 
 /// A clock that stands still until it is moved.
 #[derive(Default)]
-pub struct HandClock(Mutex<Duration>);
+pub struct HandClock {
+    elapsed: Mutex<Duration>,
+    wall_jumped_s: Mutex<i64>,
+}
 
 impl HandClock {
     pub fn advance(&self, by: Duration) {
-        *self.0.lock().expect("no panic") += by;
+        *self.elapsed.lock().expect("no panic") += by;
+    }
+
+    /// Sets the wall clock alone, forwards or backwards.
+    pub fn jump(&self, by_s: i64) {
+        *self.wall_jumped_s.lock().expect("no panic") += by_s;
     }
 }
 
 impl Clock for HandClock {
     fn elapsed(&self) -> Duration {
-        *self.0.lock().expect("no panic")
+        *self.elapsed.lock().expect("no panic")
     }
 
     fn unix_s(&self) -> u64 {
-        1_700_000_000 + self.elapsed().as_secs()
+        let jumped_s = *self.wall_jumped_s.lock().expect("no panic");
+        (1_700_000_000 + self.elapsed().as_secs()).saturating_add_signed(jumped_s)
     }
 }
 
