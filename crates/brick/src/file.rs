@@ -390,10 +390,10 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
     }
 }
 
-/// Ends clients of a dead brick that did not unmap its pool: they are stopped.
+/// Ends clients of a dead brick that did not let go of its pool: they are stopped.
 fn end_stragglers(path: &Path) {
-    for (pid, started) in process::mappers(path) {
-        tracing::warn!(pid, path = %path.display(), "ending a client that does not unmap the pool of a dead brick");
+    for (pid, started) in process::holders(path) {
+        tracing::warn!(pid, path = %path.display(), "ending a client that does not let go of the pool of a dead brick");
         if let Err(cause) = process::end(pid, started) {
             tracing::error!(pid, %cause, "cannot end a client");
         }

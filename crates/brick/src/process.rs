@@ -74,8 +74,11 @@ pub(crate) fn end(pid: u32, started: u64) -> Result<(), String> {
     }
 }
 
-/// Processes that have a file mapped, with their start times.
-pub(crate) fn mappers(file: &Path) -> Vec<(u32, u64)> {
+/// Processes that keep a locked file from everybody else and do not let go of
+/// it by themselves, with their start times: those that have it mapped, and
+/// those that were stopped between receiving its descriptor and mapping it, or
+/// between unmapping it and closing the descriptor.
+pub(crate) fn holders(file: &Path) -> Vec<(u32, u64)> {
     let Ok(wanted) = file.metadata() else {
         return Vec::new();
     };
@@ -85,8 +88,33 @@ pub(crate) fn mappers(file: &Path) -> Vec<(u32, u64)> {
     let pids = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|&pid| pid != std::process::id())
         .filter_map(|pid| Some((pid, start_time(pid)?)))
-        .filter(|&(pid, _)| maps(pid, wanted.dev(), wanted.ino()))
+        .filter(|&(pid, _)| {
+            maps(pid, wanted.dev(), wanted.ino())
+                || is_stopped(pid) && holds_lock(pid, wanted.dev(), wanted.ino())
+        })
         .collect()
+}
+
+/// Whether a descriptor of a process shares a lock of this inode. Who only
+/// opened the file, as to copy it, does not.
+fn holds_lock(pid: u32, dev: u64, inode: u64) -> bool {
+    let Ok(listed) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return false;
+    };
+    listed.filter_map(Result::ok).any(|entry| {
+        let is_it = std::fs::metadata(entry.path())
+            .is_ok_and(|found| (found.dev(), found.ino()) == (dev, inode));
+        let info = Path::new("/proc").join(pid.to_string()).join("fdinfo");
+        is_it
+            && std::fs::read_to_string(info.join(entry.file_name()))
+                .is_ok_and(|info| info.lines().any(shows_lock))
+    })
+}
+
+/// Whether a line of `/proc/PID/fdinfo/FD` shows a lock of flock(2).
+fn shows_lock(line: &str) -> bool {
+    let mut words = line.split_ascii_whitespace();
+    words.next() == Some("lock:") && words.any(|word| word == "FLOCK")
 }
 
 /// Whether a process has this inode mapped; false for what cannot be looked at.
@@ -119,6 +147,17 @@ mod tests {
         assert!(is_running(pid, start_time(pid).expect("it runs")));
         assert!(!is_running(pid, 0), "that was another one");
         assert!(!is_running(u32::MAX, 0));
+    }
+
+    #[test]
+    fn lines_of_locks_are_read() {
+        assert!(shows_lock(
+            "lock:\t1: FLOCK  ADVISORY  WRITE 4711 fd:01:12 0 EOF"
+        ));
+        assert!(!shows_lock(
+            "lock:\t1: OFDLCK ADVISORY  WRITE -1 fd:01:12 0 EOF"
+        ));
+        assert!(!shows_lock("flags:\t0100002"));
     }
 
     #[test]

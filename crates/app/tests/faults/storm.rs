@@ -180,7 +180,9 @@ impl Storm {
     }
 
     fn draw_transport(&mut self) {
-        self.transport = ["tcp", "map", "tcp"][self.below(3)];
+        // Nobody maps a pool on a disk.
+        let mapped = if self.buffers { "tcp" } else { "map" };
+        self.transport = ["tcp", mapped, "tcp"][self.below(3)];
     }
 
     fn serve(&mut self) {
