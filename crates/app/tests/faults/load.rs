@@ -84,6 +84,9 @@ struct Shared {
     /// Blocks and changes that were acknowledged on any connection and are not
     /// covered by a flush yet.
     acknowledged: Mutex<Vec<(u64, u64)>>,
+    /// The last change when a flush told that some may be lost. It speaks of
+    /// all connections: no later flush covers what was on its way then.
+    doubtful: AtomicU64,
 }
 
 impl Shared {
@@ -337,6 +340,10 @@ impl Worker {
             let place = (flight.block, flight.count);
             let what = format!("errno {errno} for {what:?} of {place:?} after {took:?}");
             self.report.failures.push(what);
+            if flight.command == Command::Flush {
+                let mark = self.oracle.mark();
+                self.shared.doubtful.fetch_max(mark, Ordering::Relaxed);
+            }
         } else {
             self.acknowledge(flight, data);
         }
@@ -348,7 +355,9 @@ impl Worker {
         match flight.command {
             Command::Flush => {
                 // Nothing is there if changes are sure without it.
-                for &(number, change) in &flight.covers {
+                let doubtful = self.shared.doubtful.load(Ordering::Relaxed);
+                let covers = flight.covers.iter();
+                for &(number, change) in covers.filter(|(_, change)| *change > doubtful) {
                     self.oracle.block(number).settle(change);
                 }
             }

@@ -35,8 +35,10 @@ fn the_power_fails(layout: &[&str], bricks: usize, seed: u64) {
         system.fail_power();
         (0..bricks).for_each(|brick| rig.cluster.kill_brick(brick));
         if round % 2 == 1 {
-            // The client's machine fails, too.
+            // The machines of the client and the manager fail, too.
             rig.take_export().kill();
+            rig.cluster.kill_manager();
+            rig.cluster.start_manager();
         }
         system.start_again();
         (0..bricks).for_each(|brick| rig.cluster.restart_brick(brick));

@@ -8,7 +8,7 @@ use crate::nbd::{Command, EIO, Nbd};
 use crate::oracle::{BLOCK, Rng};
 use crate::rig::{Rig, VOLUME};
 use crate::support::net::Host;
-use crate::support::{Cluster, Export, PAGEMESH, Pools, program};
+use crate::support::{Cluster, Export, PAGEMESH, Pools, program, until};
 use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -387,9 +387,13 @@ impl Storm {
             program::refused("export", &refused, &[]);
             self.count("attach refused".into());
             self.rig.cluster.await_bricks(self.bricks);
-            self.rig
-                .cluster
-                .export_from(client, &[VOLUME], self.transport)
+            // The manager may name addresses that bricks had before they died.
+            let (cluster, mut export) = (&self.rig.cluster, None);
+            until("the volume is attached", || {
+                export = cluster.try_export_from(client, &[VOLUME], transport).ok();
+                export.is_some()
+            });
+            export.expect("until it is there")
         })
     }
 

@@ -132,8 +132,12 @@ impl Engine {
         self.columns.iter().all(|column| column.window.is_empty())
     }
 
-    /// Flushes what is not, of its own accord.
+    /// Flushes what is not, of its own accord; once fenced, there is nobody to
+    /// ask, and the next client has made the legs equal.
     pub(crate) fn flush_rest(&mut self, out: &mut impl Outbox) {
+        if self.fenced {
+            return;
+        }
         for column in 0..self.columns.len() {
             if self.columns[column].window.unflushed() > 0 {
                 self.flush_in_background(column, out);

@@ -416,6 +416,31 @@ fn a_superseded_client_changes_no_legs() {
     assert!(legs.all(|leg| leg.state == LegState::InSync));
 }
 
+/// A channel that was fenced has nobody to flush to when it is closed.
+#[test]
+fn a_superseded_channel_with_unflushed_writes_is_closed() {
+    let mut world = World::of_class(vec![segment(0, 1, 2, STRIPE_BYTES)], "file-sync");
+    world.write(0, PAGE, 1);
+    let mut old = std::mem::replace(
+        &mut world.client,
+        Client::new(&world.fabric, &world.manager),
+    );
+    let old_channels = std::mem::take(&mut world.channels);
+    world.attach();
+    world.open();
+    std::mem::swap(&mut world.client, &mut old);
+    let new_channels = std::mem::replace(&mut world.channels, old_channels);
+    let late = world.submit(0, write(0, PAGE, 2));
+    assert_eq!(world.ending(late), Some(Err(SpaceError::Fenced)));
+    world.channels = vec![];
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.client.status().state, VolumeState::Fenced);
+    std::mem::swap(&mut world.client, &mut old);
+    world.channels = new_channels;
+    world.holds(0, PAGE, 1);
+    world.legs_are_equal();
+}
+
 /// A client that heard no answer asks for the layout. One that another client
 /// made since must not pass for its own change: both would write at one epoch.
 #[test]
