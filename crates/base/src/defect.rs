@@ -82,6 +82,9 @@ pub enum Defect {
     SlotsBeforeFrames,
     /// `file-sync`: a node whose zeroes were lost is used as it is.
     LostNodeKept,
+    /// `file-sync`: recovery applies the rest of a group of which a leaf was
+    /// never linked.
+    GroupWithoutLeaf,
 
     // Of what threads do at the same time: caught by the models.
     /// Who waits for a lock word sleeps without a mark on it.

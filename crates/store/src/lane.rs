@@ -438,12 +438,18 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes from the ring what is valid from the head on: its writer is dead,
-    /// and nobody shall find parts of a group behind what is written next.
+    /// Takes entries from the ring that are valid from the head on: their writer
+    /// is dead, and nobody shall find parts of a group behind what is written
+    /// next. A pad before them stays: without it, one that a crash leaves would
+    /// look like something written after a line that was lost.
     pub fn void<M: Media>(&self, media: &M) -> Option<Unfenced> {
         let ring = self.read_ring(media);
         let all = self.head..self.head + self.length;
-        let valid = all.filter(|&position| self.decode(&ring, position).is_ok());
+        let is_entry = |&position: &u64| {
+            let found = self.decode(&ring, position);
+            found.is_ok_and(|found| matches!(found, Found::Entry(_)))
+        };
+        let valid = all.filter(is_entry);
         valid
             .map(|position| {
                 let at = self.start + (position % self.length) as usize * LINE_BYTES;

@@ -10,7 +10,7 @@ use pagemesh_store::pool::{Pool, format};
 use pagemesh_store::session::{Member, Session};
 use pagemesh_store::transaction::transact;
 use pagemesh_store::view::StoreError;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
@@ -117,6 +117,104 @@ fn parts_of_several_leaves_change_together() {
     let last = listed.iter().filter(|entry| entry.op == 2);
     // A run is an entry, but for what was not mapped.
     assert_eq!(last.map(|entry| entry.count).sum::<u32>(), 4);
+}
+
+/// As many records as it takes, none of which lie beside each other.
+fn scattered(pages: u64, byte: u8) -> Vec<Part> {
+    (0..pages).map(|page| write(page * 3, 1, byte)).collect()
+}
+
+#[test]
+fn a_small_pool_refuses_what_its_lanes_never_take_and_takes_the_rest_for_ever() {
+    const LINES_MAX: u64 = 48;
+    let mut world = World::new(2 << 20);
+    let refused = world.transact(&scattered(LINES_MAX + 1, 1));
+    let expected = StoreError::TooLong {
+        lines: LINES_MAX as usize + 1,
+        lines_max: LINES_MAX as usize,
+    };
+    assert_eq!(refused, Err(expected));
+    assert_eq!(world.page(0), 0);
+    // Whatever is left of the lane's lap, and with nothing but the owner's
+    // answers: the operation before it may be open elsewhere.
+    let World { pool, session, .. } = world;
+    let pool = Arc::new(Mutex::new(pool));
+    let owner = pool.clone();
+    let tend = Box::new(move || {
+        let tended = owner.lock().expect("no panic").tend();
+        tended.map(drop).expect("sound");
+    });
+    let mut session = session.beside_owner(tend);
+    let handle = pool.lock().expect("no panic").handle(SLICE);
+    let handle = handle.expect("the slice");
+    for op in 1..200 {
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op,
+            open: 1,
+        };
+        let parts = scattered([LINES_MAX, 1, 17, 2, 31][op as usize % 5], op as u8);
+        let session = &mut session;
+        let done = transact(&mut [Member { session, handle }], &parts, stamp);
+        done.expect("room");
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_a_transaction_and_changes_nothing() {
+    let mut world = World::new(2 << 20);
+    let mut written = 0;
+    let refused = loop {
+        world.pool.tend().expect("sound");
+        let parts = [write(written, 8, 7), write(1100, 1, written as u8)];
+        match world.transact(&parts) {
+            Ok(()) => written += 8,
+            Err(cause) => break cause,
+        }
+    };
+    assert!(
+        matches!(refused, StoreError::NoSpace | StoreError::Stalled),
+        "{refused}"
+    );
+    assert_eq!(world.page(written), 0);
+    assert_eq!(world.page(1100), (written - 8) as u8);
+    // What frees needs no frame.
+    world
+        .transact(&[clear(0, 8), clear(16, 8)])
+        .expect("a clear");
+    assert_eq!([world.page(0), world.page(8), world.page(16)], [0, 7, 0]);
+}
+
+/// A record of the last group is damaged beyond mending.
+#[test]
+fn a_part_of_a_committed_transaction_is_not_lost_in_silence() {
+    let mut world = World::new(4 << 20);
+    world.transact(&scattered(3, 1)).expect("room");
+    world.pool.tend().expect("sound");
+    world.transact(&scattered(3, 2)).expect("room");
+    let geometry = *world.pool.view().geometry();
+    let lane_at = geometry.lane_at(world.session.number());
+    let point = world.media.crash_point();
+    for (image, is_shown) in [(point.image(0), false), (point.everything(), true)] {
+        // Links, and two groups of three lines.
+        let lines = (0..64).map(|line| lane_at + line * 64);
+        let last = lines.rev().find(|&at| image.word(at) != 0);
+        let last = last.expect("a record");
+        for at in [last - 128, last - 64, last] {
+            let mut image = image.clone();
+            image.set_word(at + 24, image.word(at + 24) ^ 0x0f0f);
+            let media = Arc::new(Recorder::from_image(image));
+            match Pool::open(media.clone(), media.clone()) {
+                Err(cause) => assert!(is_shown, "{cause}"),
+                Ok((pool, found)) => {
+                    assert!(!is_shown, "a part is lost: {found:?}");
+                    assert_eq!(found.dropped, 2);
+                    let mut world = World::of(media, pool);
+                    assert_eq!([0, 3, 6].map(|page| world.page(page)), [1; 3]);
+                }
+            }
+        }
+    }
 }
 
 #[test]

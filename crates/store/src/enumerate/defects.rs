@@ -70,7 +70,7 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::LostNodeKept, Operations(Kind::File)),
     (Defect::GroupHalfRecovered, Operations(Kind::Memory)),
     (Defect::GroupHalfRecovered, Operations(Kind::File)),
-    (Defect::GroupPublishedEarly, Deaths),
+    (Defect::GroupPublishedEarly, Deaths(Dead::Session)),
 ];
 
 /// Runs the workload until something is wrong.

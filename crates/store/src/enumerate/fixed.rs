@@ -191,7 +191,7 @@ pub(super) fn all() -> Vec<Op> {
         // Two leaves, the second of which is linked for it; what is not mapped
         // is left out.
         transact(
-            1,
+            0,
             MAIN,
             vec![run(510, 4, true), run(0, 2, false), run(7, 9, false)],
         ),

@@ -27,6 +27,7 @@ mod ops;
 pub(crate) mod owner;
 mod random;
 mod recover;
+mod unlinked;
 mod world;
 
 use budget::Legal;
