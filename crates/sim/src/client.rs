@@ -11,7 +11,10 @@ use pagemesh_base::slice::{Leg, SliceError};
 use pagemesh_base::space::Channel;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::tcp::TcpLeg;
-use pagemesh_volume::{Answer, AttachError, BrickAddress, Connector, Driven, Pending, VolumeState};
+use pagemesh_volume::limits::SCRUB_BYTES_PER_S;
+use pagemesh_volume::{
+    Answer, AttachError, BrickAddress, Connector, Driven, Pending, ScrubPlan, VolumeState,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,6 +194,14 @@ impl Client {
         let threads = threads.filter(|at| *at > self.cluster.now());
         let first = calls.chain(answers).chain(threads).chain(self.due).min();
         first.map(|at| at.max(self.stopped_until))
+    }
+
+    /// Scrubs the volume from now on, at any pace that is not felt.
+    pub(crate) fn scrub(&self, every: Duration) {
+        self.driven.plan_scrubs(ScrubPlan {
+            every: Some(every),
+            bytes_per_s: SCRUB_BYTES_PER_S,
+        });
     }
 
     pub(crate) fn open(&mut self, number: u32) {

@@ -31,6 +31,7 @@ pub(crate) struct Cluster {
     exchanges: Mutex<BTreeMap<LineId, Exchange>>,
     history: Mutex<History>,
     dice: Mutex<Dice>,
+    scrub_every: Option<Duration>,
     /// What the fake clock counts from; only differences matter.
     start: Instant,
 }
@@ -42,16 +43,42 @@ macro_rules! tell {
 pub(crate) use tell;
 
 impl Cluster {
-    pub(crate) fn new(mut dice: Dice, pools: &[usize], history: History) -> Arc<Cluster> {
+    pub(crate) fn new(
+        mut dice: Dice,
+        pools: &[usize],
+        scrub_every: Option<Duration>,
+        history: History,
+    ) -> Arc<Cluster> {
         let houses = pools.iter().enumerate();
         let houses = houses.map(|(number, bytes)| House::new(number, *bytes));
-        Arc::new(Cluster {
+        let cluster = Arc::new(Cluster {
             net: Mutex::new(Network::new(dice.split(), pools.len())),
             houses: Mutex::new(houses.collect()),
             exchanges: Mutex::default(),
             history: Mutex::new(history),
             dice: Mutex::new(dice),
+            scrub_every,
             start: Instant::now(),
+        });
+        (0..pools.len()).for_each(|house| cluster.plan_scrubs(house));
+        cluster
+    }
+
+    fn plan_scrubs(&self, house: usize) {
+        if let (Some(every), Some(running)) = (self.scrub_every, self.running(house)) {
+            running.brick.plan_scrubs(Some(every), self.instant());
+        }
+    }
+
+    /// Scrubs of pools that came to their end in the bricks that run, and what
+    /// they mended.
+    pub(crate) fn scrubs(&self) -> (u64, u64) {
+        let now = self.instant();
+        let houses = self.houses();
+        let running = houses.iter().filter_map(|house| house.running.as_ref());
+        let scrubs = running.map(|running| running.brick.scrub_status(now));
+        scrubs.fold((0, 0), |(passes, mended), scrubs| {
+            (passes + scrubs.passes, mended + scrubs.mended)
         })
     }
 
@@ -191,6 +218,13 @@ impl Cluster {
         let Some(running) = self.running(house) else {
             return false;
         };
+        if self.scrub_every.is_some() {
+            let now = self.instant();
+            if survives(|| running.brick.scrub_if_due(now)).is_err() {
+                self.kill_doomed(house);
+                return true;
+            }
+        }
         let rung = running.brick.view().control().rung();
         if self.houses()[house].bell == rung {
             return false;
@@ -254,6 +288,7 @@ impl Cluster {
             houses[house].start(fuse)
         };
         self.net().revive(house);
+        self.plan_scrubs(house);
         match started {
             true => tell!(self, "brick {house} starts"),
             false => tell!(self, "brick {house} dies while it recovers"),

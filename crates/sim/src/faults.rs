@@ -116,10 +116,14 @@ impl Life {
     }
 
     /// Where a medium goes wrong the other copies must stay: two that fail are
-    /// one too many. Nor may that brick die: what it lost of its last record
+    /// one too many. With three copies one other may fail beside it, always the
+    /// same. Nor may the damaged brick die: what it lost of its last record
     /// looks to its recovery like a record that was never whole. That clients
     /// end is open work, see RFD 003.
     fn mild_fault(&mut self) {
+        if self.plan.copies > 2 && self.dice.one_in(4) {
+            return self.second_fault();
+        }
         match self.dice.roll(10) {
             0 => self.crash(),
             4 => self.contest(),
@@ -131,8 +135,31 @@ impl Life {
         }
     }
 
+    /// A brick fails whose neighbour's medium goes wrong, or is set right.
+    fn second_fault(&mut self) {
+        let Some(damaged) = self.plan.damaged else {
+            return;
+        };
+        let house = (damaged + 1) % self.plan.pools.len();
+        if !self.cluster.is_up(house) {
+            return self.start();
+        }
+        self.count("a brick fails beside a damaged one");
+        match self.dice.roll(4) {
+            0 => self.kill_one(house),
+            1 => self.light_one(house),
+            2 => self.cut_one(house),
+            _ => self.cluster.net().mend(),
+        }
+    }
+
     fn kill(&mut self) {
-        let (house, death) = (self.victim(), self.death());
+        let house = self.victim();
+        self.kill_one(house);
+    }
+
+    fn kill_one(&mut self, house: usize) {
+        let death = self.death();
         self.count(match death {
             Death::Process => "brick killed",
             Death::Power => "power lost",
@@ -142,7 +169,12 @@ impl Life {
 
     /// A brick will die in the middle of something.
     fn light(&mut self) {
-        let (house, death) = (self.victim(), self.death());
+        let house = self.victim();
+        self.light_one(house);
+    }
+
+    fn light_one(&mut self, house: usize) {
+        let death = self.death();
         let range = if self.dice.one_in(2) { 30 } else { 600 };
         let accesses = self.dice.roll(range) as u32;
         if let Some(running) = self.cluster.running(house) {
@@ -199,6 +231,15 @@ impl Life {
 
     fn cut(&mut self) {
         let (peer, house) = (self.peer(), self.victim());
+        self.cut_between(peer, house);
+    }
+
+    fn cut_one(&mut self, house: usize) {
+        let peer = self.peer();
+        self.cut_between(peer, house);
+    }
+
+    fn cut_between(&mut self, peer: Peer, house: usize) {
         let (up, down) = [(true, true), (true, false), (false, true)][self.dice.roll(3) as usize];
         self.count(match up && down {
             true => "partition",

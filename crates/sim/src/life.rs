@@ -41,10 +41,14 @@ pub(crate) struct Plan {
     pub(crate) calm: u64,
     /// Requests begin in so many of the first sectors.
     pub(crate) hot_sectors: u64,
+    /// How often clients scrub the volume and bricks their pools.
+    pub(crate) scrub_every: Option<Duration>,
 }
 
 impl Plan {
     fn roll(dice: &mut Dice) -> Plan {
+        let mut lots = dice.beside();
+        let scrub_every = (lots.one_in(4)).then(|| Duration::from_secs(1 + lots.roll(20)));
         let is_tight = dice.one_in(6);
         let copies = [1, 2, 2, 2, 2, 3][dice.roll(6) as usize];
         let columns = if is_tight || dice.one_in(2) { 1 } else { 2 };
@@ -81,6 +85,7 @@ impl Plan {
             is_contested,
             calm: 25 + dice.roll(200),
             hot_sectors: if dice.one_in(3) { 32 } else { u64::MAX },
+            scrub_every,
         }
     }
 }
@@ -137,7 +142,7 @@ impl Life {
         let mut dice = Dice::new(seed);
         let plan = Plan::roll(&mut dice);
         let history = History::new(is_printed);
-        let cluster = Cluster::new(dice.split(), &plan.pools, history);
+        let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
         let desk = Desk::new(&cluster, dice.split());
         let name: Name = "volume".parse().expect("a name");
@@ -265,6 +270,9 @@ impl Life {
                 tell!(self.cluster, "client {number} has attached");
                 let (attachment, is_whole) = self.clients[at].attached();
                 self.checker.attached(attachment, !is_whole);
+                if let Some(every) = self.plan.scrub_every {
+                    self.clients[at].scrub(every);
+                }
                 let channels = 1 + self.dice.roll(self.plan.channels_max);
                 for _ in 0..channels {
                     self.next_thread += 1;
@@ -304,6 +312,11 @@ impl Life {
         self.outcome.repaired += status.counters.pages_repaired;
         self.outcome
             .count("reads hedged", status.counters.reads_hedged);
+        let scrub = &status.scrub;
+        self.outcome.count("volume scrubbed", scrub.passes);
+        let found = scrub.last.iter().chain(&scrub.pass);
+        let repaired = found.map(|pass| pass.found.pages_repaired).sum();
+        self.outcome.count("page repaired by a scrub", repaired);
     }
 
     pub(crate) fn pass(&mut self, by: Duration) {

@@ -47,6 +47,9 @@ impl Life {
         for client in std::mem::take(&mut self.clients) {
             self.account(&client);
         }
+        let (scrubs, mended) = self.cluster.scrubs();
+        self.outcome.count("pool scrubbed", scrubs);
+        self.outcome.count("pool mended by a scrub", mended);
         self.settle_lines();
         self.compare_legs()?;
         let searched = self.checker.check(self.sectors)?;

@@ -9,7 +9,9 @@ use crate::authority::Authority;
 use crate::channel;
 use crate::connector::Connector;
 use crate::hub::{Hub, Member, guard};
-use crate::keeper::{Call, Caller, Event, Keeper, Mailbox, Outcome, perform};
+use crate::keeper::{
+    Call, Caller, Event, Keeper, Mailbox, Outcome, ScrubOrder, ScrubPlan, perform,
+};
 use crate::status::VolumeStatus;
 use crate::view::View;
 use crate::volume::AttachError;
@@ -112,6 +114,11 @@ impl Driven {
     pub fn take_attached(&mut self) -> Option<Result<(), AttachError>> {
         let result = self.keeper.take_attached()?;
         Some(result.map_err(|failure| AttachError::new(self.name.clone(), failure)))
+    }
+
+    /// Scrubs as [`Volume::plan_scrubs`](crate::Volume::plan_scrubs) does.
+    pub fn plan_scrubs(&self, plan: ScrubPlan) {
+        self.mailbox.post(Event::Scrub(ScrubOrder::Plan(plan)));
     }
 
     /// Gives the volume back, once its channels are closed.
