@@ -154,6 +154,10 @@ pub enum Defect {
     ReadOvertakes,
     /// Overlapping changes do not take turns. The models catch it, too.
     NoTurns,
+    /// A transaction has the range locks of its first part alone.
+    FirstPartLocked,
+    /// A transaction that is sent again is only its first part.
+    FirstPartResent,
     /// A view is shown before every leg has heard of its epoch.
     NoBarrier,
 }

@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
-use pagemesh_base::slice::{Leg, SliceCompletion, SliceRequest, Stamp};
+use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -93,6 +93,19 @@ impl Outbox for Ports {
         }
     }
 
+    fn transact_at_once(
+        &mut self,
+        column: usize,
+        legs: Mask,
+        parts: &[Part],
+        stamp: Stamp,
+    ) -> Answers {
+        match self.mapped(column * COPIES_MAX, legs) {
+            Some(mut found) => MappedLeg::transact_all(&mut found, parts, stamp),
+            None => unreachable!("the legs said that they would"),
+        }
+    }
+
     fn answer(&mut self, column: usize, legs: Mask, tag: u64, answers: Answers) {
         let base = column * COPIES_MAX;
         if let Some(found) = self.mapped(base, legs) {
@@ -116,17 +129,15 @@ impl Outbox for Ports {
         self.hub.locks.try_acquire(range, self.holder(key))
     }
 
+    fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool {
+        self.hub.locks.try_acquire_all(ranges, self.holder(key))
+    }
+
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest) {
         let base = column * COPIES_MAX;
-        if let SliceRequest::Write {
-            offset,
-            data,
-            stamp,
-        } = &request
-            && legs.len() > 1
-            && self.mapped(base, legs).is_some()
+        if legs.len() > 1
+            && let Some(answers) = self.change_at_once(base, legs, &request)
         {
-            let answers = self.write_at_once(column, legs, *offset, data, *stamp);
             return self.answer(column, legs, tag, answers);
         }
         let mut left = legs.len();
@@ -155,6 +166,10 @@ impl Outbox for Ports {
 
     fn acquire(&mut self, range: LockRange, key: u32) -> bool {
         self.hub.locks.acquire(range, self.holder(key))
+    }
+
+    fn acquire_all(&mut self, ranges: &[LockRange], key: u32) -> u32 {
+        self.hub.locks.acquire_all(ranges, self.holder(key))
     }
 
     fn release(&mut self, range: LockRange, key: u32) {
@@ -226,6 +241,33 @@ impl Outbox for Ports {
 }
 
 impl Ports {
+    /// Does a change that several legs do in one call, if all of these do.
+    fn change_at_once(
+        &mut self,
+        base: usize,
+        legs: Mask,
+        request: &SliceRequest,
+    ) -> Option<Answers> {
+        match request {
+            SliceRequest::Write {
+                offset,
+                data,
+                stamp,
+            } => Some(MappedLeg::write_all(
+                &mut self.mapped(base, legs)?,
+                *offset,
+                data,
+                *stamp,
+            )),
+            SliceRequest::Transact { parts, stamp } => Some(MappedLeg::transact_all(
+                &mut self.mapped(base, legs)?,
+                parts,
+                *stamp,
+            )),
+            _ => None,
+        }
+    }
+
     /// These legs, if all of them are mapped in this process.
     fn mapped(&mut self, base: usize, legs: Mask) -> Option<ArrayVec<&mut MappedLeg, COPIES_MAX>> {
         let places = self.connections[base..].iter_mut().take(COPIES_MAX);

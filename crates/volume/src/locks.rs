@@ -2,14 +2,16 @@
 //! the copying of a resynchronisation take their turns here.
 //!
 //! Invariants: first come, first served among those that overlap; a range lies
-//! within one region, so each holder has one lock and nothing can deadlock;
-//! the mutexes are held for a look at a short list, never over I/O. Readers
+//! within one region. Who needs several gets its places in all lines at one
+//! moment, so that each waits only for those who came before, and nothing can
+//! deadlock; the mutexes are held for a look at short lists, never over I/O. Readers
 //! take no lock and hold nobody up: they await the changes that are held when
 //! they look, and none that come later.
 
 use crate::hub::KEEPER;
 use crate::limits::{LOCK_SHARDS, REGION_BYTES};
 use crate::steps;
+use arrayvec::ArrayVec;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,6 +42,18 @@ impl LockRange {
             start,
             end,
         }
+    }
+
+    /// The ranges that cover this one, cut where regions end; in order.
+    pub(crate) fn split(column: usize, offset: u64, len: u64) -> impl Iterator<Item = LockRange> {
+        let end = offset + len;
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            let len = (end - at).min(REGION_BYTES - at % REGION_BYTES);
+            let range = (len > 0).then(|| LockRange::new(column, at, len));
+            at += len;
+            range
+        })
     }
 
     fn overlaps(&self, other: &LockRange) -> bool {
@@ -91,16 +105,41 @@ impl RangeLocks {
     pub(crate) fn acquire(&self, range: LockRange, holder: Holder) -> bool {
         let shard = self.shard(&range);
         let mut line = shard.line();
-        let mut waits = line.entries.iter().any(|e| e.range.overlaps(&range));
-        waits &= !defect::is(Defect::NoTurns);
-        line.waiting += usize::from(waits);
-        line.entries.push(Entry {
-            range,
-            holder,
-            waits,
-        });
+        let held = line.enter(range, holder);
         shard.count(&line);
-        !waits
+        held
+    }
+
+    /// Takes a place in the line for each of these ranges, which do not overlap,
+    /// at one moment. Returns how many are not held yet; of each of them some
+    /// [`RangeLocks::release`] tells.
+    pub(crate) fn acquire_all(&self, ranges: &[LockRange], holder: Holder) -> u32 {
+        let mut lines = self.lines(ranges);
+        let mut awaited = 0;
+        for range in ranges {
+            let (shard, line) = line_of(self.number(range), &mut lines);
+            awaited += u32::from(!line.enter(*range, holder));
+            self.shards[shard].count(line);
+        }
+        awaited
+    }
+
+    /// Takes these locks if nobody holds or waits for any; else leaves no trace.
+    pub(crate) fn try_acquire_all(&self, ranges: &[LockRange], holder: Holder) -> bool {
+        let mut lines = self.lines(ranges);
+        let is_free = |range: &LockRange| {
+            let (_, line) = line_of(self.number(range), &mut lines);
+            !line.entries.iter().any(|e| e.range.overlaps(range))
+        };
+        if !ranges.iter().all(is_free) {
+            return false;
+        }
+        for range in ranges {
+            let (shard, line) = line_of(self.number(range), &mut lines);
+            line.enter(*range, holder);
+            self.shards[shard].count(line);
+        }
+        true
     }
 
     /// Takes a lock that nobody holds or waits for; else leaves no trace.
@@ -148,7 +187,8 @@ impl RangeLocks {
     pub(crate) fn release(&self, range: LockRange, holder: Holder, turns: &mut Vec<Holder>) {
         let shard = self.shard(&range);
         let mut line = shard.line();
-        let Some(at) = line.entries.iter().position(|e| e.holder == holder) else {
+        let own = |e: &Entry| e.holder == holder && e.range == range;
+        let Some(at) = line.entries.iter().position(own) else {
             debug_assert!(false, "released what is not held");
             return;
         };
@@ -164,9 +204,35 @@ impl RangeLocks {
     }
 
     fn shard(&self, range: &LockRange) -> &Shard {
-        let region = range.start / REGION_BYTES + u64::from(range.column) * 31;
-        &self.shards[(region % LOCK_SHARDS as u64) as usize]
+        &self.shards[self.number(range)]
     }
+
+    fn number(&self, range: &LockRange) -> usize {
+        let region = range.start / REGION_BYTES + u64::from(range.column) * 31;
+        (region % LOCK_SHARDS as u64) as usize
+    }
+
+    /// The lines of these ranges, all held at once: taken in the order of their
+    /// shards, so that two who do so do not wait for each other.
+    fn lines(&self, ranges: &[LockRange]) -> Lines<'_> {
+        let wanted = ranges.iter().map(|range| 1u64 << self.number(range));
+        let wanted = wanted.fold(0, |all, one| all | one);
+        let numbers = (0..LOCK_SHARDS).filter(|number| wanted & (1 << number) != 0);
+        numbers
+            .map(|number| (number, self.shards[number].line()))
+            .collect()
+    }
+}
+
+type Lines<'a> = ArrayVec<(usize, MutexGuard<'a, Line>), LOCK_SHARDS>;
+const _: () = assert!(LOCK_SHARDS <= u64::BITS as usize);
+
+fn line_of<'a>(shard: usize, lines: &'a mut Lines<'_>) -> (usize, &'a mut Line) {
+    let found = lines.iter_mut().find(|(number, _)| *number == shard);
+    let Some((number, line)) = found else {
+        unreachable!("every shard of the ranges was taken");
+    };
+    (*number, line)
 }
 
 impl Shard {
@@ -182,6 +248,19 @@ impl Shard {
 }
 
 impl Line {
+    /// Whether it is held at once.
+    fn enter(&mut self, range: LockRange, holder: Holder) -> bool {
+        let mut waits = self.entries.iter().any(|e| e.range.overlaps(&range));
+        waits &= !defect::is(Defect::NoTurns);
+        self.waiting += usize::from(waits);
+        self.entries.push(Entry {
+            range,
+            holder,
+            waits,
+        });
+        !waits
+    }
+
     fn grant_from(&mut self, from: usize, gone: &LockRange, turns: &mut Vec<Holder>) {
         for at in from..self.entries.len() {
             let (before, rest) = self.entries.split_at_mut(at);
@@ -237,6 +316,43 @@ mod tests {
         turns.clear();
         locks.release(range(2, 4), holder(2), &mut turns);
         assert_eq!(turns, [holder(3)]);
+    }
+
+    #[test]
+    fn who_needs_several_waits_for_those_who_came_before_alone() {
+        let locks = RangeLocks::new();
+        let page = |page: u64| LockRange::new(0, page * 4096, 4096);
+        let far = LockRange::new(0, 3 * REGION_BYTES, 4096);
+        let mut turns = vec![];
+        assert!(locks.acquire(page(5), holder(1)));
+        assert_eq!(locks.acquire_all(&[page(0), page(5), far], holder(2)), 1);
+        // Two that cross: whoever got in line first goes first everywhere.
+        assert_eq!(locks.acquire_all(&[page(0), far], holder(3)), 2);
+        assert!(!locks.acquire(page(5), holder(4)));
+        assert!(!locks.try_acquire_all(&[page(9), far], holder(5)));
+        assert!(locks.try_acquire(page(9), holder(5)), "it left no trace");
+        assert!(!locks.is_still(far, holder(9)), "2 is in line before");
+        locks.release(page(5), holder(1), &mut turns);
+        assert_eq!(turns, [holder(2)]);
+        turns.clear();
+        locks.release(page(0), holder(2), &mut turns);
+        locks.release(page(5), holder(2), &mut turns);
+        assert_eq!(turns, [holder(3), holder(4)]);
+        turns.clear();
+        locks.release(far, holder(2), &mut turns);
+        assert_eq!(turns, [holder(3), holder(9)]);
+    }
+
+    #[test]
+    fn a_range_is_cut_where_regions_end() {
+        let split = |offset, len| LockRange::split(0, offset, len).collect::<Vec<_>>();
+        let range = |offset, len| LockRange::new(0, offset, len);
+        assert_eq!(split(4096, 8192), [range(4096, 8192)]);
+        let below = REGION_BYTES - 4096;
+        assert_eq!(
+            split(below, 12_288),
+            [range(below, 4096), range(REGION_BYTES, 8192)]
+        );
     }
 
     #[test]

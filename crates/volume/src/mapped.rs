@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{
-    Leg, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    Leg, Part, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Mapped;
@@ -129,6 +129,24 @@ impl MappedLeg {
         };
         answers.insert(failure.member, Err(SliceError::from(failure.cause)));
         answers
+    }
+
+    /// The same for a transaction.
+    pub(crate) fn transact_all(
+        legs: &mut [&mut MappedLeg],
+        parts: &[Part],
+        stamp: Stamp,
+    ) -> Answers {
+        let one = |leg: &mut &mut MappedLeg| {
+            leg.epoch = leg.epoch.max(stamp.epoch);
+            let parts = parts.to_vec();
+            let request = SliceRequest::Transact { parts, stamp };
+            match execute(&mut leg.session, leg.handle, leg.epoch, request) {
+                Executed::Done(result) => result,
+                Executed::Owner(_) => unreachable!("a session does it"),
+            }
+        };
+        legs.iter_mut().map(one).collect()
     }
 }
 

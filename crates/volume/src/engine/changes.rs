@@ -8,7 +8,7 @@ use crate::limits::UNFLUSHED_MAX;
 use crate::status::Count;
 use crate::view::{Mask, Place};
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{Part, SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::space::SpaceError;
 
 impl Engine {
@@ -36,12 +36,17 @@ impl Engine {
         }
         let column = &mut self.columns[piece.column];
         let legs = column.written;
+        let is_again = piece.op != 0;
         let stamp = stamp(piece, column, self.view.epoch, out);
         let (offset, len) = (piece.offset, piece.len);
         let request = match &piece.act {
             Act::Write(data) => SliceRequest::Write {
                 offset,
                 data: data.clone(),
+                stamp,
+            },
+            Act::Transact(parts) => SliceRequest::Transact {
+                parts: sent_parts(parts, is_again).to_vec(),
                 stamp,
             },
             _ => SliceRequest::Clear { offset, len, stamp },
@@ -291,6 +296,14 @@ impl Engine {
         };
         out.count(what, 1);
         self.finish(slot, Ok(SliceReply::Done), out);
+    }
+}
+
+/// All of them, whenever they are sent.
+fn sent_parts(parts: &[Part], is_again: bool) -> &[Part] {
+    match is_again && defect::is(Defect::FirstPartResent) {
+        true => &parts[..1],
+        false => parts,
     }
 }
 

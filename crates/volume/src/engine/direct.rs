@@ -1,5 +1,5 @@
-//! The short way of a write: one piece whose legs all do it inside one call
-//! needs no entry in any table.
+//! The short way of a write or a transaction: one piece whose legs all do it
+//! inside one call needs no entry in any table.
 //!
 //! Invariants: it is taken only when the piece would be sent at once and
 //! nothing buffers; what does not end well on every leg, or ends while the
@@ -7,11 +7,11 @@
 //! lock and number, and its answers are judged where all are.
 
 use super::changes::await_answers;
-use super::piece::{Act, Phase, Piece, tag_of};
+use super::piece::{Phase, Piece, lock_ranges, tag_of};
 use super::request::{Job, Next};
 use super::{Engine, Outbox, answer};
 use crate::locks::LockRange;
-use crate::view::Place;
+use crate::view::{Mask, Place};
 use bytes::Bytes;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::space::{Reply, Request, Token};
@@ -30,33 +30,79 @@ impl Engine {
         let Some(place) = self.only_place(*offset, data) else {
             return Some(request);
         };
-        let column = &self.columns[place.column];
-        let legs = column.written;
-        let waits = !self.line.is_empty() || !column.is_open() || !column.flushed().is_empty();
-        if waits || !out.do_at_once(place.column, legs, place.offset) {
+        let Some(legs) = self.legs_at_once(place, out) else {
             return Some(request);
-        }
+        };
         // The lock belongs to the slot that a piece would get.
         let slot = self.pieces.vacant_key() as u32;
         let range = LockRange::new(place.column, place.offset, place.len);
         if !out.try_acquire(range, slot) {
             return Some(request);
         }
-        let op = out.next_op();
-        let stamp = Stamp {
-            epoch: self.view.epoch,
-            op,
-            open: column.window.open(op),
-        };
+        let stamp = self.next_stamp(place.column, out);
         let answers = out.write_at_once(place.column, legs, place.offset, data, stamp);
         if answers.iter().all(Result::is_ok) && out.is_current() {
             out.release(range, slot);
             answer(out, token, Ok(Reply::Done));
             return None;
         }
-        let tag = self.insert_sent(token, request, op, slot);
+        let job = Job::new(token, request, &self.view);
+        let job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
+        let tag = self.insert_sent(job, stamp.op, slot);
         out.answer(place.column, legs, tag, answers);
         None
+    }
+
+    /// Does a transaction, or gives it back to go the long way, as everything
+    /// else.
+    pub(super) fn transact_at_once(
+        &mut self,
+        token: Token,
+        job: Job,
+        out: &mut impl Outbox,
+    ) -> Option<Job> {
+        let Some((place, parts)) = job.transaction() else {
+            return Some(job);
+        };
+        let Some(legs) = self.legs_at_once(place, out) else {
+            return Some(job);
+        };
+        let slot = self.pieces.vacant_key() as u32;
+        let ranges = lock_ranges(place.column, parts);
+        if !out.try_acquire_all(&ranges, slot) {
+            return Some(job);
+        }
+        let stamp = self.next_stamp(place.column, out);
+        let answers = out.transact_at_once(place.column, legs, parts, stamp);
+        if answers.iter().all(Result::is_ok) && out.is_current() {
+            for range in ranges {
+                out.release(range, slot);
+            }
+            answer(out, token, Ok(Reply::Done));
+            return None;
+        }
+        let tag = self.insert_sent(job, stamp.op, slot);
+        out.answer(place.column, legs, tag, answers);
+        None
+    }
+
+    /// The legs of a change that would be sent at once, if none buffers and all
+    /// do it inside one call.
+    fn legs_at_once(&self, place: Place, out: &mut impl Outbox) -> Option<Mask> {
+        let column = &self.columns[place.column];
+        let legs = column.written;
+        let waits = !self.line.is_empty() || !column.is_open() || !column.flushed().is_empty();
+        (!waits && out.do_at_once(place.column, legs, place.offset)).then_some(legs)
+    }
+
+    /// Taken while the range lock is held.
+    fn next_stamp(&self, column: usize, out: &mut impl Outbox) -> Stamp {
+        let op = out.next_op();
+        Stamp {
+            epoch: self.view.epoch,
+            op,
+            open: self.columns[column].window.open(op),
+        }
     }
 
     /// Where a write lies, if that is one piece.
@@ -66,11 +112,9 @@ impl Engine {
         (place.len == len).then_some(place)
     }
 
-    /// The piece of a write that was sent with this number; returns its tag.
-    fn insert_sent(&mut self, token: Token, request: Request, op: u64, slot: u32) -> u64 {
-        let job = Job::new(token, request, self.view.size_bytes);
-        let mut job = job.unwrap_or_else(|_| unreachable!("it has a place in the volume"));
-        let Next::Piece(place, act @ Act::Write(_), true) = job.next(&self.view) else {
+    /// The piece of a change that was sent with this number; returns its tag.
+    fn insert_sent(&mut self, mut job: Job, op: u64, slot: u32) -> u64 {
+        let Next::Piece(place, act, true) = job.next(&self.view) else {
             unreachable!("it is one piece");
         };
         job.flying = 1;

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use columns::Column;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
-use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{Part, SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::space::{Completion, Request, SpaceError, Token};
 use piece::{Act, Phase, Piece, tag_of};
 use request::{Job, Next};
@@ -53,6 +53,14 @@ pub(crate) trait Outbox {
         data: &Bytes,
         stamp: Stamp,
     ) -> Answers;
+    /// The same for a transaction.
+    fn transact_at_once(
+        &mut self,
+        column: usize,
+        legs: Mask,
+        parts: &[Part],
+        stamp: Stamp,
+    ) -> Answers;
     /// Hands these answers in again, as those to a message with this tag.
     fn answer(&mut self, column: usize, legs: Mask, tag: u64, answers: Answers);
     /// Whether the view is still the newest: if not, a leg whose answer came
@@ -60,11 +68,16 @@ pub(crate) trait Outbox {
     fn is_current(&self) -> bool;
     /// Takes a range lock if that needs no waiting.
     fn try_acquire(&mut self, range: LockRange, key: u32) -> bool;
+    /// The same of several: all of them or none.
+    fn try_acquire_all(&mut self, ranges: &[LockRange], key: u32) -> bool;
 
     /// One message to each of these legs.
     fn send(&mut self, column: usize, legs: Mask, tag: u64, request: SliceRequest);
     /// True if held at once; else [`Engine::granted`] follows.
     fn acquire(&mut self, range: LockRange, key: u32) -> bool;
+    /// Of several at one moment; how many are not held yet. For each of them
+    /// [`Engine::granted`] follows.
+    fn acquire_all(&mut self, ranges: &[LockRange], key: u32) -> u32;
     fn release(&mut self, range: LockRange, key: u32);
     /// Whether no change of this range is in flight on any channel; else
     /// [`Engine::granted`] follows once those that are have ended.
@@ -152,9 +165,12 @@ impl Engine {
         let Some(request) = self.write_at_once(token, request, out) else {
             return;
         };
-        let job = match Job::new(token, request, self.view.size_bytes) {
+        let job = match Job::new(token, request, &self.view) {
             Ok(job) => job,
             Err(result) => return answer(out, token, result),
+        };
+        let Some(job) = self.transact_at_once(token, job, out) else {
+            return;
         };
         let number = self.jobs.insert(job) as u32;
         if !self.line.is_empty() || !self.issue(number, out) {
@@ -207,9 +223,17 @@ impl Engine {
     /// A range lock that had to wait is held now, or the changes that a read
     /// found in flight have ended.
     pub(crate) fn granted(&mut self, key: u32, out: &mut impl Outbox) {
-        match self.pieces.get(key as usize).map(|piece| piece.phase) {
-            Some(Phase::Locking) => self.start_change(key, out),
-            Some(Phase::Watching) => self.pass_read(key, out),
+        let Some(piece) = self.pieces.get_mut(key as usize) else {
+            return;
+        };
+        match piece.phase {
+            Phase::Locking => {
+                piece.awaited -= 1;
+                if piece.awaited == 0 {
+                    self.start_change(key, out);
+                }
+            }
+            Phase::Watching => self.pass_read(key, out),
             _ => {}
         }
     }
@@ -221,9 +245,7 @@ impl Engine {
         }
         self.fenced = true;
         for (slot, piece) in &self.pieces {
-            if let Some(range) = piece.range() {
-                out.release(range, slot as u32);
-            }
+            piece.release(slot as u32, out);
         }
         self.pieces.clear();
         self.line.clear();
@@ -282,9 +304,11 @@ impl Engine {
         if !piece.is_change() {
             return self.start_read(slot, out);
         }
-        let (column, lock) = (piece.column, piece.range());
-        self.columns[column].list(&mut self.pieces[slot as usize], slot);
-        if lock.is_none_or(|range| out.acquire(range, slot)) {
+        let (column, awaited) = (piece.column, piece.acquire(slot, out));
+        let piece = &mut self.pieces[slot as usize];
+        piece.awaited = awaited;
+        self.columns[column].list(piece, slot);
+        if awaited == 0 {
             self.start_change(slot, out);
         }
     }
@@ -315,9 +339,7 @@ impl Engine {
         if piece.is_change() {
             self.columns[piece.column].pending -= piece.pending.len();
             self.columns[piece.column].unlist(&piece, &mut self.pieces);
-            if let Some(range) = piece.range() {
-                out.release(range, slot);
-            }
+            piece.release(slot, out);
         }
         let column = piece.column;
         let was_change = piece.is_change();

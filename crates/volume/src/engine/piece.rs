@@ -1,16 +1,21 @@
 //! A piece: the part of a request that lies in one column.
 
+use super::Outbox;
 use crate::locks::LockRange;
 use crate::view::{Mask, Place};
 use bytes::Bytes;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::slice::{SliceError, SliceReply};
+use pagemesh_base::slice::{Part, SliceError, SliceReply};
 
 pub(super) enum Act {
     Read,
     Extents,
     Write(Bytes),
     Clear,
+    /// Parts of one column in ascending order. The piece reaches from the first
+    /// to the last, and has the locks of the parts alone.
+    Transact(Vec<Part>),
     Flush,
     /// Rewrites a page on one leg, where it was found damaged, from another.
     Repair {
@@ -45,6 +50,8 @@ pub(super) struct Piece {
     pub at: u64,
     /// Of submission.
     pub order: u64,
+    /// Range locks that it does not hold yet.
+    pub awaited: u32,
     /// Zero until it is first sent.
     pub op: u64,
     pub epoch: Epoch,
@@ -79,6 +86,7 @@ impl Piece {
             len: place.len,
             at: place.at,
             order: 0,
+            awaited: 0,
             op: 0,
             epoch: Epoch(0),
             version: 0,
@@ -99,11 +107,27 @@ impl Piece {
         !matches!(self.act, Act::Read | Act::Extents)
     }
 
-    /// The range lock it needs.
-    pub(super) fn range(&self) -> Option<LockRange> {
-        match self.act {
-            Act::Write(_) | Act::Clear | Act::Repair { .. } => Some(self.extent()),
-            Act::Read | Act::Extents | Act::Flush => None,
+    /// Gets in line for its range locks; how many it does not hold yet.
+    pub(super) fn acquire(&self, slot: u32, out: &mut impl Outbox) -> u32 {
+        match &self.act {
+            Act::Write(_) | Act::Clear | Act::Repair { .. } => {
+                u32::from(!out.acquire(self.extent(), slot))
+            }
+            Act::Transact(parts) => out.acquire_all(&lock_ranges(self.column, parts), slot),
+            Act::Read | Act::Extents | Act::Flush => 0,
+        }
+    }
+
+    /// Gives its range locks, or its places in their lines, back.
+    pub(super) fn release(&self, slot: u32, out: &mut impl Outbox) {
+        match &self.act {
+            Act::Write(_) | Act::Clear | Act::Repair { .. } => out.release(self.extent(), slot),
+            Act::Transact(parts) => {
+                for range in lock_ranges(self.column, parts) {
+                    out.release(range, slot);
+                }
+            }
+            Act::Read | Act::Extents | Act::Flush => {}
         }
     }
 
@@ -113,7 +137,12 @@ impl Piece {
     }
 
     pub(super) fn overlaps(&self, offset: u64, len: u64) -> bool {
-        self.offset < offset + len && offset < self.offset + self.len
+        let end = offset + len;
+        let meets = |from: u64, len: u64| from < end && offset < from + len;
+        match &self.act {
+            Act::Transact(parts) => parts.iter().any(|part| meets(part.offset(), part.len())),
+            _ => meets(self.offset, self.len),
+        }
     }
 
     pub(super) fn forget_answers(&mut self) {
@@ -122,6 +151,16 @@ impl Piece {
         self.failed = Mask::NONE;
         self.error = None;
     }
+}
+
+/// The range locks of a transaction, in ascending order.
+pub(super) fn lock_ranges(column: usize, parts: &[Part]) -> Vec<LockRange> {
+    let locked = match defect::is(Defect::FirstPartLocked) {
+        true => &parts[..1],
+        false => parts,
+    };
+    let ranges = |part: &Part| LockRange::split(column, part.offset(), part.len());
+    locked.iter().flat_map(ranges).collect()
 }
 
 /// Names a message: the slot, and enough of the order to know a late answer

@@ -5,7 +5,7 @@ use super::piece::{Act, Piece};
 use crate::limits::{REGION_BYTES, REQUEST_PIECES_MAX};
 use crate::view::{Place, View, atomic_len};
 use bytes::Bytes;
-use pagemesh_base::slice::SliceReply;
+use pagemesh_base::slice::{Part, SliceReply, check_parts};
 use pagemesh_base::space::{
     EXTENTS_MAX, Extent, REQUEST_BYTES_MAX, Reply, Request, SpaceError, Token, check_range,
 };
@@ -15,6 +15,8 @@ enum Kind {
     Read,
     Write(Bytes),
     Clear,
+    /// With its place; it becomes the one piece.
+    Transact(Place, Vec<Part>),
     Flush,
     Extents,
 }
@@ -63,8 +65,9 @@ impl Job {
     pub(super) fn new(
         token: Token,
         request: Request,
-        size_bytes: u64,
+        view: &View,
     ) -> Result<Job, Result<Reply, SpaceError>> {
+        let size_bytes = view.size_bytes;
         let (kind, offset, len, durable) = match request {
             Request::Read { offset, len } => (Kind::Read, offset, u64::from(len), false),
             Request::Write {
@@ -81,9 +84,10 @@ impl Job {
                 len,
                 durable,
             } => (Kind::Clear, offset, len, durable),
-            Request::Transact { .. } => {
-                let why = "this volume takes no transactions";
-                return Err(Err(SpaceError::Unsupported(why.into())));
+            Request::Transact { parts, durable } => {
+                let (place, parts) = place_parts(parts, view).map_err(Err)?;
+                let (at, len) = (place.at, place.len);
+                (Kind::Transact(place, parts), at, len, durable)
             }
             Request::Flush => (Kind::Flush, 0, size_bytes, false),
             Request::Extents { offset, len } => (Kind::Extents, offset, len, false),
@@ -142,7 +146,8 @@ impl Job {
 
     /// Whether a later request must wait until this one is all in flight.
     pub(super) fn conflicts(&self, later: &Job) -> bool {
-        let changes = |job: &Job| matches!(job.kind, Kind::Write(_) | Kind::Clear);
+        let changes =
+            |job: &Job| matches!(job.kind, Kind::Write(_) | Kind::Clear | Kind::Transact(..));
         let flush = |job: &Job| matches!(job.kind, Kind::Flush);
         (changes(self) || changes(later))
             && !flush(self)
@@ -151,7 +156,19 @@ impl Job {
             && later.begin < self.end
     }
 
+    /// Where a transaction lies, and its parts there.
+    pub(super) fn transaction(&self) -> Option<(Place, &[Part])> {
+        match &self.kind {
+            Kind::Transact(place, parts) => Some((*place, parts)),
+            _ => None,
+        }
+    }
+
     pub(super) fn next(&mut self, view: &View) -> Next {
+        if let Kind::Transact(place, parts) = &mut self.kind {
+            self.cursor = Cursor::End;
+            return Next::Piece(*place, Act::Transact(std::mem::take(parts)), true);
+        }
         let next = match self.cursor {
             Cursor::Byte(at) => self.next_bytes(view, at),
             Cursor::Column(column, offset) => self.next_of_column(view, column, offset),
@@ -269,6 +286,55 @@ impl Job {
             Answer::Extents(parts) => Reply::Extents(join(parts)),
         })
     }
+}
+
+/// Parts of a volume as parts of the one column that they lie in, in ascending
+/// order, and how far they reach there.
+fn place_parts(parts: Vec<Part>, view: &View) -> Result<(Place, Vec<Part>), SpaceError> {
+    check_parts(&parts, view.size_bytes)?;
+    let mut column = None;
+    let mut placed = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (at, len) = (part.offset(), part.len());
+        let place = view.long_place(at, at + len);
+        let place = place.filter(|place| place.len == len);
+        let place = place.filter(|it| column.is_none_or(|column| column == it.column));
+        let Some(place) = place else {
+            return Err(several_columns(view));
+        };
+        column = Some(place.column);
+        let offset = place.offset;
+        placed.push(match part {
+            Part::Write { data, .. } => Part::Write { offset, data },
+            Part::Clear { len, .. } => Part::Clear { offset, len },
+        });
+    }
+    placed.sort_unstable_by_key(Part::offset);
+    let (Some(column), Some(first), Some(last)) = (column, placed.first(), placed.last()) else {
+        unreachable!("a transaction has parts");
+    };
+    let offset = first.offset();
+    let place = Place {
+        column,
+        offset,
+        len: last.offset() + last.len() - offset,
+        at: view.volume_offset(column, offset),
+    };
+    Ok((place, placed))
+}
+
+fn several_columns(view: &View) -> SpaceError {
+    let columns: Vec<String> = view
+        .segments
+        .iter()
+        .map(|s| s.columns.to_string())
+        .collect();
+    SpaceError::Unsupported(format!(
+        "a transaction must lie in one column; this volume has segments of {} columns, and its \
+         parts lie in several; use a volume of one column, or let the parts of a transaction lie \
+         in one stripe",
+        columns.join(", ")
+    ))
 }
 
 /// How much of a clear a leg surely makes as one, or refuses as one: parts of

@@ -8,7 +8,8 @@ use crate::hub::guard;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
-    InFlight, Leg, Run, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    InFlight, Leg, Part, Run, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
+    check_parts,
 };
 use pagemesh_base::space::Extent;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -359,7 +360,10 @@ impl Slice {
                 self.admit(stamp)?;
                 self.change(connection, room, offset, len, None, stamp)
             }
-            SliceRequest::Transact { .. } => Err(SliceError::Refused("no volume sends any".into())),
+            SliceRequest::Transact { parts, stamp } => {
+                self.admit(stamp)?;
+                self.transact(connection, room, &parts, stamp)
+            }
             SliceRequest::Flush => {
                 self.durable = self.now.clone();
                 Ok(SliceReply::Done)
@@ -383,12 +387,8 @@ impl Slice {
         connection: &mut Connection,
         request: &SliceRequest,
     ) -> Result<(), SliceError> {
-        let says = match request {
-            SliceRequest::Write { stamp, .. } | SliceRequest::Clear { stamp, .. } => stamp.epoch,
-            SliceRequest::RaiseEpoch { epoch, .. } => *epoch,
-            _ => Epoch(0),
-        };
-        connection.epoch = connection.epoch.max(says);
+        let says = request.epoch();
+        connection.epoch = says.map_or(connection.epoch, |it| it.max(connection.epoch));
         let looks = matches!(
             request,
             SliceRequest::Read { .. }
@@ -533,6 +533,50 @@ impl Slice {
         Ok(SliceReply::Done)
     }
 
+    /// All of it or nothing, and one entry for each run in the table.
+    fn transact(
+        &mut self,
+        connection: u64,
+        room: &mut u64,
+        parts: &[Part],
+        stamp: Stamp,
+    ) -> Result<SliceReply, SliceError> {
+        check_parts(parts, self.now.pages.len() as u64 * PAGE).expect("the volume has checked");
+        let mut needed = 0;
+        for part in parts {
+            let pages = part.offset() / PAGE..(part.offset() + part.len()) / PAGE;
+            match part {
+                Part::Write { .. } => needed += pages.end - pages.start,
+                Part::Clear { .. } => self.check_slots(pages)?,
+            }
+        }
+        if needed > *room {
+            return Err(SliceError::NoSpace);
+        }
+        for part in parts {
+            let (offset, len) = (part.offset(), part.len());
+            let data = match part {
+                Part::Write { data, .. } => Some(&data[..]),
+                Part::Clear { .. } => None,
+            };
+            let done = self.change(connection, room, offset, len, data, stamp);
+            done.expect("nothing fails after the look at all parts");
+        }
+        Ok(SliceReply::Done)
+    }
+
+    /// Clearing needs slots that can be read.
+    fn check_slots(&self, pages: std::ops::Range<u64>) -> Result<(), SliceError> {
+        let is_mapped = |page: u64| self.now.pages[page as usize].is_some();
+        let mut unread = pages.filter(|page| !is_mapped(*page) && self.damaged.contains(page));
+        match unread.next() {
+            Some(page) => Err(SliceError::Damaged {
+                offset: page * PAGE,
+            }),
+            None => Ok(()),
+        }
+    }
+
     /// Whether anything was to be done.
     fn change_record(
         &mut self,
@@ -546,11 +590,8 @@ impl Slice {
         let mapped = |slice: &Slice, page: u64| slice.now.pages[page as usize].is_some();
         // Where nothing is mapped, the damage is one of the slot: only a page
         // that is written as a whole replaces it unread.
-        let mut unread = pages.clone().filter(|_| data.is_none());
-        if let Some(page) = unread.find(|page| !mapped(self, *page) && self.damaged.contains(page))
-        {
-            let offset = page * PAGE;
-            return Err(SliceError::Damaged { offset });
+        if data.is_none() {
+            self.check_slots(pages.clone())?;
         }
         if data.is_none() && !pages.clone().any(|page| mapped(self, page)) {
             return Ok(false);

@@ -21,9 +21,28 @@ pub(crate) struct Change {
     order: u64,
 }
 
+/// A transaction without an answer.
+struct Transaction {
+    /// Of its parts.
+    orders: Vec<u64>,
+    value: u64,
+    /// What it writes and no change beside it does: all of that holds its value
+    /// after a crash, or none.
+    alone: BTreeSet<u64>,
+}
+
+/// Sectors that all hold a value, or none of them does.
+pub(crate) struct Whole {
+    pub value: u64,
+    pub sectors: BTreeSet<u64>,
+}
+
 pub(crate) struct Oracle {
     sectors: Vec<Vec<Candidate>>,
+    transactions: Vec<Transaction>,
     active: Vec<Change>,
+    /// Of changes that ended without an answer: they may go on.
+    undecided: Vec<std::ops::Range<u64>>,
     /// Reads under way: what each of their sectors may return.
     reads: Vec<(u64, u64, Vec<BTreeSet<u64>>)>,
     clock: u64,
@@ -39,7 +58,9 @@ impl Oracle {
         };
         Oracle {
             sectors: vec![vec![zero]; sectors as usize],
+            transactions: vec![],
             active: vec![],
+            undecided: vec![],
             reads: vec![],
             clock: 1,
         }
@@ -61,6 +82,9 @@ impl Oracle {
                 }
             }
         }
+        for other in &mut self.transactions {
+            other.alone.retain(|sector| !sectors.contains(sector));
+        }
         self.active.push(Change {
             sectors,
             value,
@@ -68,6 +92,36 @@ impl Oracle {
             order: self.clock,
         });
         self.clock
+    }
+
+    /// Parts of one transaction, all with this value; those of zero are cleared.
+    pub(crate) fn begin_transaction(
+        &mut self,
+        channel: usize,
+        parts: &[(std::ops::Range<u64>, u64)],
+        value: u64,
+    ) -> Vec<u64> {
+        let written = parts.iter().filter(|(_, written)| *written == value);
+        let mut alone: BTreeSet<u64> = written.flat_map(|(sectors, _)| sectors.clone()).collect();
+        let active = self.active.iter().map(|change| &change.sectors);
+        for beside in active.chain(&self.undecided) {
+            alone.retain(|sector| !beside.contains(sector));
+        }
+        let begin = |(sectors, value): &(std::ops::Range<u64>, u64)| {
+            self.begin(channel, sectors.clone(), *value)
+        };
+        let orders: Vec<u64> = parts.iter().map(begin).collect();
+        self.transactions.push(Transaction {
+            orders: orders.clone(),
+            value,
+            alone,
+        });
+        orders
+    }
+
+    /// It was refused before anything saw it.
+    pub(crate) fn refuse(&mut self, order: u64) {
+        self.take(order);
     }
 
     /// It was acknowledged.
@@ -100,6 +154,7 @@ impl Oracle {
     pub(crate) fn forget(&mut self, order: u64) {
         self.clock += 1;
         let change = self.take(order);
+        self.undecided.push(change.sectors.clone());
         for sector in change.sectors.clone() {
             self.sectors[sector as usize].push(Candidate {
                 value: change.value,
@@ -110,17 +165,25 @@ impl Oracle {
         }
     }
 
-    /// The client is gone: so may be all it had under way.
-    pub(crate) fn crash(&mut self) {
+    /// The client is gone: so may be all it had under way, but transactions as
+    /// a whole.
+    pub(crate) fn crash(&mut self) -> Vec<Whole> {
+        let whole = self.transactions.drain(..).map(|transaction| Whole {
+            value: transaction.value,
+            sectors: transaction.alone,
+        });
+        let whole = whole.collect();
         for order in self.active.iter().map(|c| c.order).collect::<Vec<_>>() {
             self.forget(order);
         }
         self.reads.clear();
+        self.undecided.clear();
         // From now on each sector has one value; which, the next write ends.
         for candidate in self.sectors.iter_mut().flatten() {
             candidate.completed = candidate.completed.min(self.clock);
             candidate.channel = usize::MAX;
         }
+        whole
     }
 
     fn take(&mut self, order: u64) -> Change {
@@ -129,6 +192,7 @@ impl Oracle {
             .iter()
             .position(|c| c.order == order)
             .expect("active");
+        self.transactions.retain(|it| !it.orders.contains(&order));
         self.active.swap_remove(at)
     }
 

@@ -5,12 +5,13 @@ use super::Dice;
 use super::client::Client;
 use super::manager::{Answering, brick, segment};
 use super::oracle::fill;
-use super::world::{PAGE, World, create_slices, write};
+use super::world::{PAGE, World, create_slices, part, transact, write};
 use crate::hub::guard;
 use crate::keeper::Event;
 use crate::limits::{DOWN_LIMIT, HEDGE_DELAY_MAX, MANAGER_RETRY_MAX};
 use crate::status::VolumeState;
 use pagemesh_base::layout::{LegState, STRIPE_BYTES};
+use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Reply, Request, SpaceError};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -921,4 +922,152 @@ fn the_changes_of_a_dropped_channel_are_driven_to_their_end() {
     world.heals();
     world.holds(0, PAGE, 3);
     assert_eq!(guard(&world.client.hub.members).len(), 2);
+}
+
+#[test]
+fn a_transaction_changes_several_places_of_one_column() {
+    let mut world = World::mirror(3);
+    world.write(0, 16 * PAGE, 1);
+    let (offset, len) = (5 * PAGE, 2 * PAGE);
+    let parts = vec![part(9, 2), Part::Clear { offset, len }, part(0, 3)];
+    assert_eq!(world.done(transact(parts)), Reply::Done);
+    for (page, value) in [(0, 3), (1, 1), (4, 1), (5, 0), (6, 0), (7, 1), (9, 2)] {
+        world.holds(page * PAGE, PAGE, value);
+    }
+    world.legs_are_equal();
+    let mut refused = |parts, why: &str| {
+        let token = world.submit(0, transact(parts));
+        let ending = world.ending(token).expect("an answer");
+        let told = ending.expect_err("refused").to_string();
+        assert!(told.contains(why), "{told}");
+    };
+    refused(vec![], "no parts");
+    refused(vec![part(1, 9), part(1, 9)], "overlaps");
+    refused(vec![part(1, 9), part(16, 9)], "beyond the end");
+    world.holds(PAGE, PAGE, 1);
+}
+
+#[test]
+fn a_transaction_over_columns_is_unsupported_and_changes_nothing() {
+    let stripe = STRIPE_BYTES / PAGE;
+    let mut world = World::new(vec![segment(0, 2, 2, 4 * STRIPE_BYTES)]);
+    let token = world.submit(0, transact(vec![part(0, 1), part(stripe, 1)]));
+    let ending = world.ending(token).expect("an answer");
+    let Err(SpaceError::Unsupported(why)) = ending else {
+        panic!("{ending:?}");
+    };
+    assert!(
+        why.contains("2 columns") && why.contains("one column"),
+        "{why}"
+    );
+    world.holds(0, PAGE, 0);
+    // Two stripes of one column.
+    let token = world.submit(0, transact(vec![part(2 * stripe, 4), part(1, 4)]));
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    world.holds(PAGE, PAGE, 4);
+    world.holds(2 * stripe * PAGE, PAGE, 4);
+    world.holds(stripe * PAGE, PAGE, 0);
+}
+
+#[test]
+fn transactions_and_writes_take_turns() {
+    let mut world = World::mirror(2);
+    let other = world.open();
+    world.freeze(1, true);
+    let first = world.submit(0, write(2 * PAGE, PAGE, 1));
+    let second = world.submit(other, transact(vec![part(2, 2), part(4, 2)]));
+    let third = world.submit(0, transact(vec![part(4, 3), part(2, 3)]));
+    let fourth = world.submit(other, write(0, 8 * PAGE, 4));
+    let beside = world.submit(other, write(9 * PAGE, PAGE, 5));
+    world.rest();
+    assert_eq!(world.page(0, 0, 2), fill(1, PAGE / 512), "the others wait");
+    assert_eq!(world.page(0, 0, 4), Vec::<u8>::new());
+    assert_eq!(world.page(0, 0, 9), fill(5, PAGE / 512), "it meets none");
+    world.freeze(1, false);
+    for token in [first, second, third, fourth, beside] {
+        assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    }
+    world.holds(0, 8 * PAGE, 4);
+    world.legs_are_equal();
+}
+
+#[test]
+fn no_read_shows_a_transaction_that_is_on_one_leg_only() {
+    let mut world = World::mirror(2);
+    let other = world.open();
+    world.freeze(1, true);
+    let token = world.submit(0, transact(vec![part(1, 2), part(6, 2)]));
+    let read = |page: u64| Request::Read {
+        offset: page * PAGE,
+        len: PAGE as u32,
+    };
+    let asked = [1, 6].map(|page| [0, 1].map(|_| world.submit(other, read(page))));
+    for read in asked.as_flattened() {
+        assert_eq!(world.ending(*read), None, "one leg may be lost");
+    }
+    world.freeze(1, false);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    for read in asked.as_flattened() {
+        assert!(world.ending(*read).is_some_and(|ending| ending.is_ok()));
+    }
+}
+
+#[test]
+fn a_transaction_that_is_sent_again_is_all_of_it() {
+    let mut world = World::mirror(2);
+    world.write(0, 8 * PAGE, 1);
+    [0, 1].map(|leg| world.freeze(leg, true));
+    let token = world.submit(0, transact(vec![part(1, 2), part(3, 2), part(5, 2)]));
+    assert_eq!(world.ending(token), None);
+    // What was sent is lost with both.
+    [0, 1].map(|leg| world.kill(leg));
+    world.rest();
+    [0, 1].map(|leg| world.freeze(leg, false));
+    [0, 1].map(|leg| world.restart(leg));
+    world.until(VolumeState::Healthy);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    for page in [1, 3, 5] {
+        world.holds(page * PAGE, PAGE, 2);
+    }
+    world.legs_are_equal();
+}
+
+#[test]
+fn a_full_leg_takes_nothing_of_a_transaction() {
+    let mut world = World::mirror(2);
+    world.room(1, 2);
+    let token = world.submit(0, transact(vec![part(1, 2), part(3, 2), part(5, 2)]));
+    world.until(VolumeState::Degraded);
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    assert_eq!(world.leg(1).state, LegState::Stale);
+    assert_eq!(world.page(0, 1, 1), Vec::<u8>::new());
+    world.heals();
+    world.room(0, 2);
+    world.room(1, 2);
+    let token = world.submit(0, transact(vec![part(7, 9), part(8, 9), part(9, 9)]));
+    let ending = world.ending(token);
+    assert!(
+        matches!(ending, Some(Err(SpaceError::NoSpace(_)))),
+        "{ending:?}"
+    );
+    world.holds(7 * PAGE, 3 * PAGE, 0);
+    assert_eq!(world.client.status().state, VolumeState::Healthy);
+}
+
+#[test]
+fn a_transaction_on_one_leg_is_rolled_forward_at_the_next_attach() {
+    let mut world = World::mirror(2);
+    world.write(0, 8 * PAGE, 1);
+    world.freeze(1, true);
+    let (offset, len) = (6 * PAGE, PAGE);
+    let parts = vec![part(1, 2), part(3, 2), Part::Clear { offset, len }];
+    world.submit(0, transact(parts));
+    world.rest();
+    world.freeze(1, false);
+    guard(&world.fabric.0).hold_back();
+    world.crash();
+    for (page, value) in [(1, 2), (2, 1), (3, 2), (6, 0)] {
+        world.holds(page * PAGE, PAGE, value);
+    }
+    world.legs_are_equal();
 }

@@ -10,13 +10,14 @@ use super::Dice;
 use super::brick::Fabric;
 use super::client::Client;
 use super::manager::{Answering, Manager, brick, segment};
-use super::oracle::{Oracle, SECTOR, fill, value_of};
+use super::oracle::{Oracle, SECTOR, Whole, fill, value_of};
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
 use crate::limits::DOWN_LIMIT;
 use crate::status::VolumeState;
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES};
+use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,10 +25,15 @@ use std::time::Duration;
 const STEPS: usize = 3000;
 /// Steps after the last fault in which all must have come to rest.
 const REST_STEPS_MAX: usize = 200_000;
+/// Steps that a look after a crash has: some legs may be away.
+const LOOK_STEPS_MAX: usize = 2000;
 const IN_FLIGHT_MAX: usize = 8;
+const PAGE_SECTORS: u64 = 4096 / SECTOR;
+const STRIPE_PAGES: u64 = STRIPE_BYTES / 4096;
 
 enum Pending {
     Change(u64),
+    Transaction(Vec<u64>),
     Read(u64),
     Flush,
 }
@@ -46,7 +52,12 @@ struct Life {
     oracle: Oracle,
     sectors: u64,
     copies: usize,
+    /// It is one column.
+    is_plain: bool,
     buffers: bool,
+    /// What a crash left undecided.
+    whole: Vec<Whole>,
+    transactions_seen: u64,
     /// The next token, value, and so on.
     next: u64,
     /// Requests that ended, and those that ended for want of legs.
@@ -60,8 +71,8 @@ impl Life {
         let copies = [1, 2, 2, 2, 3][dice.roll(5) as usize];
         let columns = 1 + dice.roll(2) as usize;
         let buffers = dice.one_in(3);
-        let segments = 1 + dice.roll(2) as usize;
-        let segments: Vec<_> = (0..segments)
+        let count = 1 + dice.roll(2) as usize;
+        let segments: Vec<_> = (0..count)
             .map(|n| segment(n, columns, copies, STRIPE_BYTES * columns as u64))
             .collect();
         let fabric = Fabric::default();
@@ -86,7 +97,10 @@ impl Life {
             oracle: Oracle::new(bytes / SECTOR),
             sectors: bytes / SECTOR,
             copies,
+            is_plain: columns == 1 && count == 1,
             buffers,
+            whole: vec![],
+            transactions_seen: 0,
             next: 0,
             ends: 0,
             unavailable: 0,
@@ -162,7 +176,7 @@ impl Life {
         let end = (start + len).min(self.sectors);
         let (offset, bytes) = (start * SECTOR, (end - start) * SECTOR);
         let durable = self.dice.one_in(4);
-        let (request, pending) = match self.dice.roll(10) {
+        let (request, pending) = match self.dice.roll(11) {
             0..=3 => {
                 let order = self.oracle.begin(at, start..end, token);
                 let data = Bytes::from(fill(token, end - start));
@@ -183,6 +197,7 @@ impl Life {
                 (request, Pending::Change(order))
             }
             5 => (Request::Flush, Pending::Flush),
+            6 => self.transaction(at, token),
             _ => {
                 let number = self.oracle.begin_read(start..end);
                 let request = Request::Read {
@@ -195,6 +210,41 @@ impl Life {
         let thread = &mut self.threads[at];
         thread.pending.insert(token, pending);
         thread.channel.submit(Token(token), request);
+    }
+
+    /// One to four parts of a page or a few, one of which may be a clear.
+    fn transaction(&mut self, at: usize, token: u64) -> (Request, Pending) {
+        let pages = self.sectors / PAGE_SECTORS;
+        let dice = &mut self.dice;
+        // Mostly where one column is surely all there is.
+        let base = dice.roll(pages / STRIPE_PAGES) * STRIPE_PAGES;
+        let (base, room) = match dice.one_in(8) {
+            true => (0, pages),
+            false => (base, STRIPE_PAGES),
+        };
+        let mut taken = std::collections::BTreeSet::new();
+        let (mut parts, mut changes) = (vec![], vec![]);
+        for _ in 0..1 + dice.roll(4) {
+            let len = 1 + dice.roll(3);
+            let from = dice.roll(room - len + 1) + base;
+            if (from..from + len).any(|page| !taken.insert(page)) {
+                continue;
+            }
+            let (offset, bytes) = (from * 4096, len * 4096);
+            let sectors = from * PAGE_SECTORS..(from + len) * PAGE_SECTORS;
+            if dice.one_in(4) {
+                parts.push(Part::Clear { offset, len: bytes });
+                changes.push((sectors, 0));
+            } else {
+                let data = Bytes::from(fill(token, len * PAGE_SECTORS));
+                parts.push(Part::Write { offset, data });
+                changes.push((sectors, token));
+            }
+        }
+        let durable = dice.one_in(4);
+        let orders = self.oracle.begin_transaction(at, &changes, token);
+        let request = Request::Transact { parts, durable };
+        (request, Pending::Transaction(orders))
     }
 
     fn reap(&mut self, at: usize) {
@@ -217,6 +267,20 @@ impl Life {
                     Pending::Change(order),
                     Err(SpaceError::Unavailable(_) | SpaceError::NoSpace(_)),
                 ) => self.oracle.forget(order),
+                (Pending::Transaction(orders), result) => {
+                    for order in orders {
+                        match &result {
+                            Ok(_) => self.oracle.complete(order),
+                            Err(SpaceError::Unsupported(_)) if !self.is_plain => {
+                                self.oracle.refuse(order);
+                            }
+                            Err(SpaceError::Unavailable(_) | SpaceError::NoSpace(_)) => {
+                                self.oracle.forget(order);
+                            }
+                            Err(cause) => panic!("token {token} ended with {cause}"),
+                        }
+                    }
+                }
                 (Pending::Read(number), Ok(Reply::Data(data))) => {
                     self.oracle
                         .end_read(number, Some(&data))
@@ -319,8 +383,55 @@ impl Life {
     fn crash(&mut self) {
         self.client = Client::new(&self.fabric, &self.manager);
         self.threads.clear();
-        self.oracle.crash();
+        // What nobody has written since, a crash meanwhile does not decide.
+        self.whole.extend(self.oracle.crash());
         self.attach();
+        self.look_at_transactions();
+    }
+
+    /// What was in flight when the client died is there as a whole or not at
+    /// all, whichever leg answers.
+    fn look_at_transactions(&mut self) {
+        for whole in std::mem::take(&mut self.whole) {
+            let found = whole.sectors.iter().map(|sector| self.look(*sector));
+            let Some(found) = found.collect::<Option<Vec<u64>>>() else {
+                return;
+            };
+            let present = found.iter().filter(|value| **value == whole.value).count();
+            assert!(
+                present == 0 || present == found.len(),
+                "{present} of {} sectors of transaction {} are there: {found:?}",
+                found.len(),
+                whole.value
+            );
+            self.transactions_seen += 1;
+        }
+    }
+
+    /// What a sector reads as; nothing if it cannot be read now.
+    fn look(&mut self, sector: u64) -> Option<u64> {
+        self.next += 1;
+        let token = self.next;
+        let request = Request::Read {
+            offset: sector * SECTOR,
+            len: SECTOR as u32,
+        };
+        self.threads[0].channel.submit(Token(token), request);
+        for _ in 0..LOOK_STEPS_MAX {
+            self.background();
+            let mut completions = vec![];
+            self.threads[0].channel.reap(&mut completions);
+            for completion in completions {
+                assert_eq!(completion.token.0, token, "nothing else is in flight");
+                return match completion.result {
+                    Ok(Reply::Data(data)) => Some(value_of(&data).expect("not torn")),
+                    Ok(other) => panic!("a read gave {other:?}"),
+                    Err(_) => None,
+                };
+            }
+        }
+        self.threads[0].pending.insert(token, Pending::Flush);
+        None
     }
 
     fn replace_channel(&mut self) {
@@ -329,6 +440,11 @@ impl Life {
         for pending in gone.pending.into_values() {
             match pending {
                 Pending::Change(order) => self.oracle.forget(order),
+                Pending::Transaction(orders) => {
+                    orders
+                        .into_iter()
+                        .for_each(|order| self.oracle.forget(order));
+                }
                 Pending::Read(number) => self.oracle.end_read(number, None).expect("nothing"),
                 Pending::Flush => {}
             }
@@ -452,7 +568,8 @@ fn run(seed: u64) {
     if std::env::var("PAGEMESH_TELL").is_ok() {
         let (unavailable, ends) = (life.unavailable, life.ends);
         eprintln!(
-            "seed {seed}: {ends} ends, {unavailable} unavailable, {:?}",
+            "seed {seed}: {ends} ends, {unavailable} unavailable, {} transactions seen, {:?}",
+            life.transactions_seen,
             life.client.status()
         );
     }

@@ -10,6 +10,7 @@ use crate::hub::guard;
 use crate::status::{Counters, LegStatus, VolumeState};
 use bytes::Bytes;
 use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment};
+use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -292,4 +293,17 @@ pub(crate) fn write(offset: u64, len: u64, value: u64) -> Request {
         data: Bytes::from(fill(value, len / 512)),
         durable: false,
     }
+}
+
+/// A page of a transaction with this value.
+pub(crate) fn part(page: u64, value: u64) -> Part {
+    Part::Write {
+        offset: page * PAGE,
+        data: Bytes::from(fill(value, PAGE / 512)),
+    }
+}
+
+pub(crate) fn transact(parts: Vec<Part>) -> Request {
+    let durable = false;
+    Request::Transact { parts, durable }
 }
