@@ -4,7 +4,8 @@
 //! asks [`is`]. Tests switch one on for their thread and must see it caught:
 //! `store/src/enumerate/defects.rs` by the images that crashes leave,
 //! `store/src/models` and `volume/src/models.rs` by the orders of what threads do,
-//! `sim/tests/defects.rs` by histories of a cluster.
+//! `sim/tests/defects.rs` by histories of a cluster, those of transactions by
+//! stories of a volume (`volume/src/testing/scenarios.rs`).
 //!
 //! Only the feature `defects`, which nothing but those tests' dependencies turn
 //! on, gives [`is`] something to look at, and only where debug assertions are
@@ -158,6 +159,8 @@ pub enum Defect {
     FirstPartLocked,
     /// A transaction that is sent again is only its first part.
     FirstPartResent,
+    /// Settling copies a transaction page by page.
+    SettledByPage,
     /// A view is shown before every leg has heard of its epoch.
     NoBarrier,
 }

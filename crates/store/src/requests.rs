@@ -5,6 +5,7 @@
 //! given back to the caller.
 
 use crate::session::{Member, Session, clear, write};
+use crate::transaction::transact;
 use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
@@ -73,9 +74,9 @@ pub fn execute<M: Media>(
                 done(cleared.map_err(|failure| failure.cause))
             })
         }
-        SliceRequest::Transact { .. } => {
-            let cause = "this brick knows no transactions yet; upgrade it";
-            Err(SliceError::Refused(cause.into()))
+        SliceRequest::Transact { parts, stamp } => {
+            let changed = transact(&mut [Member { session, handle }], &parts, stamp);
+            done(changed.map_err(|failure| failure.cause))
         }
         SliceRequest::Flush => match session.view().media().sync() {
             Ok(()) => Ok(SliceReply::Done),

@@ -17,7 +17,8 @@ use pagemesh_base::slice::{
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Mapped;
 use pagemesh_store::requests::{Executed, execute};
-use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::session::{Failure, Member, Session, write};
+use pagemesh_store::transaction::transact;
 use pagemesh_store::view::{Handle, View};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
@@ -105,6 +106,23 @@ impl MappedLeg {
             let cause = SliceError::OutOfRange(format!("{} bytes in one write", data.len()));
             return legs.iter().map(|_| Err(cause.clone())).collect();
         }
+        MappedLeg::change_all(legs, stamp, &|members| write(members, offset, data, stamp))
+    }
+
+    /// The same for a transaction.
+    pub(crate) fn transact_all(
+        legs: &mut [&mut MappedLeg],
+        parts: &[Part],
+        stamp: Stamp,
+    ) -> Answers {
+        MappedLeg::change_all(legs, stamp, &|members| transact(members, parts, stamp))
+    }
+
+    fn change_all(
+        legs: &mut [&mut MappedLeg],
+        stamp: Stamp,
+        change: &impl Fn(&mut [Member<'_, Mapped>]) -> Result<(), Failure>,
+    ) -> Answers {
         let members = legs.iter_mut().map(|leg| {
             leg.epoch = leg.epoch.max(stamp.epoch);
             Member {
@@ -113,9 +131,9 @@ impl MappedLeg {
             }
         });
         let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
-        let written = write(&mut members, offset, data, stamp);
+        let changed = change(&mut members);
         drop(members);
-        let Err(failure) = written else {
+        let Err(failure) = changed else {
             return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
         };
         // The others go on without it, as if they had been asked alone.
@@ -125,28 +143,10 @@ impl MappedLeg {
         others.extend(before.iter_mut().chain(after).map(|leg| &mut **leg));
         let mut answers = match others.is_empty() {
             true => Answers::new(),
-            false => MappedLeg::write_all(&mut others, offset, data, stamp),
+            false => MappedLeg::change_all(&mut others, stamp, change),
         };
         answers.insert(failure.member, Err(SliceError::from(failure.cause)));
         answers
-    }
-
-    /// The same for a transaction.
-    pub(crate) fn transact_all(
-        legs: &mut [&mut MappedLeg],
-        parts: &[Part],
-        stamp: Stamp,
-    ) -> Answers {
-        let one = |leg: &mut &mut MappedLeg| {
-            leg.epoch = leg.epoch.max(stamp.epoch);
-            let parts = parts.to_vec();
-            let request = SliceRequest::Transact { parts, stamp };
-            match execute(&mut leg.session, leg.handle, leg.epoch, request) {
-                Executed::Done(result) => result,
-                Executed::Owner(_) => unreachable!("a session does it"),
-            }
-        };
-        legs.iter_mut().map(one).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 
 /// A set of legs of one column.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Mask(u8);
 
 impl Mask {

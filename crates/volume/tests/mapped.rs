@@ -7,7 +7,7 @@ use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg as Place, LegState, Name, Segment, SliceId,
 };
 use pagemesh_base::slice::{
-    BrickControl, Leg, SliceCompletion, SliceError, SliceReply, SliceRequest,
+    BrickControl, Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest,
 };
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_brick::brick::{Brick, Housekeeper};
@@ -536,4 +536,45 @@ fn a_superseded_client_writes_to_no_leg() {
     assert_eq!(old.write(0, PAGE, 3), Err(SpaceError::Fenced));
     new.holds(0, PAGE, 2);
     new.legs_are_equal();
+}
+
+fn transact(pages: &[u64], value: u8) -> Request {
+    let part = |page: &u64| Part::Write {
+        offset: page * PAGE,
+        data: Bytes::from(vec![value; PAGE as usize]),
+    };
+    let parts = pages.iter().map(part).collect();
+    let durable = false;
+    Request::Transact { parts, durable }
+}
+
+#[test]
+fn a_transaction_on_mapped_legs_is_one_operation_on_each() {
+    let world = World::new(&[32 * MIB, 32 * MIB, 32 * MIB], 8 * MIB);
+    let mut client = world.attach();
+    // Of three leaves, in no order.
+    let pages = [1500, 3, 700, 4];
+    assert_eq!(client.finish(transact(&pages, 7)), Ok(Reply::Done));
+    for page in pages {
+        client.holds(page * PAGE, PAGE, 7);
+    }
+    client.holds(5 * PAGE, PAGE, 0);
+    drop(client);
+    world.attach().legs_are_equal();
+}
+
+#[test]
+fn a_mapped_leg_that_is_full_takes_nothing_of_a_transaction() {
+    let world = World::new(&[32 * MIB, 16 * MIB], 24 * MIB);
+    let mut client = world.attach();
+    let mut at = 0;
+    while client.status().state == VolumeState::Healthy {
+        let pages: Vec<u64> = (0..60).map(|page| at + page + page / 30).collect();
+        assert_eq!(client.finish(transact(&pages, 9)), Ok(Reply::Done));
+        pages
+            .iter()
+            .for_each(|page| client.holds(page * PAGE, PAGE, 9));
+        at += 61;
+    }
+    client.until(VolumeState::Degraded);
 }

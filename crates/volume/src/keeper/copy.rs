@@ -8,7 +8,7 @@ use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::view::Mask;
 use bytes::Bytes;
-use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::slice::{Part, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
 use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -147,6 +147,39 @@ async fn copy_from(
         }
     }
     Ok(())
+}
+
+/// A page as this leg has it, as a part of a transaction.
+pub(super) async fn read_page(state: &State, from: &Party, offset: u64) -> Result<Part, CopyError> {
+    let len = PAGE_BYTES as u64;
+    let extents = extents(state, from, offset, offset + len).await?;
+    if !extents.iter().any(|extent| extent.mapped) {
+        return Ok(Part::Clear { offset, len });
+    }
+    let fail = |error| CopyError {
+        leg: from.leg,
+        error,
+    };
+    let request = SliceRequest::Read {
+        offset,
+        len: PAGE_BYTES as u32,
+    };
+    match from.control.ask(state, request).await.map_err(fail)? {
+        SliceReply::Data(data) => Ok(Part::Write {
+            offset,
+            data: data.into(),
+        }),
+        _ => Err(fail(SliceError::Refused("it gives no data".into()))),
+    }
+}
+
+/// Changes several pages of these legs, in each as a whole.
+pub(super) async fn transact(state: &State, to: &[Party], parts: &[Part]) -> Result<(), CopyError> {
+    let transact = |stamp| SliceRequest::Transact {
+        parts: parts.to_vec(),
+        stamp,
+    };
+    change(state, to, transact).await
 }
 
 /// What a leg holds from `at` on; never nothing, and maybe not up to the end.

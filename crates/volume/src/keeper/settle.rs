@@ -2,7 +2,9 @@
 //! legs, went away. Nobody else writes to the column meanwhile.
 //!
 //! For each page in flight the in-sync leg with the highest epoch and
-//! operation wins: what a read may have shown stays.
+//! operation wins: what a read may have shown stays. What one operation changed
+//! is copied as one: were the source lost half-way, no leg would be left with
+//! half of a transaction.
 
 use super::copy::{self, CopyError, Holes, Party, chunks, parties};
 use super::reform::failed;
@@ -14,8 +16,9 @@ use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{InFlight, SliceError, SliceReply, SliceRequest};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// A leg was lost on the way, or everything was.
 pub(super) struct Interrupted;
@@ -25,6 +28,8 @@ pub(super) struct Interrupted;
 pub(super) struct Unequal {
     pub page: u64,
     pub count: u64,
+    /// The newest operation that any leg lists.
+    pub newest: Option<(Epoch, u64)>,
     pub winner: usize,
     pub behind: Mask,
 }
@@ -64,8 +69,8 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
                 tables.into_iter().map(Option::unwrap_or_default).collect();
             let skipped = usize::from(defect::is(Defect::SettledPageSkipped));
             let all = unequal(&tables, in_sync, syncing);
-            for unequal in all.into_iter().skip(skipped) {
-                make_equal(state, column, in_sync, unequal).await?;
+            for operation in by_operation(all.into_iter().skip(skipped)) {
+                make_operation_equal(state, column, in_sync, &operation).await?;
             }
         }
     }
@@ -101,6 +106,97 @@ fn interrupted(state: &State, column: usize, leg: usize, error: Option<SliceErro
     let strange = SliceError::Refused("a strange answer".into());
     failed(state, column, leg, &error.unwrap_or(strange));
     Interrupted
+}
+
+/// Puts what one operation changed together, in the order of its first pages.
+fn by_operation(all: impl Iterator<Item = Unequal>) -> Vec<Vec<Unequal>> {
+    let mut operations: Vec<Vec<Unequal>> = Vec::new();
+    let mut places = BTreeMap::new();
+    for unequal in all {
+        let place = match unequal.newest {
+            Some(newest) => *places
+                .entry((newest, unequal.winner, unequal.behind))
+                .or_insert(operations.len()),
+            None => operations.len(),
+        };
+        match operations.get_mut(place) {
+            Some(operation) => operation.push(unequal),
+            None => operations.push(vec![unequal]),
+        }
+    }
+    operations
+}
+
+/// As one where it can be a transaction; what was one always can.
+async fn make_operation_equal(
+    state: &State,
+    column: usize,
+    in_sync: Mask,
+    operation: &[Unequal],
+) -> Result<(), Interrupted> {
+    let pages: u64 = operation.iter().map(|unequal| unequal.count).sum();
+    let end = state.model().columns[column].bytes / PAGE_BYTES as u64;
+    let is_within = operation.iter().all(|it| it.page + it.count <= end);
+    let is_one = (2..=TRANSACTION_PAGES_MAX).contains(&pages) && is_within;
+    if is_one && !defect::is(Defect::SettledByPage) {
+        let (winner, behind) = (operation[0].winner, operation[0].behind);
+        let equal = in_sync.without(behind).without(Mask::of(winner)).legs();
+        let mut sources = vec![std::iter::once(winner).chain(equal).collect::<Vec<_>>()];
+        // If nobody who has it can give every page, it is taken back.
+        sources.extend(in_sync.and(behind).legs().map(|leg| vec![leg]));
+        for sources in sources {
+            if copy_operation(state, column, &sources, in_sync.or(behind), operation).await? {
+                state
+                    .hub
+                    .tally
+                    .add(Count::BytesSettled, pages * PAGE_BYTES as u64);
+                return Ok(());
+            }
+        }
+    }
+    for unequal in operation {
+        make_equal(state, column, in_sync, *unequal).await?;
+    }
+    Ok(())
+}
+
+/// Copies an operation from the first of these legs to all that are not among
+/// them; a page that is damaged there comes from the next, and all get it.
+/// False if no source has some page.
+async fn copy_operation(
+    state: &State,
+    column: usize,
+    sources: &[usize],
+    all: Mask,
+    operation: &[Unequal],
+) -> Result<bool, Interrupted> {
+    let mut targets = all;
+    sources.iter().for_each(|leg| targets.remove(*leg));
+    let mut parts = Vec::new();
+    for page in operation.iter().flat_map(|it| it.page..it.page + it.count) {
+        let offset = page * PAGE_BYTES as u64;
+        let mut part = None;
+        for &source in sources {
+            let Some(party) = parties(state, column, Mask::of(source)).pop() else {
+                return Err(Interrupted);
+            };
+            match copy::read_page(state, &party, offset).await {
+                Ok(found) => {
+                    part = Some(found);
+                    break;
+                }
+                Err(failure) if failure.is_damage() => targets.add(source),
+                Err(failure) => return Err(told(state, column, failure)),
+            }
+        }
+        let Some(part) = part else {
+            return Ok(false);
+        };
+        parts.push(part);
+    }
+    let copied = copy::transact(state, &parties(state, column, targets), &parts).await;
+    copied.map_err(|failure| told(state, column, failure))?;
+    Ok(true)
 }
 
 async fn make_equal(
@@ -298,6 +394,7 @@ pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) ->
             all.push(Unequal {
                 page,
                 count: end - page,
+                newest: newest[winner],
                 winner,
                 behind,
             });

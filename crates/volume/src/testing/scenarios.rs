@@ -10,6 +10,7 @@ use crate::hub::guard;
 use crate::keeper::Event;
 use crate::limits::{DOWN_LIMIT, HEDGE_DELAY_MAX, MANAGER_RETRY_MAX};
 use crate::status::VolumeState;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{LegState, STRIPE_BYTES};
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Reply, Request, SpaceError};
@@ -974,14 +975,14 @@ fn transactions_and_writes_take_turns() {
     let mut world = World::mirror(2);
     let other = world.open();
     world.freeze(1, true);
-    let first = world.submit(0, write(2 * PAGE, PAGE, 1));
+    let first = world.submit(0, write(4 * PAGE, PAGE, 1));
     let second = world.submit(other, transact(vec![part(2, 2), part(4, 2)]));
     let third = world.submit(0, transact(vec![part(4, 3), part(2, 3)]));
     let fourth = world.submit(other, write(0, 8 * PAGE, 4));
     let beside = world.submit(other, write(9 * PAGE, PAGE, 5));
     world.rest();
-    assert_eq!(world.page(0, 0, 2), fill(1, PAGE / 512), "the others wait");
-    assert_eq!(world.page(0, 0, 4), Vec::<u8>::new());
+    assert_eq!(world.page(0, 0, 4), fill(1, PAGE / 512), "the others wait");
+    assert_eq!(world.page(0, 0, 2), Vec::<u8>::new());
     assert_eq!(world.page(0, 0, 9), fill(5, PAGE / 512), "it meets none");
     world.freeze(1, false);
     for token in [first, second, third, fourth, beside] {
@@ -1016,14 +1017,14 @@ fn no_read_shows_a_transaction_that_is_on_one_leg_only() {
 fn a_transaction_that_is_sent_again_is_all_of_it() {
     let mut world = World::mirror(2);
     world.write(0, 8 * PAGE, 1);
-    [0, 1].map(|leg| world.freeze(leg, true));
+    (0..2).for_each(|leg| world.freeze(leg, true));
     let token = world.submit(0, transact(vec![part(1, 2), part(3, 2), part(5, 2)]));
     assert_eq!(world.ending(token), None);
     // What was sent is lost with both.
-    [0, 1].map(|leg| world.kill(leg));
+    (0..2).for_each(|leg| world.kill(leg));
     world.rest();
-    [0, 1].map(|leg| world.freeze(leg, false));
-    [0, 1].map(|leg| world.restart(leg));
+    (0..2).for_each(|leg| world.freeze(leg, false));
+    (0..2).for_each(|leg| world.restart(leg));
     world.until(VolumeState::Healthy);
     assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
     for page in [1, 3, 5] {
@@ -1070,4 +1071,66 @@ fn a_transaction_on_one_leg_is_rolled_forward_at_the_next_attach() {
         world.holds(page * PAGE, PAGE, value);
     }
     world.legs_are_equal();
+}
+
+/// The source of a settling dies while it copies: whatever it has given by then,
+/// the other leg has all of a transaction or nothing.
+#[test]
+fn a_settling_that_is_interrupted_leaves_no_half_of_a_transaction() {
+    for steps in 0..60 {
+        let mut world = World::mirror(2);
+        world.write(0, 8 * PAGE, 1);
+        world.freeze(1, true);
+        world.submit(0, transact(vec![part(1, 2), part(3, 2), part(6, 2)]));
+        world.rest();
+        world.freeze(1, false);
+        guard(&world.fabric.0).hold_back();
+        world.channels.clear();
+        world.client = Client::new(&world.fabric, &world.manager);
+        let orphans = guard(&world.fabric.0).orphans();
+        for number in orphans {
+            guard(&world.fabric.0).cut(number);
+        }
+        // One message at a time, and then the source is gone.
+        for _ in 0..steps {
+            let busy = guard(&world.fabric.0).busy();
+            let Some(&connection) = busy.first() else {
+                world.client.turn();
+                world.client.call();
+                continue;
+            };
+            guard(&world.fabric.0).step(connection, &mut world.dice);
+            world.client.turn();
+        }
+        world.kill(0);
+        world.attach();
+        world.open();
+        let first = world.read(PAGE, PAGE)[0];
+        world.holds(3 * PAGE, PAGE, first);
+        world.holds(6 * PAGE, PAGE, first);
+        world.holds(2 * PAGE, PAGE, 1);
+        world.heals();
+        world.holds(PAGE, PAGE, first);
+    }
+}
+
+#[test]
+fn defects_of_transactions_are_caught() {
+    let stories: [(Defect, fn()); 3] = [
+        (Defect::FirstPartLocked, transactions_and_writes_take_turns),
+        (
+            Defect::FirstPartResent,
+            a_transaction_that_is_sent_again_is_all_of_it,
+        ),
+        (
+            Defect::SettledByPage,
+            a_settling_that_is_interrupted_leaves_no_half_of_a_transaction,
+        ),
+    ];
+    for (defect, story) in stories {
+        defect::set(Some(defect));
+        let told = std::panic::catch_unwind(story);
+        defect::set(None);
+        assert!(told.is_err(), "{defect:?} is not caught");
+    }
 }
