@@ -5,7 +5,7 @@ use bytes::Bytes;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{
-    BrickControl, InFlight, Run, SliceError, SliceReply, SliceRequest, Stamp,
+    BrickControl, InFlight, Part, Run, SliceError, SliceReply, SliceRequest, Stamp,
 };
 use pagemesh_base::space::Extent;
 use pagemesh_brick::brick::{Brick, Housekeeper};
@@ -131,7 +131,35 @@ fn a_slice_is_written_read_and_told_about() {
             stamp: stamp(1, 2),
         };
         check(&mut one, clear, Ok(SliceReply::Done));
-        let beyond = one.execute(0, write(SIZE - 1, vec![1; 2], stamp(1, 3)));
+        let (page, len) = (4096, 4096);
+        let part = |offset, fill| Part::Write {
+            offset,
+            data: vec![fill; 4096].into(),
+        };
+        let transact = |parts, op| SliceRequest::Transact {
+            parts,
+            stamp: stamp(1, op),
+        };
+        let parts = vec![
+            part(9 * page, 8),
+            Part::Clear {
+                offset: 3 * page,
+                len,
+            },
+        ];
+        check(&mut one, transact(parts, 3), Ok(SliceReply::Done));
+        let read = |offset| SliceRequest::Read { offset, len: 4096 };
+        let holds = |fill| Ok(SliceReply::Data(vec![fill; 4096]));
+        check(&mut one, read(9 * page), holds(8));
+        check(&mut one, read(3 * page), holds(0));
+        // One part beyond the end: nothing of the others.
+        let beyond = one.execute(0, transact(vec![part(0, 5), part(SIZE, 5)], 4));
+        assert!(
+            matches!(beyond, Err(SliceError::OutOfRange(_))),
+            "{beyond:?}"
+        );
+        check(&mut one, read(0), holds(0));
+        let beyond = one.execute(0, write(SIZE - 1, vec![1; 2], stamp(1, 5)));
         assert!(
             matches!(beyond, Err(SliceError::OutOfRange(_))),
             "{beyond:?}"

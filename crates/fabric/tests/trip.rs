@@ -71,6 +71,17 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
         (read(0, 0), Ok(SliceReply::Data(vec![]))),
         (written.clone(), Ok(SliceReply::Done)),
         (clear.clone(), Ok(SliceReply::Done)),
+        (
+            transact(vec![write_pages(7, 2), clear_pages(3, 1)], stamp),
+            Ok(SliceReply::Done),
+        ),
+        (
+            transact(
+                (0..64).map(|page| write_pages(page * 2, 1)).collect(),
+                stamp,
+            ),
+            Ok(SliceReply::Done),
+        ),
         (SliceRequest::Flush, Ok(SliceReply::Done)),
         (extents, Ok(SliceReply::Extents(found))),
         (sums, Ok(SliceReply::Checksums(vec![1, u32::MAX]))),
@@ -91,6 +102,22 @@ fn exchanges() -> Vec<(SliceRequest, Result<SliceReply, SliceError>)> {
         (read(0, 3), Err(SliceError::OutOfRange("too far".into()))),
         (read(0, 4), Err(SliceError::Refused("no, so there".into()))),
     ]
+}
+
+fn write_pages(page: u64, count: usize) -> Part {
+    Part::Write {
+        offset: page * 4096,
+        data: Bytes::from(pattern(count * 4096)),
+    }
+}
+
+fn clear_pages(page: u64, count: u64) -> Part {
+    let (offset, len) = (page * 4096, count * 4096);
+    Part::Clear { offset, len }
+}
+
+fn transact(parts: Vec<Part>, stamp: Stamp) -> SliceRequest {
+    SliceRequest::Transact { parts, stamp }
 }
 
 #[test]
@@ -394,6 +421,8 @@ fn requests_beyond_limits_never_reach_the_handler() {
             len: (1 << 30) + 1,
             stamp: stamp(1),
         },
+        transact(vec![clear_pages(0, 65)], stamp(1)),
+        transact(vec![clear_pages(4, 2), write_pages(5, 1)], stamp(1)),
         SliceRequest::Checksums { page, count: 4097 },
         SliceRequest::Dirty { round: 0, from },
         SliceRequest::Dirty { round: 16, from },

@@ -421,7 +421,7 @@ impl Life {
             self.background();
             let mut completions = vec![];
             self.threads[0].channel.reap(&mut completions);
-            for completion in completions {
+            if let Some(completion) = completions.pop() {
                 assert_eq!(completion.token.0, token, "nothing else is in flight");
                 return match completion.result {
                     Ok(Reply::Data(data)) => Some(value_of(&data).expect("not torn")),
