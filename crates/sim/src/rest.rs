@@ -43,14 +43,21 @@ impl Life {
         self.reap(0)?;
         self.is_well = true;
         self.read_all()?;
+        // A page that was found damaged may have cost a leg.
+        self.until_calm()?;
+        self.dismiss_all();
+        // Before anything is written over it.
+        self.compare_legs()?;
+        self.is_well = false;
+        self.enter();
+        self.until_calm()?;
+        self.reap(0)?;
+        self.is_well = true;
         self.write_all()?;
-        for client in std::mem::take(&mut self.clients) {
-            self.account(&client);
-        }
+        self.dismiss_all();
         let (scrubs, mended) = self.cluster.scrubs();
         self.outcome.count("pool scrubbed", scrubs);
         self.outcome.count("pool mended by a scrub", mended);
-        self.settle_lines();
         self.compare_legs()?;
         let searched = self.checker.check(self.sectors)?;
         (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
@@ -190,6 +197,14 @@ impl Life {
         Ok(())
     }
 
+    /// Ends all clients, and lets bricks see that they are gone.
+    fn dismiss_all(&mut self) {
+        for client in std::mem::take(&mut self.clients) {
+            self.account(&client);
+        }
+        self.settle_lines();
+    }
+
     /// Lets bricks see that their clients are gone.
     fn settle_lines(&mut self) {
         self.pass(Duration::from_secs(1));
@@ -204,12 +219,12 @@ impl Life {
         }
     }
 
-    fn slice(&self, leg: &Leg, bytes: u64) -> Result<Vec<Option<Vec<u8>>>, String> {
+    fn slice(&self, leg: &Leg, epoch: Epoch, bytes: u64) -> Result<Vec<Option<Vec<u8>>>, String> {
         let house = self.cluster.house_of(leg.brick).ok_or("no such brick")?;
         let running = self.cluster.running(house).ok_or("a brick is down")?;
         let told = |cause: SliceError| format!("brick {house}: {cause}");
         let mut worker = Worker::open(&running.brick, 1, 1).map_err(told)?;
-        let (handle, _) = worker.attach(leg.slice, Epoch(u32::MAX)).map_err(told)?;
+        let (handle, _) = worker.attach(leg.slice, epoch).map_err(told)?;
         let page = |offset| {
             let request = SliceRequest::Read {
                 offset,
@@ -231,13 +246,14 @@ impl Life {
         let detail = manager
             .show(&self.name)
             .map_err(|fault| fault.to_string())?;
+        let epoch = Epoch(detail.layout.epoch.0);
         for segment in &detail.layout.segments {
             for (number, column) in segment.columns.iter().enumerate() {
                 if column.round != 0 {
                     return Err(format!("column {number} is in round {}", column.round));
                 }
                 let legs = column.legs.iter();
-                let slices = legs.map(|leg| self.slice(leg, segment.slice_bytes()));
+                let slices = legs.map(|leg| self.slice(leg, epoch, segment.slice_bytes()));
                 let slices = slices.collect::<Result<Vec<_>, String>>()?;
                 let pages = segment.slice_bytes() / PAGE;
                 for page in 0..pages as usize {
