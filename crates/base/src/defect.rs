@@ -133,6 +133,8 @@ pub enum Defect {
     OneLegAcknowledged,
     /// A leg that is still being brought up to date is read.
     SyncingLegRead,
+    /// A stale leg is taken for one that is in-sync once it is connected.
+    StaleLegRead,
     /// A returning leg is not given what changed in a region.
     RegionNotResynced,
     /// What changes while a leg is stale is not marked.
@@ -145,6 +147,8 @@ pub enum Defect {
     SettledPageSkipped,
     /// A volume opens after an attach without being settled.
     NotSettled,
+    /// The manager answers before its store is durable.
+    ManagerNotSynced,
     /// The manager shows the layout of another attachment as one's own.
     ForeignLayoutTaken,
     /// A read shows a change that is not on every leg yet.

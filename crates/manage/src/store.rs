@@ -10,6 +10,7 @@
 
 use crate::manager::places;
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::layout::{BrickId, Name, SliceId};
 use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
@@ -191,7 +192,10 @@ impl Store {
 
     fn try_commit(&self, writes: &[Write<'_>]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
-        transaction.set_durability(Durability::Immediate)?;
+        transaction.set_durability(match defect::is(Defect::ManagerNotSynced) {
+            true => Durability::None,
+            false => Durability::Immediate,
+        })?;
         // With one phase, a last commit whose pages are damaged later looks
         // like one that was cut off, and opening goes back to the one before:
         // an epoch would fall.

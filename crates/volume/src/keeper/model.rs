@@ -204,16 +204,20 @@ impl Model {
     }
 
     fn column_view(&self, column: &ColumnKeep) -> ColumnView {
+        let is_taken = |keep: &LegKeep| keep.control.is_some() && defect::is(Defect::StaleLegRead);
         let leg = |keep: &LegKeep| LegView {
             brick: keep.leg.brick,
             slice: keep.leg.slice,
-            state: keep.leg.state,
+            state: match keep.leg.state {
+                LegState::Stale if is_taken(keep) => LegState::InSync,
+                state => state,
+            },
             buffers: self
                 .bricks
                 .get(&keep.leg.brick)
                 .is_none_or(BrickAddress::buffers),
             serial: match keep.control {
-                Some(_) if keep.is_written() => keep.serial,
+                Some(_) if keep.is_written() || is_taken(keep) => keep.serial,
                 _ => 0,
             },
         };
