@@ -42,6 +42,8 @@ pub enum Defect {
     DeadNotFinished,
     /// Recovery does not list operations in flight.
     InFlightLost,
+    /// Operations in flight are listed with the page behind theirs.
+    InFlightMisplaced,
     /// What a dead session had in flight is not listed.
     InFlightOfDeadLost,
     /// A lane gives up records that may be missing on another leg.

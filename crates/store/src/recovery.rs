@@ -277,7 +277,8 @@ pub(crate) fn recover<M: Media>(
             stores.extend(flush_records(media, &block.geometry, number, group));
         }
         let open = open_at_end(&entries).filter(|_| !defect::is(Defect::InFlightLost));
-        for entry in open {
+        for mut entry in open {
+            entry.1.page.0 += u64::from(defect::is(Defect::InFlightMisplaced));
             match table.add(media, entry.0, entry.1, None) {
                 Ok((is_new, stored)) => {
                     summary.in_flight += u64::from(is_new);

@@ -3,7 +3,8 @@
 
 use super::medium::{Death, Medium};
 use super::model::{
-    Bytes, Content, Effect, Found, Step, Thing, UNORDERED, Wrong, apply, content, wrong,
+    Bytes, Content, Effect, Found, Open, Step, Thing, UNORDERED, Wrong, apply, content, note_open,
+    wrong,
 };
 use super::owner;
 use super::recover::{self, Kind};
@@ -248,7 +249,7 @@ impl World<'_> {
             Kind::File => UNORDERED,
         };
         let oldest = op - u64::from(open);
-        let told = |(old, _): &mut (u64, SliceId)| *old < oldest;
+        let told = |(old, _): &mut (u64, Open)| *old < oldest;
         for (old, _) in self.clients[client].ops.extract_if(.., told) {
             self.oracle.open.remove(&old);
             for step in self.oracle.maybe.iter_mut().filter(|step| step.op == old) {
@@ -259,6 +260,7 @@ impl World<'_> {
         let steps = effects.into_iter().map(|effect| Step {
             effect,
             op,
+            epoch: epoch.0,
             is_open: true,
             group,
         });
@@ -284,8 +286,11 @@ impl World<'_> {
                 self.keep_shown(slice, first)?;
             }
             if self.oracle.maybe.len() > first {
-                self.clients[client].ops.push((op, slice));
-                self.acknowledge(first, op, slice);
+                let mut open = BTreeMap::new();
+                let steps = self.oracle.maybe[first..].iter();
+                steps.for_each(|step| note_open(&mut open, step));
+                self.clients[client].ops.extend(open.clone());
+                self.acknowledge(first, open);
             }
         } else {
             self.clients[client].died_in = Some(group);
@@ -325,11 +330,11 @@ impl World<'_> {
     }
 
     /// The steps from `first` on are acknowledged.
-    fn acknowledge(&mut self, first: usize, op: u64, slice: SliceId) {
+    fn acknowledge(&mut self, first: usize, open: BTreeMap<u64, Open>) {
         if self.kind == Kind::File {
             return;
         }
-        self.oracle.open.insert(op, slice);
+        self.oracle.open.extend(open);
         for step in self.oracle.maybe.split_off(first) {
             apply(&mut self.oracle.certain, &step.effect);
             // What a dead session may still have done to these came before.

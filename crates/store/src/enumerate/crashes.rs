@@ -55,6 +55,8 @@ impl World<'_> {
         };
         // It is the pool at work that grants too early.
         let found = defect::without(Defect::FrameReuse, || recover(self.kind, image, unread))?;
+        let is_compared = found.listed.values().any(Option::is_none);
+        self.tally.compared += u64::from(is_compared);
         oracle.judge(&found).map(drop)
     }
 

@@ -50,6 +50,7 @@ const DEFECTS: &[(Defect, Workload)] = &[
     (Defect::HoleKept, Deaths(Dead::Session)),
     (Defect::DeadNotFinished, Deaths(Dead::Session)),
     (Defect::InFlightLost, Operations(Kind::Memory)),
+    (Defect::InFlightMisplaced, Operations(Kind::Memory)),
     (Defect::InFlightOfDeadLost, Pairs(Kind::Memory)),
     (Defect::HeadPastOpen, Pairs(Kind::Memory)),
     (Defect::NodeNotZeroed, Operations(Kind::Memory)),

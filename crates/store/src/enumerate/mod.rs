@@ -47,12 +47,16 @@ struct Tally {
     images: u64,
     /// Of them, of a recovery that crashed.
     of_recovery: u64,
+    /// Images in which too much is in flight to be listed, or so it says.
+    compared: u64,
     points: u64,
     /// Points of which every image was checked; of the others samples were.
     exhausted: u64,
     /// Points by how many images are legal there.
     legal: Legal,
     operations: u64,
+    /// Operations that the state of the pool had no place for.
+    ruled_out: u64,
     /// Operations that would have met a dead session's lock.
     left_out: u64,
     /// Operations refused because the pool was full.
@@ -70,10 +74,12 @@ impl Tally {
         let Tally {
             images,
             of_recovery,
+            compared,
             points,
             exhausted,
             legal,
             operations,
+            ruled_out,
             left_out,
             full,
             deaths,
@@ -84,10 +90,12 @@ impl Tally {
         } = other;
         self.images += images;
         self.of_recovery += of_recovery;
+        self.compared += compared;
         self.points += points;
         self.exhausted += exhausted;
         self.legal.add(legal);
         self.operations += operations;
+        self.ruled_out += ruled_out;
         self.left_out += left_out;
         self.full += full;
         self.deaths += deaths;
@@ -103,7 +111,8 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} points, {} images, {} of them of recoveries that crashed; all images of {} points, \
-             samples of {}; {} sequences, {} operations, {} deaths, {} lives",
+             samples of {}; {} sequences, {} operations, {} refused by a full pool, {} deaths, \
+             {} lives; {} images that list nothing in flight",
             self.points,
             self.images,
             self.of_recovery,
@@ -111,8 +120,10 @@ impl fmt::Display for Tally {
             self.points - self.exhausted,
             self.sequences,
             self.operations,
+            self.full,
             self.deaths,
             self.lives,
+            self.compared,
         )
     }
 }

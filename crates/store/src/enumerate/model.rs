@@ -7,6 +7,7 @@
 
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -81,6 +82,8 @@ pub(super) struct Step {
     pub(super) effect: Effect,
     /// The operation, as other legs know it; 0 for the owner's.
     pub(super) op: u64,
+    /// Of the object when it was admitted.
+    pub(super) epoch: u32,
     /// Whether another leg may lack it.
     pub(super) is_open: bool,
     /// Steps of a group are there as far as some point, in order.
@@ -96,7 +99,15 @@ pub(super) struct Oracle {
     pub(super) certain: Held,
     pub(super) maybe: Vec<Step>,
     /// Operations that must be listed as in flight.
-    pub(super) open: BTreeMap<u64, SliceId>,
+    pub(super) open: BTreeMap<u64, Open>,
+}
+
+/// What must be listed of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Open {
+    pub(super) slice: SliceId,
+    pub(super) epoch: u32,
+    pub(super) pages: BTreeSet<u64>,
 }
 
 /// What a recovered pool held.
@@ -104,7 +115,7 @@ pub(super) struct Oracle {
 pub(super) struct Found {
     pub(super) things: BTreeMap<SliceId, Thing<u32>>,
     /// Operations in flight; none: too many to list.
-    pub(super) listed: BTreeMap<SliceId, Option<BTreeSet<u64>>>,
+    pub(super) listed: BTreeMap<SliceId, Option<Vec<InFlight>>>,
 }
 
 /// Which check failed, and how.
@@ -245,21 +256,38 @@ impl Oracle {
     }
 
     fn judge_listed(&self, found: &Found, present: &BTreeSet<usize>) -> Result<(), Wrong> {
-        let maybe = present.iter().map(|&index| &self.maybe[index]);
-        let maybe = maybe.filter_map(|step| match step.effect {
-            Effect::Pages(slice, _) if step.is_open => Some((step.op, slice)),
-            _ => None,
-        });
-        let certain = self.open.iter().map(|(&op, &slice)| (op, slice));
-        for (op, slice) in certain.chain(maybe) {
-            if let Some(Some(listed)) = found.listed.get(&slice)
-                && !listed.contains(&op)
-            {
-                let detail = format!("operation {op} on {slice} is not listed");
+        let mut open = self.open.clone();
+        let steps = present.iter().map(|&index| &self.maybe[index]);
+        steps.for_each(|step| note_open(&mut open, step));
+        for (op, open) in open {
+            let Some(Some(listed)) = found.listed.get(&open.slice) else {
+                continue;
+            };
+            let own = listed.iter().filter(|entry| entry.op == op);
+            let is_right = |entry: &&InFlight| entry.epoch.0 == open.epoch;
+            let listed: BTreeSet<u64> = own
+                .filter(is_right)
+                .flat_map(|entry| entry.page.0..entry.page.0 + u64::from(entry.count))
+                .collect();
+            if !open.pages.is_subset(&listed) {
+                let detail = format!("operation {op}, {open:?}, is listed with pages {listed:?}");
                 return wrong("operations in flight", detail);
             }
         }
         Ok(())
+    }
+}
+
+/// Takes in what must be listed of a step that happened.
+pub(super) fn note_open(open: &mut BTreeMap<u64, Open>, step: &Step) {
+    if let (Effect::Pages(slice, pages), true) = (&step.effect, step.is_open) {
+        let fresh = || Open {
+            slice: *slice,
+            epoch: step.epoch,
+            pages: BTreeSet::new(),
+        };
+        let open = open.entry(step.op).or_insert_with(fresh);
+        open.pages.extend(pages.iter().map(|(page, _)| *page));
     }
 }
 

@@ -101,6 +101,7 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
             death,
         } => {
             let Some((client, len)) = fit(world, client, slice, at, len) else {
+                world.tally.ruled_out += 1;
                 return Ok(());
             };
             let data = bytes(tag, len as usize);
@@ -116,6 +117,7 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
             death,
         } => {
             let Some((client, len)) = fit(world, client, slice, at, len) else {
+                world.tally.ruled_out += 1;
                 return Ok(());
             };
             let end = world.clear(client, slice, at, len, open, death)?;
@@ -135,6 +137,7 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
                 .map(|(number, run)| part(run, tag << 8 | number))
                 .collect();
             if parts.is_empty() || client >= world.clients.len() {
+                world.tally.ruled_out += 1;
                 return Ok(());
             }
             let end = world.transact(client, slice, &parts, open, death)?;

@@ -195,6 +195,9 @@ fn run_all(plan: Plan, images: u64) -> Result<Tally, String> {
         }
     }
     println!("{plan}, seeds below {seed}: {tally}");
+    if only.is_none() {
+        plan.look_at(&tally)?;
+    }
     Ok(tally)
 }
 
@@ -219,8 +222,8 @@ fn grown(plan: Plan, images: u64) -> Plan {
 
 pub(super) const PART: Part = Part {
     budget: Budget {
-        all_max: 256,
-        sampled: 8,
+        all_max: 16,
+        sampled: 6,
     },
     least: 160_000,
     percent: 40,
@@ -244,6 +247,39 @@ const PLANS: [Plan; 4] = [
     plan(Kind::Memory, true),
     plan(Kind::File, true),
 ];
+
+impl Plan {
+    /// Whether sequences met what they are for.
+    fn look_at(&self, tally: &Tally) -> Result<(), String> {
+        let mortal = self.kind == Kind::Memory;
+        let met = [
+            ("a full pool", !self.is_full || tally.full > 8),
+            ("deaths", !mortal || tally.deaths > 8),
+            (
+                "operations finished for the dead",
+                !mortal || tally.finished > 2,
+            ),
+            (
+                "operations voided for the dead",
+                !mortal || tally.voided > 2,
+            ),
+            (
+                "recoveries that crash",
+                tally.of_recovery > tally.images / 100,
+            ),
+            ("lives", tally.lives > 50),
+            (
+                "lists of what is in flight",
+                tally.compared < tally.images / 10,
+            ),
+            ("operations", tally.left_out < tally.operations / 4),
+        ];
+        match met.iter().find(|(_, is_met)| !is_met) {
+            None => Ok(()),
+            Some((what, _)) => Err(format!("{self} met too little of: {what}: {tally:?}")),
+        }
+    }
+}
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

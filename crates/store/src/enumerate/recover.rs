@@ -95,7 +95,6 @@ pub(super) fn look(
         };
         found.things.insert(object.slice, Thing { entry, pages });
         let listed = pool.borrow().in_flight(object.slice).expect("it is there");
-        let listed = listed.map(|listed| listed.into_iter().map(|entry| entry.op).collect());
         found.listed.insert(object.slice, listed);
     }
     Ok(found)

@@ -3,8 +3,8 @@
 use super::Tally;
 use super::budget::Budget;
 use super::medium::Medium;
-use super::model::{Content, Effect, Entry, Found, Held, Oracle, Step, Thing, UNORDERED, Wrong};
-use super::model::{apply, content, wrong};
+use super::model::{Content, Effect, Entry, Found, Held, Open, Oracle, Step, Thing, UNORDERED};
+use super::model::{Wrong, apply, content, note_open, wrong};
 use super::owner::Owned;
 use super::recover::{self, Kind};
 use crate::session::Session;
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 pub(super) struct Client {
     pub(super) session: Session<Medium>,
     /// Its operations of which another leg may not have heard.
-    pub(super) ops: Vec<(u64, SliceId)>,
+    pub(super) ops: Vec<(u64, Open)>,
     /// The group of its operation, if it died inside.
     pub(super) died_in: Option<usize>,
 }
@@ -93,18 +93,14 @@ impl<'t> World<'t> {
         closed.or_else(|cause| wrong("ending a session", cause.to_string()))?;
         let present = before.judge(&found)?;
         for index in present {
-            if let (Effect::Pages(slice, _), true) =
-                (&before.maybe[index].effect, before.maybe[index].is_open)
-            {
-                self.oracle.open.insert(before.maybe[index].op, *slice);
-            }
+            note_open(&mut self.oracle.open, &before.maybe[index]);
         }
         self.oracle.certain = self.held(&before, &found);
         self.oracle.maybe.clear();
         let certain = &self.oracle.certain;
         self.oracle
             .open
-            .retain(|_, slice| certain.contains_key(slice));
+            .retain(|_, open| certain.contains_key(&open.slice));
         let now = self.oracle.clone();
         self.check_crashes(&now, &now)
     }
@@ -163,9 +159,7 @@ impl<'t> World<'t> {
     /// Everything so far is durable.
     fn settle(&mut self) {
         for step in &self.oracle.maybe {
-            if let (Effect::Pages(slice, _), true) = (&step.effect, step.is_open) {
-                self.oracle.open.insert(step.op, *slice);
-            }
+            note_open(&mut self.oracle.open, step);
         }
         self.oracle.settle();
     }
@@ -185,6 +179,7 @@ impl<'t> World<'t> {
         let step = effect.map(|effect| Step {
             effect,
             op: 0,
+            epoch: 0,
             is_open: false,
             group,
         });
@@ -219,12 +214,12 @@ impl<'t> World<'t> {
 
     /// The legs are equal: nothing of the slice is open any more.
     pub(super) fn forget_open(&mut self, slice: SliceId) {
-        self.oracle.open.retain(|_, of| *of != slice);
+        self.oracle.open.retain(|_, open| open.slice != slice);
         for step in &mut self.oracle.maybe {
             step.is_open &= !matches!(step.effect, Effect::Pages(of, _) if of == slice);
         }
         for client in &mut self.clients {
-            client.ops.retain(|(_, of)| *of != slice);
+            client.ops.retain(|(_, open)| open.slice != slice);
         }
     }
 
@@ -271,7 +266,7 @@ impl<'t> World<'t> {
             self.oracle.maybe = others;
             return Ok(());
         };
-        let (slice, op) = (*slice, own[0].op);
+        let slice = *slice;
         for count in (0..=own.len()).rev() {
             let mut held = self.oracle.certain.clone();
             own[..count]
@@ -285,7 +280,8 @@ impl<'t> World<'t> {
             if self.shows(found, slice) {
                 self.oracle.open = tried.open;
                 if own[..count].iter().any(|step| !is_empty(step)) {
-                    self.oracle.open.insert(op, slice);
+                    let done = own[..count].iter();
+                    done.for_each(|step| note_open(&mut self.oracle.open, step));
                     self.tally.finished += 1;
                 } else {
                     self.tally.voided += 1;
