@@ -123,6 +123,8 @@ pub enum Defect {
     ReadersNotTold,
     /// A read waits for all changes beside it but the first.
     FirstChangeNotAwaited,
+    /// That a range is undecided is noted after its column was decided.
+    LateNoteTaken,
     /// A wake-up is cleared before its descriptor is read.
     WakeClearedFirst,
 
@@ -155,6 +157,8 @@ pub enum Defect {
     ForeignLayoutTaken,
     /// A read shows a change that is not on every leg yet.
     ReadNotHeld,
+    /// A read shows what a failed change left on one leg.
+    UndecidedRead,
     /// A hedged read counts a leg that it asked under an old epoch as failed.
     OutdatedLegFailed,
     /// A read does not wait for the changes of its channel before it.

@@ -183,6 +183,14 @@ impl Outbox for Ports {
         self.hub.locks.is_still(range, self.holder(key))
     }
 
+    fn note_undecided(&mut self, range: LockRange) {
+        self.hub.undecided.note(range, self.generation);
+    }
+
+    fn is_undecided(&self, range: LockRange) -> bool {
+        self.hub.undecided.has(&range)
+    }
+
     fn next_op(&mut self) -> u64 {
         self.has_changed = true;
         self.hub.next_op()

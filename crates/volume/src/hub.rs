@@ -7,6 +7,7 @@ use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
 use crate::losses::Losses;
 use crate::status::Tally;
+use crate::undecided::Undecided;
 use crate::view::View;
 use crate::wake::Wake;
 use pagemesh_base::ids::Epoch;
@@ -80,6 +81,7 @@ pub(crate) struct Hub {
     joined: AtomicU32,
     pub locks: RangeLocks,
     pub losses: Losses,
+    pub undecided: Undecided,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
 }
@@ -94,6 +96,7 @@ impl Hub {
             joined: AtomicU32::new(KEEPER),
             locks: RangeLocks::new(),
             losses: Losses::default(),
+            undecided: Undecided::default(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
         }
@@ -126,6 +129,8 @@ impl Hub {
         let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
         // Whoever sees the generation waits for the view until this is known.
         self.losses
+            .view_changes(&present.columns, &view.columns, generation);
+        self.undecided
             .view_changes(&present.columns, &view.columns, generation);
         *present = Arc::new(view);
         drop(present);

@@ -35,6 +35,7 @@ mod steps;
 #[cfg(test)]
 mod testing;
 mod transport;
+mod undecided;
 mod view;
 mod volume;
 mod wake;

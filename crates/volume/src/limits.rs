@@ -25,6 +25,10 @@ pub const REPAIRS_MAX: usize = 16;
 /// Acknowledged but unflushed operations of one channel and column on legs of
 /// class `file-sync` before a flush is started: a lane must hold them all.
 pub const UNFLUSHED_MAX: usize = 512;
+/// Ranges of failed changes that are remembered for a column until its copies are
+/// known to be the same: an engine has no more pieces. Beyond, no part of the
+/// column is read.
+pub const UNDECIDED_MAX: usize = 2048;
 /// Channels of one volume: each takes a session on every brick.
 pub const CHANNELS_MAX: usize = 64;
 

@@ -56,7 +56,11 @@ impl LockRange {
         })
     }
 
-    fn overlaps(&self, other: &LockRange) -> bool {
+    pub(crate) fn column(&self) -> usize {
+        self.column as usize
+    }
+
+    pub(crate) fn overlaps(&self, other: &LockRange) -> bool {
         self.column == other.column && self.start < other.end && other.start < self.end
     }
 }

@@ -5,6 +5,8 @@
 use crate::hub::KEEPER;
 use crate::locks::{Holder, LockRange, RangeLocks};
 use crate::steps::step;
+use crate::undecided::Undecided;
+use crate::view::{ColumnView, Gate};
 use crate::wake::Wake;
 use pagemesh_base::defect::Defect;
 use pagemesh_models::{Model, Thread, finds, pause_until, race};
@@ -105,6 +107,62 @@ fn changes_take_turns_and_no_read_shows_one_too_early() {
         Defect::FirstChangeNotAwaited,
     ];
     finds(&defects, model, changes_and_a_read);
+}
+
+fn column(gate: Gate) -> [ColumnView; 1] {
+    [ColumnView { legs: vec![], gate }]
+}
+
+/// A change that the first leg has ends undecided, the keeper shows a view in which
+/// the second leg alone counts, and another channel reads.
+fn a_change_fails_and_is_decided() {
+    const FAILED: u64 = 1;
+    const DECIDED: u64 = 2;
+    let (world, undecided) = (World::new(), Undecided::default());
+    let (newest, range) = (AtomicU64::new(FAILED), LockRange::new(0, 0, 4096));
+    let generation = || {
+        step("generation");
+        newest.load(Ordering::SeqCst)
+    };
+    let (change, reader) = (holder(1), holder(2));
+    assert!(world.locks.acquire(range, change));
+    world.legs[0].store(1, Ordering::SeqCst);
+    race(vec![
+        Box::new(|| {
+            undecided.note(range, FAILED);
+            let mut turns = Vec::new();
+            world.locks.release(range, change, &mut turns);
+            step("turns");
+            world.told.lock().expect("no panic").extend(turns);
+        }),
+        Box::new(|| {
+            step("generation");
+            newest.store(DECIDED, Ordering::SeqCst);
+            undecided.view_changes(&column(Gate::Failed), &column(Gate::Open), DECIDED);
+        }),
+        Box::new(|| {
+            if generation() == DECIDED {
+                return;
+            }
+            let shown = world.leg(0);
+            if !world.locks.is_still(range, reader) {
+                pause_until(|| world.was_told(reader) > 0);
+            }
+            if undecided.has(&range) || generation() == DECIDED {
+                return;
+            }
+            assert_eq!(shown, 0, "what is taken back was shown");
+        }),
+    ]);
+    assert!(!undecided.has(&range), "a note is kept for ever");
+}
+
+#[test]
+fn what_is_taken_back_was_not_shown() {
+    let model = Model::new("undecided", 3);
+    assert!(model.check(a_change_fails_and_is_decided).executions > 100);
+    let defects = [Defect::LateNoteTaken, Defect::FirstChangeNotAwaited];
+    finds(&defects, model, a_change_fails_and_is_decided);
 }
 
 fn is_readable(wake: &Wake) -> bool {

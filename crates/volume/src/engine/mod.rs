@@ -82,6 +82,10 @@ pub(crate) trait Outbox {
     /// Whether no change of this range is in flight on any channel; else
     /// [`Engine::granted`] follows once those that are have ended.
     fn is_still(&mut self, range: LockRange, key: u32) -> bool;
+    /// A change of this range ends, and some legs may have it and others not.
+    fn note_undecided(&mut self, range: LockRange);
+    /// Whether such a change of this range has not been decided since.
+    fn is_undecided(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
     fn complete(&mut self, completion: Completion);
@@ -245,6 +249,7 @@ impl Engine {
         }
         self.fenced = true;
         for (slot, piece) in &self.pieces {
+            piece.note_if_undecided(out);
             piece.release(slot as u32, out);
         }
         self.pieces.clear();

@@ -131,6 +131,28 @@ impl Piece {
         }
     }
 
+    /// Whether it may only show what is on every leg.
+    pub(super) fn is_held_back(&self) -> bool {
+        matches!(self.act, Act::Read) && !defect::is(Defect::ReadNotHeld)
+    }
+
+    /// It ends, and what it was to change may be changed on some legs only.
+    pub(super) fn note_if_undecided(&self, out: &mut impl Outbox) {
+        if self.op == 0 {
+            return;
+        }
+        match &self.act {
+            Act::Write(_) | Act::Clear => out.note_undecided(self.extent()),
+            Act::Transact(parts) => {
+                for range in lock_ranges(self.column, parts) {
+                    out.note_undecided(range);
+                }
+            }
+            // What a repair writes is what all others hold.
+            Act::Repair { .. } | Act::Read | Act::Extents | Act::Flush => {}
+        }
+    }
+
     /// What it reads, as changes lock it.
     pub(super) fn extent(&self) -> LockRange {
         LockRange::new(self.column, self.offset, self.len)

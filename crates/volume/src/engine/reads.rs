@@ -3,7 +3,8 @@
 //! An answer that may show a change in flight is kept until that change has
 //! ended: shown before, the next read, from a leg that does not have it yet or
 //! after the loss of the one that does, could show what was before. What a
-//! read has shown is on every leg. (Extents are hints, and do not wait.)
+//! read has shown is on every leg. If the change ended undecided, the read fails.
+//! (Extents are hints, and do neither.)
 
 use super::piece::{Act, Phase, tag_of};
 use super::{Column, Engine, Outbox, Piece};
@@ -103,15 +104,14 @@ impl Engine {
             let column = &mut self.columns[number];
             let late = std::mem::replace(&mut piece.pending, Mask::NONE);
             column.overdue.extend(late.legs().map(|leg| (leg, tag)));
-            let is_read = matches!(piece.act, Act::Read) && !defect::is(Defect::ReadNotHeld);
             piece.answer = result.ok();
-            if is_read && !out.is_still(piece.extent(), slot) {
+            if piece.is_held_back() && !out.is_still(piece.extent(), slot) {
                 piece.phase = Phase::Watching;
                 piece.version = column.version;
                 out.count(Count::ReadsDelayed, 1);
                 return;
             }
-            return self.show(slot, out);
+            return self.show_if_decided(slot, out);
         }
         if !piece.pending.is_empty() {
             // The other leg that was asked may do better. What is wrong with
@@ -166,10 +166,29 @@ impl Engine {
         let piece = &mut self.pieces[slot as usize];
         let column = &self.columns[piece.column];
         if piece.version == column.version && !column.is_failed() {
-            return self.show(slot, out);
+            return self.show_if_decided(slot, out);
         }
         piece.answer = None;
         self.send_read(slot, out);
+    }
+
+    /// Shows it unless that may be taken back. Nothing that it shows is in flight.
+    fn show_if_decided(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &mut self.pieces[slot as usize];
+        if !piece.is_held_back() || defect::is(Defect::UndecidedRead) {
+            return self.show(slot, out);
+        }
+        if out.is_undecided(piece.extent()) {
+            return self.fail_undecided(slot, out);
+        }
+        // What was undecided may have been decided just now, against the leg
+        // that answered: it is read again with the view that did.
+        if !out.is_current() {
+            piece.phase = Phase::Held;
+            piece.answer = None;
+            return self.columns[piece.column].waiting.push(slot);
+        }
+        self.show(slot, out);
     }
 
     /// Hands its answer out.
@@ -205,19 +224,33 @@ impl Engine {
         self.insert_piece(Piece::new(u32::MAX, place, act, false), out);
     }
 
+    fn fail_undecided(&mut self, slot: u32, out: &mut impl Outbox) {
+        let piece = &self.pieces[slot as usize];
+        let error = SpaceError::Unavailable(format!(
+            "a write to these bytes failed, and one copy may have it and another not; until \
+             it is known which of the bricks {} counts they are not read: make the manager \
+             reachable",
+            self.bricks(piece.column)
+        ));
+        self.finish(slot, Err(error), out);
+    }
+
+    /// Those that hold a column.
+    fn bricks(&self, column: usize) -> String {
+        let legs = self.view.columns[column].legs.iter();
+        let bricks: Vec<String> = legs.map(|leg| leg.brick.to_string()).collect();
+        bricks.join(", ")
+    }
+
     pub(super) fn fail_unavailable(&mut self, slot: u32, out: &mut impl Outbox) {
         let piece = &self.pieces[slot as usize];
-        let bricks: Vec<String> = self.view.columns[piece.column]
-            .legs
-            .iter()
-            .map(|leg| leg.brick.to_string())
-            .collect();
+        piece.note_if_undecided(out);
+        let bricks = self.bricks(piece.column);
         if piece.op != 0 {
             self.columns[piece.column].window.leave(piece.op);
         }
         let error = SpaceError::Unavailable(format!(
-            "no in-sync copy is reachable; start one of the bricks {} again",
-            bricks.join(", ")
+            "no in-sync copy is reachable; start one of the bricks {bricks} again"
         ));
         if matches!(piece.act, Act::Repair { .. }) {
             self.repairs_failed(slot, out);
@@ -233,11 +266,7 @@ impl Engine {
 
     pub(super) fn space_error(&self, slot: u32, error: Option<SliceError>) -> SpaceError {
         let piece = &self.pieces[slot as usize];
-        let column = &self.view.columns[piece.column];
-        let place = || {
-            let bricks = column.legs.iter().map(|leg| leg.brick.to_string());
-            bricks.collect::<Vec<_>>().join(", ")
-        };
+        let place = || self.bricks(piece.column);
         match error {
             Some(SliceError::NoSpace) => SpaceError::NoSpace(place()),
             Some(SliceError::Damaged { offset }) => SpaceError::Damaged {

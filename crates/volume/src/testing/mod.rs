@@ -9,6 +9,7 @@ mod oracle;
 mod scenarios;
 mod scrub;
 mod simulation;
+mod undecided;
 mod world;
 
 /// Seeded numbers (SplitMix64): the same seed, the same run.
