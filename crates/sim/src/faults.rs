@@ -2,7 +2,7 @@
 
 use crate::cluster::tell;
 use crate::house::Death;
-use crate::life::Life;
+use crate::life::{Life, SEVERED};
 use crate::medium::Mishap;
 use crate::network::{Peer, Weather};
 use crate::workload::PAGE_SECTORS;
@@ -17,6 +17,9 @@ const STALL_MS_MAX: u64 = 3000;
 const CROWD_REQUESTS: u32 = 80;
 /// Longer than anybody waits for a column without legs.
 const LONG: Duration = Duration::from_secs(30);
+
+/// How late what a severed connection carries arrives, at most.
+const LATE_US_MAX: u64 = 500_000;
 
 /// A page that all threads want.
 pub(crate) struct Crowd {
@@ -513,6 +516,42 @@ impl Life {
             tell!(self.cluster, "connection {line} breaks");
             self.cluster.hang_up(line);
             self.count("connection broken");
+        }
+    }
+
+    /// A client loses a connection of which the brick does not know: what it
+    /// had sent arrives when the client is back and has sent it again, maybe
+    /// after what it wrote since. All threads want one page meanwhile.
+    pub(crate) fn sever(&mut self) {
+        if !self.plan.severs {
+            return;
+        }
+        if self.severing.one_in(SEVERED) {
+            let page = self.severing.roll(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
+            let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
+            tell!(
+                self.cluster,
+                "all threads want {sectors:?}, one loses its way"
+            );
+            self.crowd = Some(Crowd {
+                sectors,
+                left: CROWD_REQUESTS,
+            });
+            self.is_severing = true;
+        }
+        if !self.is_severing {
+            return;
+        }
+        let laden = self.cluster.net().laden();
+        if let Some(line) = self.severing.pick(&laden) {
+            let late = self.severing.micros(LATE_US_MAX);
+            tell!(
+                self.cluster,
+                "connection {line} is severed, and is late by {late:?}"
+            );
+            self.cluster.net().sever(line, late);
+            self.is_severing = false;
+            self.count("connection severed");
         }
     }
 

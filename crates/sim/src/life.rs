@@ -18,6 +18,10 @@ use std::time::Duration;
 /// Steps with faults.
 const STEPS: u64 = 4000;
 const HEARTBEAT: Duration = Duration::from_secs(2);
+/// One step in so many severs a connection, where a history has that.
+pub(crate) const SEVERED: u64 = 500;
+/// Tells the dice of severed connections from all others of a seed.
+const SEVERING: u64 = 0x7365_7665_7265_6421;
 /// Steps without anything to do after which time is moved on.
 const IDLE_STEPS: u32 = 2;
 
@@ -43,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) hot_sectors: u64,
     /// How often clients scrub the volume and bricks their pools.
     pub(crate) scrub_every: Option<Duration>,
+    /// Connections are severed, see [`Life::sever`].
+    pub(crate) severs: bool,
 }
 
 impl Plan {
@@ -86,6 +92,7 @@ impl Plan {
             calm: 25 + dice.roll(200),
             hot_sectors: if dice.one_in(3) { 32 } else { u64::MAX },
             scrub_every,
+            severs: false,
         }
     }
 }
@@ -118,6 +125,9 @@ pub struct Outcome {
 pub(crate) struct Life {
     pub(crate) plan: Plan,
     pub(crate) dice: Dice,
+    pub(crate) severing: Dice,
+    /// The next connection that carries something to a brick is severed.
+    pub(crate) is_severing: bool,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) desk: Arc<Desk>,
     pub(crate) name: Name,
@@ -140,7 +150,12 @@ pub(crate) struct Life {
 impl Life {
     fn new(seed: u64, is_printed: bool) -> Life {
         let mut dice = Dice::new(seed);
-        let plan = Plan::roll(&mut dice);
+        // Dice of their own: a history without such faults is as it was before
+        // there were any.
+        let mut severing = Dice::new(seed ^ SEVERING);
+        let mut plan = Plan::roll(&mut dice);
+        let odds = if plan.copies == 1 { 2 } else { 12 };
+        plan.severs = plan.damaged.is_none() && severing.one_in(odds);
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -161,6 +176,8 @@ impl Life {
         let mut life = Life {
             plan,
             dice,
+            severing,
+            is_severing: false,
             cluster,
             desk,
             name,
@@ -348,6 +365,7 @@ impl Life {
     fn live(&mut self) -> Result<(), String> {
         for _ in 0..STEPS {
             self.go_on();
+            self.sever();
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {

@@ -367,6 +367,32 @@ impl Network {
         }
     }
 
+    /// The peer loses the connection; what it had sent is late, and arrives.
+    pub(crate) fn sever(&mut self, id: LineId, late: Duration) {
+        if let Some(line) = self.lines.get_mut(&id) {
+            line.down = Lane::default();
+            line.down.is_ended = true;
+            for (at, _) in &mut line.up.messages {
+                *at += late;
+            }
+            line.up.last += late;
+        }
+    }
+
+    /// Connections of clients on whose way to the brick something is.
+    pub(crate) fn laden(&self) -> Vec<LineId> {
+        let laden = |line: &Line| {
+            let is_client = matches!(line.peer, Peer::Client(_));
+            let is_open = !line.peer_left && !line.brick_left;
+            is_client && is_open && !line.up.messages.is_empty()
+        };
+        let lines = self.lines.iter();
+        lines
+            .filter(|(_, line)| laden(line))
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
     /// The brick closes its end.
     pub(crate) fn hang_up(&mut self, id: LineId) {
         if let Some(line) = self.lines.get_mut(&id) {

@@ -21,6 +21,7 @@ const FAULTS: &[&str] = &[
     "client killed",
     "client stopped",
     "connection broken",
+    "connection severed",
     "crowd",
     "death in recovery",
     "long wait",

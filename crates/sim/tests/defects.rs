@@ -23,6 +23,7 @@ const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE];
 /// Those that take many histories first. Each with the checks that may find it:
 /// another one would mean that something else is wrong.
 const DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::OldConnectionTaken, DIVERGED),
     (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),
     (Defect::ReadNotHeld, &[NOT_LINEARIZABLE]),
     (Defect::InFlightNotCopied, DIVERGED),
@@ -39,7 +40,7 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::StaleLegRead, &[STALE_READ]),
     (Defect::RegionNotResynced, DIVERGED),
     (Defect::RoundNotStamped, DIVERGED),
-    (Defect::NoBarrier, &[SUPERSEDED]),
+    (Defect::NoBarrier, &[SUPERSEDED, LEGS_DIFFER]),
     (Defect::ManagerNotSynced, &[NO_REST]),
 ];
 

@@ -33,6 +33,12 @@ fn histories_end_whole_2() {
     check(1_000_000..1_000_000 + SEEDS);
 }
 
+/// Further seeds that found what is fixed by now, see RFD 003.
+#[test]
+fn histories_that_found_something() {
+    check([100_333, 2_008_514, 2_011_265].into_iter());
+}
+
 #[test]
 fn one_seed_is_one_history() {
     for seed in 0..20 {
