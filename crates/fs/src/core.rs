@@ -29,7 +29,9 @@ use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, RwLock};
+use std::time::Instant;
 
 /// Pages that one operation may change; files are written in pieces.
 pub(crate) const CHANGED_PAGES_MAX: usize = TRANSACTION_PAGES_MAX as usize;
@@ -99,6 +101,8 @@ pub(crate) struct Core {
     pub(crate) used: u64,
     pub(crate) numbers: Numbers,
     pub(crate) live: HashMap<Ino, Live>,
+    /// What may have times that are not in the inode yet.
+    pub(crate) noted: HashSet<Ino>,
     /// Orphans that are being freed.
     pub(crate) going: HashSet<Ino>,
     spans: Spans,
@@ -124,6 +128,7 @@ impl Core {
             used,
             numbers,
             live: HashMap::new(),
+            noted: HashSet::new(),
             going: HashSet::new(),
             spans,
             cache: Cache::default(),
@@ -235,6 +240,17 @@ impl Core {
             table: None,
             durable: false,
         }
+    }
+
+    /// See [`crate::Fs::tend`].
+    pub(crate) fn tend(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        self.port.tend(into)
+    }
+
+    /// Notes the time of a write; the inode gets it later.
+    pub(crate) fn note_write(&mut self, ino: Ino, now: Time) {
+        self.live(ino).mtime = Some(now);
+        self.noted.insert(ino);
     }
 
     pub(crate) fn outcome(&self) -> Outcome {

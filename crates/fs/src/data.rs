@@ -100,6 +100,7 @@ impl Core {
                 || inode.atime.sec + ATIME_AGE_S < now.sec)
         {
             self.live(ino).atime = Some(now);
+            self.noted.insert(ino);
         }
     }
 
@@ -200,7 +201,7 @@ impl Fs {
             if end > inode.size || !inode.is_dense() {
                 return Ok(false);
             }
-            core.live(ino).mtime = Some(now);
+            core.note_write(ino, now);
             runs(&inode, offset..end, &mut |page| core.page(page))?
         };
         let requests = runs.into_iter().map(|(at, place, len)| {
@@ -427,7 +428,7 @@ impl Fs {
 
     /// Frees an orphan. A crash in between leaves an orphan.
     pub(crate) fn free(&self, ino: Ino) -> Result<()> {
-        let mut port = self.port()?;
+        let mut port = self.borrow()?;
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             inode.size = 0;
@@ -472,18 +473,28 @@ impl Fs {
         })
     }
 
+    /// Puts all noted times into their inodes. To be called once in a while:
+    /// a crash loses what was noted since.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn put_times(&self) -> Result<()> {
+        let noted = std::mem::take(&mut self.core().noted);
+        for ino in noted {
+            match self.note_times(ino) {
+                Err(FsError::Posix(Errno::STALE)) => {}
+                put => put?,
+            }
+        }
+        Ok(())
+    }
+
     /// Puts all noted times into their inodes, and makes everything durable.
     ///
     /// # Errors
     /// What the volume says.
     pub fn sync_all(&self, port: &mut Port) -> Result<()> {
-        let inos: Vec<Ino> = self.core().live.keys().copied().collect();
-        for ino in inos {
-            match self.note_times(ino) {
-                Err(FsError::Posix(Errno::STALE)) => {}
-                noted => noted?,
-            }
-        }
+        self.put_times()?;
         port.call(Request::Flush)?;
         Ok(())
     }

@@ -57,6 +57,14 @@ impl Port {
         self.done.drain(..).map(|done| done.result).collect()
     }
 
+    /// Lets the channel do what it must while nobody asks for anything, and says
+    /// what it waits for.
+    pub(crate) fn tend(&mut self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        self.channel.reap(&mut self.done);
+        self.channel.wait_on(into);
+        self.channel.deadline()
+    }
+
     pub(crate) fn call(&mut self, request: Request) -> std::result::Result<Reply, SpaceError> {
         let mut replies = self.call_all([request])?;
         Ok(replies.pop().unwrap_or(Reply::Done))

@@ -40,7 +40,10 @@ use crate::format::Inode;
 use pagemesh_base::space::Space;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Bytes of the longest name of an entry.
 pub const NAME_MAX: usize = 255;
@@ -54,7 +57,6 @@ pub type Clock = fn() -> Time;
 
 /// A mounted file system.
 pub struct Fs {
-    space: Arc<dyn Space>,
     wait: Wait,
     clock: Clock,
     core: Mutex<Core>,
@@ -62,6 +64,39 @@ pub struct Fs {
     ended: Condvar,
     /// The way of the batches.
     commits: Mutex<Port>,
+    /// Ports that nobody uses at the moment.
+    spare: Mutex<Vec<Port>>,
+    /// Last, so that its channels are dropped before it: it waits for them.
+    space: Arc<dyn Space>,
+}
+
+/// A port for one call, or several one after the other.
+pub struct Borrowed<'f> {
+    fs: &'f Fs,
+    /// Some until it is dropped.
+    port: Option<Port>,
+}
+
+impl Deref for Borrowed<'_> {
+    type Target = Port;
+
+    fn deref(&self) -> &Port {
+        self.port.as_ref().expect("it is given back once")
+    }
+}
+
+impl DerefMut for Borrowed<'_> {
+    fn deref_mut(&mut self) -> &mut Port {
+        self.port.as_mut().expect("it is given back once")
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        if let Some(port) = self.port.take() {
+            self.fs.spare().push(port);
+        }
+    }
 }
 
 /// What is told of an inode.
@@ -136,6 +171,43 @@ impl Fs {
     /// When the volume opens no further channel.
     pub fn port(&self) -> Result<Port> {
         Port::open(&*self.space, self.wait)
+    }
+
+    /// A port that is opened if no spare one is there.
+    ///
+    /// # Errors
+    /// As [`Fs::port`].
+    pub fn borrow(&self) -> Result<Borrowed<'_>> {
+        let spare = self.spare().pop();
+        let port = match spare {
+            Some(port) => port,
+            None => self.port()?,
+        };
+        Ok(Borrowed {
+            fs: self,
+            port: Some(port),
+        })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Port>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets ports that nobody uses take part in what the volume does meanwhile,
+    /// such as the return of a copy. To be called when one of the descriptors is
+    /// readable that it names, at the time that it returns, and once in a while.
+    pub fn tend(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
+        let mut deadlines = vec![self.core().tend(into)];
+        // Whoever holds it uses it.
+        if let Ok(mut commits) = self.commits.try_lock() {
+            deadlines.push(commits.tend(into));
+        }
+        let spare = std::mem::take(&mut *self.spare());
+        for mut port in spare {
+            deadlines.push(port.tend(into));
+            self.spare().push(port);
+        }
+        deadlines.into_iter().flatten().min()
     }
 
     fn now(&self) -> Time {

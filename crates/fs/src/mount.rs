@@ -75,7 +75,7 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
     let fs = Fs::new(space.clone(), wait, clock, core)?;
     let now = clock();
     fs.change(|tx| make_root(tx, options.owner, options.mode, now))?;
-    fs.port()?.call(Request::Flush)?;
+    fs.borrow()?.call(Request::Flush)?;
     Ok(())
 }
 
@@ -103,6 +103,7 @@ impl Fs {
             core: Mutex::new(core),
             ended: Condvar::new(),
             commits: Mutex::new(commits),
+            spare: Mutex::default(),
         })
     }
 
@@ -129,9 +130,8 @@ impl Fs {
         for ino in found.orphans {
             fs.free(ino)?;
         }
-        let mut port = fs.port()?;
         for ino in found.unfinished {
-            fs.trim(&mut port, ino, None)?;
+            fs.trim(&mut *fs.borrow()?, ino, None)?;
         }
         Ok(fs)
     }

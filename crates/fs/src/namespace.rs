@@ -1,7 +1,7 @@
 //! Names: what changes inodes and directories. Every call is one transaction.
 
 use crate::core::{Live, Tx};
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::format::{INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
 use crate::map;
 use crate::tree::{Entry, FIRST_KEY, Tree};
@@ -9,7 +9,20 @@ use crate::{Attr, Fs, LINKS_MAX, NAME_MAX, TARGET_MAX, check_ino};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 
+const SET_UID: u16 = 0o4000;
 const SET_GID: u16 = 0o2000;
+const GROUP_RUNS: u16 = 0o0010;
+/// The attribute that Linux keeps the capabilities of a program in.
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// Without what raises privileges. The set-group-id bit of what the group may not
+/// run means something else.
+fn disarmed(mode: u16) -> u16 {
+    match mode & GROUP_RUNS {
+        0 => mode & !SET_UID,
+        _ => mode & !(SET_UID | SET_GID),
+    }
+}
 
 /// Who makes something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +237,18 @@ impl Fs {
         drop(tx);
         core.live(ino).lookups += 1;
         Ok(attr)
+    }
+
+    /// What is told of an inode, which is remembered like a lookup.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn remember(&self, ino: Ino) -> Result<Attr> {
+        check_ino(ino)?;
+        let mut core = self.core();
+        let inode = core.inode(ino)?;
+        core.live(ino).lookups += 1;
+        Ok(Attr::of(ino, &inode))
     }
 
     /// Takes back so many lookups. An inode without a name goes with the last.
@@ -486,7 +511,33 @@ impl Fs {
         })
     }
 
-    /// Changes attributes.
+    /// Takes away what a program gets by running a file, as when somebody without
+    /// that privilege writes to it: the set-id bits, and its capabilities.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn disarm(&self, ino: Ino) -> Result<()> {
+        check_ino(ino)?;
+        let inode = self.core().inode(ino)?;
+        let kept = disarmed(inode.mode);
+        if kept == inode.mode && inode.xattrs.at == 0 {
+            return Ok(());
+        }
+        if kept != inode.mode {
+            let mode = Some(kept & 0o7777);
+            let changes = Changes {
+                mode,
+                ..Changes::default()
+            };
+            self.set_attr(ino, changes)?;
+        }
+        match self.remove_xattr(ino, CAPABILITIES) {
+            Err(FsError::Posix(Errno::NODATA)) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Changes attributes. A new owner of a file takes its set-id bits away.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -497,6 +548,10 @@ impl Fs {
             let mut inode = tx.inode(ino)?;
             if let Some(mode) = changes.mode {
                 inode.mode = inode.kind().bits() | mode & 0o7777;
+            }
+            let is_given = changes.uid.is_some() || changes.gid.is_some();
+            if is_given && changes.mode.is_none() && !inode.is_directory() {
+                inode.mode = disarmed(inode.mode);
             }
             inode.uid = changes.uid.unwrap_or(inode.uid);
             inode.gid = changes.gid.unwrap_or(inode.gid);
