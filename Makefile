@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills flips
+.PHONY: all test check deny setup demo bench sim storm kills flips pjdfstest
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -51,6 +51,11 @@ POOLS ?= 101
 flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
 	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
+
+# The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename.
+TESTS ?=
+pjdfstest: setup all
+	@scripts/pjdfstest target/release/pagemesh $(TESTS)
 
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all

@@ -113,6 +113,20 @@ pub enum Command {
     /// Serve volumes to applications.
     #[command(subcommand)]
     Export(Export),
+    /// Make, look at and delete file systems.
+    #[command(subcommand)]
+    Fs(FileSystem),
+    /// Mount a file system on a directory.
+    Mount(Mount),
+    /// Unmount a file system, and wait until its process has ended.
+    Umount {
+        /// Where it is mounted.
+        dir: PathBuf,
+        /// Take it from its place at once, also while files are open; the mount
+        /// ends with the last of them. Nobody waits for that.
+        #[arg(long)]
+        lazy: bool,
+    },
     /// Show the cluster: manager, bricks, volumes.
     Status {
         #[command(flatten)]
@@ -432,6 +446,79 @@ pub enum Export {
         #[command(flatten)]
         client: Client,
     },
+}
+
+/// Make, look at and delete file systems.
+#[derive(Subcommand)]
+pub enum FileSystem {
+    /// Make a file system.
+    Create {
+        /// Its name.
+        name: Name,
+        /// What its files may take together; space is taken when it is written.
+        #[arg(long)]
+        size: Size,
+        /// Copies, each on a brick of its own.
+        #[arg(long, default_value_t = 2, value_parser = RangedU64ValueParser::<usize>::new().range(1..=3))]
+        copies: usize,
+        /// Durability class of its bricks; by default the strongest with room.
+        #[arg(long, value_parser = CLASSES)]
+        class: Option<String>,
+        /// Which transport reaches bricks.
+        #[arg(long, value_enum, default_value = "auto")]
+        transport: Transport,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// List file systems.
+    List {
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Show where a file system lies and how its copies are.
+    Show {
+        /// Which.
+        name: Name,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Delete a file system and everything in it.
+    Delete {
+        /// Which.
+        name: Name,
+        /// Although it is mounted.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+}
+
+/// Mount a file system on a directory.
+///
+/// It prints `ready` and serves until it is unmounted (`pagemesh umount`) or gets
+/// SIGINT or SIGTERM, which cuts off whoever has files open. Whoever had it mounted
+/// before is fenced.
+#[derive(Args)]
+pub struct Mount {
+    /// Which.
+    pub name: Name,
+    /// Where: a directory that is there.
+    pub dir: PathBuf,
+    /// Let all users in, as permissions say; otherwise only the one who mounts.
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Threads that serve.
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+    pub threads: usize,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+    /// Which transport reaches bricks.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub transport: Transport,
+    #[command(flatten)]
+    pub client: Client,
 }
 
 /// Seconds of the longest measurement: what the workloads take.

@@ -16,7 +16,7 @@ use pagemesh_bench::peers::{self, Peer, process_cpu};
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
 use pagemesh_bench::{idle, load, ramp, sweep, table};
-use pagemesh_manage::wire::CreateVolume;
+use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
 use std::io::{BufRead, BufReader};
@@ -79,6 +79,7 @@ impl Scratch {
             columns: None,
             copies: None,
             durability: None,
+            content: Content::Blocks,
         })?;
         Ok(sized.volume.info.durability.to_string())
     }

@@ -6,10 +6,11 @@
 
 use crate::args::Export;
 use crate::ending::Ending;
-use crate::volume::attach;
+use crate::volume::{attach, expect};
 use anyhow::{Context, anyhow};
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
+use pagemesh_manage::wire::Content;
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use pagemesh_volume::{ScrubPlan, ScrubState, Volume};
 use signal_hook::consts::{SIGUSR1, SIGUSR2};
@@ -96,6 +97,9 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         ..Limits::default()
     };
     let server = Server::bind_with(listen, exports.clone(), limits)?;
+    for name in volumes {
+        expect(client, name, Content::Blocks)?;
+    }
     let mut attached = Vec::new();
     for name in volumes {
         let exported = Exported::new(attach(client, *transport, name)?)?;

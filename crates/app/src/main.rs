@@ -14,8 +14,10 @@ mod bricks;
 mod cluster;
 mod ending;
 mod export;
+mod files;
 mod key;
 mod manager;
+mod mount;
 mod output;
 mod pool;
 mod pool_check;
@@ -53,8 +55,9 @@ fn main() -> ExitCode {
 /// Logs go to standard error; `PAGEMESH_LOG` chooses what, as `debug` or
 /// `pagemesh_volume=debug`.
 fn start_log() {
+    // fuser warns when somebody else has unmounted, which is as it should be.
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEMESH_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,fuser=error"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -73,6 +76,9 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Manager(manager) => manager::run(&manager)?,
         Command::Volume(command) => return volume::run(&command),
         Command::Export(command) => export::run(&command)?,
+        Command::Fs(command) => files::run(&command)?,
+        Command::Mount(mount) => mount::run(&mount)?,
+        Command::Umount { dir, lazy } => mount::unmount(&dir, lazy)?,
         Command::Status { client } => status::run(&client)?,
         Command::Bench(command) => bench::run(&command)?,
         Command::Man => print_man()?,

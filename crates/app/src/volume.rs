@@ -11,7 +11,7 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 use pagemesh_base::layout::{LegState, Name};
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_manage::wire::{CreateVolume, VolumeDetail};
+use pagemesh_manage::wire::{Content, CreateVolume, VolumeDetail};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::{CheckReport, LegStatus, Transport, Transports, Volume};
 use std::sync::Arc;
@@ -20,6 +20,23 @@ use std::sync::Arc;
 pub fn client(args: &args::Client) -> anyhow::Result<Client> {
     let key = key::find(args.key.as_deref(), &args.manager)?;
     Ok(Client::new(&args.manager, &key)?)
+}
+
+/// Refuses a volume that holds something else.
+pub fn expect(args: &args::Client, name: &Name, content: Content) -> anyhow::Result<VolumeDetail> {
+    let detail = client(args)?.volume(name)?;
+    if detail.info.content == content {
+        return Ok(detail);
+    }
+    match content {
+        Content::Blocks => {
+            bail!("the volume {name} holds files; use it with: pagemesh mount {name} DIR")
+        }
+        Content::Files => bail!(
+            "the volume {name} holds blocks, and no file system of pagemesh; use it with: \
+             pagemesh export nbd {name}, or make a file system: pagemesh fs create"
+        ),
+    }
 }
 
 /// Attaches a volume in this process.
@@ -65,6 +82,7 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
                 columns: *columns,
                 copies: *copies,
                 durability: class.as_deref().map(str::parse).transpose()?,
+                content: Content::Blocks,
             };
             create(args, &wish)?;
         }
@@ -139,7 +157,8 @@ fn create(args: &args::Client, wish: &CreateVolume) -> anyhow::Result<()> {
     })
 }
 
-fn show(detail: &VolumeDetail) -> String {
+/// A volume and its legs.
+pub fn show(detail: &VolumeDetail) -> String {
     let info = &detail.info;
     let mut rows = Vec::new();
     for (at, segment) in detail.layout.segments.iter().enumerate() {

@@ -147,6 +147,7 @@ fn bodies() -> Vec<Vec<u8>> {
         columns: Some(2),
         copies: Some(3),
         durability: Some(Durability::Process),
+        content: Content::Blocks,
     };
     let change = LegChange {
         segment: 0,
@@ -220,6 +221,7 @@ fn fuzz_rest_answer() {
     let info = VolumeInfo {
         name: "v".parse().expect("a name"),
         id: Uuid::from_u128(1),
+        content: Content::Files,
         size_bytes: 4 << 20,
         layout: Kind::Mirror,
         columns: 1,
@@ -317,6 +319,7 @@ fn fuzz_store_record() {
         attachment: None,
         notes: vec![],
         created_unix_s: 1,
+        files_bytes: Some(1 << 20),
     };
     let doomed = Doomed {
         brick: BRICK,

@@ -141,12 +141,23 @@ pub(crate) fn places(segments: &[Segment]) -> impl Iterator<Item = Place> {
     })
 }
 
+/// The same, with the bytes that bricks are promised to them.
+pub(crate) fn promised(
+    segments: &[Segment],
+    files_bytes: Option<u64>,
+) -> impl Iterator<Item = Place> {
+    places(segments).map(move |place| Place {
+        bytes: place.bytes.min(files_bytes.unwrap_or(u64::MAX)),
+        ..place
+    })
+}
+
 impl Book {
     /// Every slice that is, or is about to be, part of a volume.
     pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
         let volumes = self.volumes.values();
         volumes
-            .flat_map(|volume| places(&volume.ledger.layout.segments))
+            .flat_map(|volume| promised(&volume.ledger.layout.segments, volume.files_bytes))
             .chain(self.building.values().flatten().cloned())
     }
 

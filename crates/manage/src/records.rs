@@ -45,6 +45,10 @@ pub struct VolumeRecord {
     pub notes: Vec<Note>,
     /// Seconds since 1970.
     pub created_unix_s: u64,
+    /// Bytes that the files in it may take, if it holds files: what its bricks
+    /// are promised to it, while the volume itself is far larger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files_bytes: Option<u64>,
 }
 
 /// Who has a volume.

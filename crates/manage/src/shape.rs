@@ -15,6 +15,19 @@ const COPIES_DEFAULT: usize = 2;
 /// Bytes of the largest volume: offsets stay within what a signed 64-bit file
 /// offset of a client can say.
 pub const VOLUME_BYTES_MAX: u64 = i64::MAX as u64 / PAGE * PAGE;
+/// Addresses of a volume that holds files, for each byte that they may take: the
+/// smallest files take eight times theirs, and nothing is moved.
+const FILES_SPACE_FACTOR: u64 = 16;
+/// Bytes of the smallest volume that holds files.
+const FILES_SPACE_BYTES_MIN: u64 = 1 << 30;
+/// Bytes that files may take, at most.
+pub const FILES_BYTES_MAX: u64 = SLICE_BYTES_MAX / FILES_SPACE_FACTOR;
+
+/// Bytes of a volume whose files may take so many.
+#[must_use]
+pub fn files_space_bytes(files_bytes: u64) -> u64 {
+    (files_bytes.min(FILES_BYTES_MAX) * FILES_SPACE_FACTOR).max(FILES_SPACE_BYTES_MIN)
+}
 
 /// How a volume is laid out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -7,14 +7,14 @@
 
 use crate::fault::Fault;
 use crate::ledger::{Change, Ledger, LegTurn};
-use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places};
-use crate::placement::{PlacedSegment, Placement, Wish, place};
+use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places, promised};
+use crate::placement::{PlaceError, PlacedSegment, Placement, Wish, place};
 use crate::records::{Attachment, Doomed, Note, VolumeRecord};
-use crate::shape::Shape;
+use crate::shape::{FILES_BYTES_MAX, Shape, files_space_bytes};
 use crate::store::Write;
 use crate::wire::{
-    AttachVolume, Attached, ChangeLegs, CreateVolume, Deleted, DetachVolume, Detached, GrowVolume,
-    Health, LegChange, Sized, VolumeDetail, VolumeInfo,
+    AttachVolume, Attached, ChangeLegs, Content, CreateVolume, Deleted, DetachVolume, Detached,
+    GrowVolume, Health, LegChange, Sized, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, SEGMENTS_MAX, Segment, SliceId,
@@ -35,6 +35,10 @@ impl Manager {
     pub fn create(&self, wish: &CreateVolume) -> Result<Sized, Fault> {
         let shape = Shape::new(wish.layout, wish.columns, wish.copies)?;
         let bytes = shape.fit(wish.size_bytes)?;
+        let files_bytes = match wish.content {
+            Content::Blocks => None,
+            Content::Files => Some(check_files(shape, bytes)?),
+        };
         let plan = {
             let mut book = self.book();
             refuse_a_taken_name(&book, &wish.name)?;
@@ -44,8 +48,11 @@ impl Manager {
                 durability: wish.durability,
                 factor: self.settings.overprovision_factor,
             };
-            let placement = place(&self.candidates(&book), &wish_place)?;
-            self.plan(&mut book, &wish.name, placement)?
+            let mut placement = place(&self.candidates(&book), &wish_place)?;
+            if files_bytes.is_some() {
+                make_thin(&mut placement, bytes)?;
+            }
+            self.plan(&mut book, &wish.name, placement, files_bytes)?
         };
         self.build(&plan.segments)?;
         let layout = Layout {
@@ -61,6 +68,7 @@ impl Manager {
             attachment: None,
             notes: vec![],
             created_unix_s: self.clock.unix_s(),
+            files_bytes,
         };
         let volume = self.publish(&plan.segments, |_| Ok(record))?;
         Ok(sized(volume, wish.size_bytes, bytes))
@@ -75,6 +83,12 @@ impl Manager {
             let mut book = self.book();
             let volume = book.volume(name)?;
             refuse_a_busy_one(&book, name)?;
+            if volume.files_bytes.is_some() {
+                return Err(Fault::bad(
+                    format!("the volume {name} holds files, and its size is theirs"),
+                    "make a larger file system and copy the files",
+                ));
+            }
             let (shape, now) = (volume.shape, volume.ledger.layout.size_bytes());
             let more = growth(now, wish.size_bytes)?;
             let bytes = shape.fit(more)?;
@@ -91,7 +105,7 @@ impl Manager {
             if segments + placement.segments.len() > SEGMENTS_MAX {
                 return Err(crate::ledger::ChangeError::TooManySegments.into());
             }
-            (self.plan(&mut book, name, placement)?, size)
+            (self.plan(&mut book, name, placement, None)?, size)
         };
         self.build(&plan.segments)?;
         let change = Change::Grow(plan.segments.clone());
@@ -261,13 +275,14 @@ impl Manager {
         book: &mut Book,
         name: &Name,
         placement: Placement,
+        files_bytes: Option<u64>,
     ) -> Result<Plan<'a>, Fault> {
         let segments: Vec<Segment> = placement
             .segments
             .iter()
             .map(|placed| segment(placed, self.settings.new_id))
             .collect();
-        let places: Vec<Place> = places(&segments).collect();
+        let places: Vec<Place> = promised(&segments, files_bytes).collect();
         let doom = |place: &Place| Doomed {
             brick: place.brick,
             slice: place.slice,
@@ -339,7 +354,11 @@ impl Manager {
         VolumeInfo {
             name: layout.name.clone(),
             id: layout.volume,
-            size_bytes: layout.size_bytes(),
+            content: match record.files_bytes {
+                None => Content::Blocks,
+                Some(_) => Content::Files,
+            },
+            size_bytes: record.files_bytes.unwrap_or(layout.size_bytes()),
             layout: record.shape.kind,
             columns: record.shape.columns,
             copies: record.shape.copies,
@@ -433,6 +452,44 @@ fn refuse_a_fenced_one(
             client: present.map(|present| present.client.clone()),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Files need one column, and fewer bytes than their volume has addresses for.
+fn check_files(shape: Shape, bytes: u64) -> Result<u64, Fault> {
+    if shape.columns != 1 {
+        return Err(Fault::bad(
+            format!("a file system lies in one column, not in {}", shape.columns),
+            "take the layout mirror, or concat for one copy",
+        ));
+    }
+    if bytes > FILES_BYTES_MAX {
+        return Err(crate::shape::ShapeError::TooLarge {
+            asked: bytes,
+            what: "a file system",
+            most: FILES_BYTES_MAX,
+        }
+        .into());
+    }
+    Ok(bytes)
+}
+
+/// Gives files their addresses, where one brick has room for all they may take.
+fn make_thin(placement: &mut Placement, bytes: u64) -> Result<(), Fault> {
+    match placement.segments.as_mut_slice() {
+        [segment] => {
+            segment.bytes = files_space_bytes(bytes);
+            Ok(())
+        }
+        segments => {
+            let largest = segments.iter().map(|segment| segment.bytes).max();
+            let largest_bytes = largest.unwrap_or(0);
+            Err(PlaceError::NoRoom {
+                bytes,
+                largest_bytes,
+            }
+            .into())
+        }
     }
 }
 

@@ -198,6 +198,17 @@ pub struct BrickInfo {
     pub scrub_wish: Option<ScrubWish>,
 }
 
+/// What a volume holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// Blocks, for whoever exports it.
+    #[default]
+    Blocks,
+    /// A file system, for whoever mounts it.
+    Files,
+}
+
 /// A volume to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -205,7 +216,8 @@ pub struct CreateVolume {
     /// 1 to 64 of `A-Z a-z 0-9 . _ -`, not starting with a dot or a dash.
     #[schema(value_type = String)]
     pub name: Name,
-    /// Whole pages of 4096 bytes; rounded up to whole stripes if striped.
+    /// Whole pages of 4096 bytes; rounded up to whole stripes if striped. Of
+    /// files: what they may take together.
     pub size_bytes: u64,
     /// `mirror` if missing.
     #[serde(default)]
@@ -219,6 +231,9 @@ pub struct CreateVolume {
     /// The class of its bricks: the strongest that has room if missing.
     #[serde(default)]
     pub durability: Option<Durability>,
+    /// `blocks` if missing. Files need one column on one brick per copy.
+    #[serde(default)]
+    pub content: Content,
 }
 
 /// How much a volume is to grow by.
@@ -344,7 +359,10 @@ pub struct VolumeInfo {
     pub name: Name,
     /// Its identity.
     pub id: Uuid,
-    /// Its size.
+    /// What it holds.
+    #[serde(default)]
+    pub content: Content,
+    /// Its size; of files, what they may take.
     pub size_bytes: u64,
     /// Its kind of layout.
     pub layout: Kind,

@@ -75,6 +75,7 @@ fn volume() -> VolumeRecord {
             since_unix_s: 1_700_000_100,
         }],
         created_unix_s: 1_690_000_000,
+        files_bytes: None,
     }
 }
 

@@ -4,7 +4,8 @@ mod cluster;
 
 use cluster::{CAPACITY, Cluster, MIB, Mood, brick_id, name, refused, registration, wish};
 use pagemesh_base::layout::SLICE_BYTES_MAX;
-use pagemesh_manage::wire::{BrickRegistration, Code, CreateVolume};
+use pagemesh_manage::shape::FILES_BYTES_MAX;
+use pagemesh_manage::wire::{BrickRegistration, Code, Content, CreateVolume};
 use pagemesh_manage::{Durability, Kind};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -96,6 +97,50 @@ fn more_copies_than_domains_are_refused_with_both_numbers() {
         ..other
     };
     refused(client.create(&pmem), Code::NoRoom, &["pmem"]);
+}
+
+#[test]
+fn files_are_promised_their_limit_and_not_their_addresses() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let client = &served.client;
+    let files = |text, bytes| CreateVolume {
+        content: Content::Files,
+        ..wish(text, Kind::Mirror, bytes)
+    };
+    let made = client.create(&files("home", MIB)).expect("made").volume;
+    assert_eq!(
+        (made.info.content, made.info.size_bytes),
+        (Content::Files, MIB)
+    );
+    assert_eq!(made.layout.size_bytes(), 1 << 30);
+    let brick = &client.bricks().expect("listed")[0];
+    assert_eq!(brick.provisioned_bytes, MIB);
+    let large = files("large", FILES_BYTES_MAX + 4096);
+    refused(
+        client.create(&large),
+        Code::BadRequest,
+        &["a file system has at most"],
+    );
+    let beyond = files("beyond", brick.capacity_bytes * 5);
+    refused(client.create(&beyond), Code::NoRoom, &["more than 4 times"]);
+    let striped = CreateVolume {
+        layout: Kind::StripeMirror,
+        ..files("striped", MIB)
+    };
+    refused(
+        client.create(&striped),
+        Code::BadRequest,
+        &["one column, not in 2"],
+    );
+    // One copy does not go on where a brick has no more room.
+    let chained = CreateVolume {
+        layout: Kind::Concat,
+        ..files("chained", brick.capacity_bytes * 5)
+    };
+    refused(client.create(&chained), Code::NoRoom, &["would fit"]);
+    let grown = client.grow(&name("home"), 2 * MIB);
+    refused(grown, Code::BadRequest, &["holds files"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::faults::{Crowd, Siege};
 use crate::history::History;
 use pagemesh_base::layout::Name;
 use pagemesh_manage::Kind;
-use pagemesh_manage::wire::CreateVolume;
+use pagemesh_manage::wire::{Content, CreateVolume};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,6 +168,7 @@ impl Life {
             columns: (plan.columns > 1).then_some(plan.columns),
             copies: (plan.copies > 1).then_some(plan.copies),
             durability: None,
+            content: Content::Blocks,
         };
         let manager = desk.manager().expect("a manager that runs");
         let made = manager.create(&wish);

@@ -5,7 +5,7 @@ use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
 /// Where Debian has them.
-const PACKAGES: [(&str, &str); 16] = [
+const PACKAGES: [(&str, &str); 18] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("nbdcopy", "libnbd-bin"),
@@ -22,6 +22,8 @@ const PACKAGES: [(&str, &str); 16] = [
     ("umount", "mount"),
     ("cp", "coreutils"),
     ("perl", "perl-base"),
+    ("git", "git"),
+    ("sqlite3", "sqlite3"),
 ];
 
 /// A command that is killed when it takes too long.

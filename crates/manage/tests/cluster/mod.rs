@@ -8,7 +8,7 @@ use pagemesh_base::layout::{BrickId, Layout, Leg, Name, SliceId};
 use pagemesh_base::slice::{BrickControl, BrickStatus, SliceError, SliceInfo};
 use pagemesh_manage::clock::Clock;
 use pagemesh_manage::store::Store;
-use pagemesh_manage::wire::{BrickRegistration, Code, CreateVolume};
+use pagemesh_manage::wire::{BrickRegistration, Code, Content, CreateVolume};
 use pagemesh_manage::{
     Bricks, Client, Config, Durability, Handle, Kind, Manager, ManagerError, Settings, serve,
 };
@@ -255,6 +255,7 @@ pub fn wish(text: &str, kind: Kind, size_bytes: u64) -> CreateVolume {
         columns: None,
         copies: None,
         durability: None,
+        content: Content::Blocks,
     }
 }
 

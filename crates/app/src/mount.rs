@@ -1,0 +1,352 @@
+//! `pagemesh mount` and `pagemesh umount`.
+//!
+//! Who unmounts wants to know when everything is in its place. So the mounting
+//! process listens on a socket whose name, in the abstract namespace, is that of
+//! the mount's device; it says a word on every connection when it is done, and
+//! its end closes them.
+
+use crate::args::{self, Mount};
+use crate::ending::{Ending, Teller};
+use crate::volume::{attach, client, expect};
+use anyhow::{Context, bail};
+use pagemesh_base::layout::BrickId;
+use pagemesh_base::space::{Space, SpaceError};
+use pagemesh_fs::{Fs, FsError};
+use pagemesh_fuse::{MountOptions, Mounted, Unmounter};
+use pagemesh_manage::wire::{Content, VolumeDetail};
+use pagemesh_volume::{Volume, VolumeState};
+use rustix::mount::UnmountFlags;
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+/// What the source of a mount begins with.
+const SOURCE: &str = "pagemesh:";
+/// The type that the kernel shows.
+const TYPE: &str = "fuse.pagemesh";
+/// How often it is looked whether this mount is fenced.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often the manager is asked what the pools still have.
+const ROOM_EVERY: Duration = Duration::from_secs(5);
+/// What whoever unmounts is told.
+const DONE: &[u8] = b"done";
+/// Octal digits of an escaped byte in mountinfo.
+const ESCAPED: usize = 3;
+
+/// A mount of pagemesh, as the kernel tells it.
+struct Known {
+    /// `major:minor`.
+    device: String,
+    dir: PathBuf,
+}
+
+/// All mounts of pagemesh that this process sees, in the order of mounting.
+fn mounts() -> anyhow::Result<Vec<Known>> {
+    let text = std::fs::read("/proc/self/mountinfo").context("cannot read the mounts")?;
+    Ok(text
+        .split(|&byte| byte == b'\n')
+        .filter_map(known)
+        .collect())
+}
+
+/// A line of mountinfo, proc(5).
+fn known(line: &[u8]) -> Option<Known> {
+    let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    let dash = words.iter().position(|word| *word == b"-")?;
+    if *words.get(dash + 1)? != TYPE.as_bytes() {
+        return None;
+    }
+    let dir = std::ffi::OsString::from_vec(unescaped(words.get(4)?));
+    Some(Known {
+        device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
+        dir: dir.into(),
+    })
+}
+
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after
+            .get(..ESCAPED)
+            .and_then(|it| std::str::from_utf8(it).ok());
+        let code = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) if byte == b'\\' => {
+                bytes.push(code);
+                rest = &after[ESCAPED..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+/// The path without links. What is mounted there is not looked at: it may hang
+/// or be dead.
+fn place(dir: &Path) -> anyhow::Result<PathBuf> {
+    let dir = std::path::absolute(dir)?;
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+        return Ok(dir);
+    };
+    let parent = parent.canonicalize();
+    let parent = parent.with_context(|| format!("there is no directory {}", dir.display()))?;
+    Ok(parent.join(name))
+}
+
+fn mount_on(dir: &Path) -> anyhow::Result<Option<Known>> {
+    Ok(mounts()?.into_iter().rev().find(|known| known.dir == dir))
+}
+
+/// Refuses what cannot be mounted on, before anybody is fenced for it.
+fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
+    if mount_on(&place(dir)?)?.is_some() {
+        let dir = dir.display();
+        bail!("{dir} is busy: a file system is mounted there; unmount it: pagemesh umount {dir}");
+    }
+    let found = std::fs::metadata(dir);
+    let shown = dir.display();
+    let found = found.with_context(|| format!("cannot mount on {shown}; make the directory"))?;
+    if !found.is_dir() {
+        bail!("cannot mount on {shown}: it is not a directory");
+    }
+    Ok(dir.canonicalize()?)
+}
+
+/// Mounts a file system, and serves it until it is unmounted or told to end.
+pub fn run(args: &Mount) -> anyhow::Result<()> {
+    let dir = check_dir(&args.dir)?;
+    let ending = Ending::listen(args.until_stdin_ends)?;
+    let detail = expect(&args.client, &args.name, Content::Files)?;
+    let volume = Arc::new(attach(&args.client, args.transport, &args.name)?);
+    let space: Arc<dyn Space> = volume.clone();
+    let fs = Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?;
+    let fenced = Fenced {
+        is: Arc::default(),
+        teller: ending.teller(),
+    };
+    watch(Arc::downgrade(&volume), fenced.clone())?;
+    drop(volume);
+    let room = watch_room(&args.client, &detail)?;
+    let options = MountOptions {
+        source: format!("{SOURCE}{}", args.name),
+        threads: args.threads,
+        allow_other: args.allow_other,
+    };
+    let on_trouble = fenced.clone();
+    let trouble = move |error: &FsError| on_trouble.take_in(error);
+    let mut mounted = pagemesh_fuse::mount(Arc::new(fs), &dir, &options, Box::new(trouble), room)?;
+    let waiting = listen(&dir);
+    let unmounter = mounted.unmounter();
+    println!("ready {}", dir.display());
+    let served = serve(mounted, unmounter, &dir, &ending);
+    if fenced.is.load(Ordering::Acquire) {
+        let name = &args.name;
+        bail!(
+            "another client took over the file system {name}, and this mount has ended; what \
+             it had confirmed is there. Mount it again to take it back: pagemesh mount {name} {}",
+            dir.display()
+        );
+    }
+    served?;
+    tell_done(&waiting);
+    Ok(())
+}
+
+/// Whether another client took over.
+#[derive(Clone)]
+struct Fenced {
+    is: Arc<AtomicBool>,
+    teller: Teller,
+}
+
+impl Fenced {
+    fn tell(&self) {
+        if !self.is.swap(true, Ordering::AcqRel) {
+            self.teller.end();
+        }
+    }
+
+    fn take_in(&self, error: &FsError) {
+        match error {
+            FsError::Space(SpaceError::Fenced) | FsError::Stopped(SpaceError::Fenced) => {
+                self.tell();
+            }
+            other => tracing::debug!(%other, "a request failed"),
+        }
+    }
+}
+
+/// Looks now and then, because a mount that nobody uses is told by nothing else.
+fn watch(volume: Weak<Volume>, fenced: Fenced) -> anyhow::Result<()> {
+    std::thread::Builder::new()
+        .name("fenced".into())
+        .spawn(move || {
+            while let Some(volume) = volume.upgrade() {
+                let status = volume.status();
+                drop(volume);
+                if status.is_some_and(|status| status.state == VolumeState::Fenced) {
+                    return fenced.tell();
+                }
+                std::thread::sleep(LOOK_EVERY);
+            }
+        })?;
+    Ok(())
+}
+
+/// Asks the manager now and then what the pools of the copies still have: the
+/// least of them is what can be written.
+fn watch_room(args: &args::Client, detail: &VolumeDetail) -> anyhow::Result<pagemesh_fuse::Room> {
+    const UNKNOWN: u64 = u64::MAX;
+    let bricks: Vec<BrickId> = detail.bricks.keys().copied().collect();
+    let manager = client(args)?;
+    let room = Arc::new(AtomicU64::new(UNKNOWN));
+    let known = Arc::downgrade(&room);
+    std::thread::Builder::new()
+        .name("room".into())
+        .spawn(move || {
+            while let Some(room) = known.upgrade() {
+                if let Ok(all) = manager.bricks() {
+                    let ours = all.iter().filter(|info| bricks.contains(&info.brick));
+                    let free = ours.map(|info| info.capacity_bytes.saturating_sub(info.used_bytes));
+                    room.store(free.min().unwrap_or(UNKNOWN), Ordering::Relaxed);
+                }
+                drop(room);
+                std::thread::sleep(ROOM_EVERY);
+            }
+        })?;
+    Ok(Box::new(move || {
+        let free = room.load(Ordering::Relaxed);
+        (free != UNKNOWN).then_some(free)
+    }))
+}
+
+fn serve(
+    mounted: Mounted,
+    mut unmounter: Unmounter,
+    dir: &Path,
+    ending: &Ending,
+) -> anyhow::Result<()> {
+    let tell = ending.teller();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            let served = mounted.serve();
+            // The other side may be waiting for a signal.
+            tell.end();
+            served
+        });
+        ending.wait();
+        if !serving.is_finished() && unmounter.unmount().is_err() {
+            tracing::warn!(dir = %dir.display(), "files are open; whoever has them is cut off");
+            // Ends the connection to the kernel, and so the threads that serve.
+            rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)
+                .with_context(|| format!("cannot unmount {}", dir.display()))?;
+        }
+        match serving.join() {
+            Ok(served) => Ok(served?),
+            Err(_) => bail!("the server panicked"),
+        }
+    })
+}
+
+fn address(device: &str) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("pagemesh-mount-{device}"))
+}
+
+/// Lets others wait for the end of this mount.
+fn listen(dir: &Path) -> Arc<Mutex<Vec<UnixStream>>> {
+    let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
+    let listener = mount_on(dir).and_then(|known| {
+        let known = known.context("the mount is not there")?;
+        Ok(UnixListener::bind_addr(&address(&known.device)?)?)
+    });
+    let listener = match listener {
+        Ok(listener) => listener,
+        Err(cause) => {
+            tracing::warn!(%cause, "nobody can wait for the end of this mount");
+            return waiting;
+        }
+    };
+    let accepted = Arc::clone(&waiting);
+    let spawned = std::thread::Builder::new()
+        .name("waiting".into())
+        .spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let mut waiting = accepted.lock().unwrap_or_else(PoisonError::into_inner);
+                waiting.push(stream);
+            }
+        });
+    if let Err(cause) = spawned {
+        tracing::warn!(%cause, "nobody can wait for the end of this mount");
+    }
+    waiting
+}
+
+fn tell_done(waiting: &Mutex<Vec<UnixStream>>) {
+    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    for stream in waiting.iter_mut() {
+        // Whoever waited may have stopped.
+        let _ = stream.write_all(DONE);
+    }
+}
+
+/// Unmounts, and waits until the mounting process has put everything in place.
+pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
+    let at = place(dir)?;
+    let Some(known) = mount_on(&at)? else {
+        bail!("no file system of pagemesh is mounted on {}", dir.display());
+    };
+    let waiting = UnixStream::connect_addr(&address(&known.device)?);
+    let flags = match lazy {
+        true => UnmountFlags::DETACH,
+        false => UnmountFlags::empty(),
+    };
+    rustix::mount::unmount(&at, flags).with_context(|| {
+        let shown = dir.display();
+        format!(
+            "cannot unmount {shown}; if something in it is in use, end that, or take it away with \
+             --lazy"
+        )
+    })?;
+    if lazy {
+        return Ok(());
+    }
+    let Ok(mut waiting) = waiting else {
+        tracing::warn!("its process had ended before, or cannot be seen from here");
+        return Ok(());
+    };
+    let mut said = Vec::new();
+    let heard = waiting.read_to_end(&mut said);
+    match heard {
+        Ok(_) if said == DONE => Ok(()),
+        _ => bail!(
+            "{} is unmounted, but its process did not end well; see what it said",
+            dir.display()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn mounts_of_others_are_left_out() {
+        let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw";
+        let found = known(line).expect("one of ours");
+        assert_eq!(found.device, "0:53");
+        assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
+        assert!(known(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
+        assert!(known(b"").is_none());
+        assert!(known(b"98 - fuse.pagemesh").is_none());
+    }
+}

@@ -1,0 +1,216 @@
+//! The FUSE server: a mounted file system as the kernel sees it.
+//!
+//! Several threads read requests from the device, each by a descriptor of its own
+//! where the kernel allows that, and answer them before they take the next.
+//!
+//! What is kept where. Contents are never cached: every file is opened for direct
+//! I/O, and a write is answered when every in-sync copy has it. Names and attributes
+//! are kept by the kernel until it changes them itself, because nothing changes
+//! except through this mount: whoever mounts has attached the volume exclusively.
+//! A mount elsewhere fences this one, and then every request fails.
+//!
+//! Permissions are checked by the kernel (`default_permissions`), and locks are
+//! its own: they hold among the programs of this mount.
+
+#![deny(unsafe_code)]
+
+mod attr;
+mod serve;
+mod wait;
+
+pub use attr::now;
+pub use wait::wait;
+
+use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use pagemesh_fs::{Fs, FsError};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use serve::Served;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Threads that serve, at most: each holds a channel of the volume.
+pub const THREADS_MAX: usize = 64;
+/// How long the times of data writes may be known in memory only.
+const TIMES_EVERY: Duration = Duration::from_secs(1);
+/// Under load every completion wakes whoever watches idle ports, too.
+const TEND_EVERY_MIN: Duration = Duration::from_millis(10);
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What `df` and `mount` show as the source.
+    pub source: String,
+    /// Threads that serve, 1 to [`THREADS_MAX`].
+    pub threads: usize,
+    /// Whether other users than the one who mounts may use it.
+    pub allow_other: bool,
+}
+
+/// Why there is no mount.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The kernel or the system refused.
+    #[error("cannot mount on {}: {cause}; /dev/fuse must be there, and whoever is not root needs fusermount3", dir.display())]
+    Refused {
+        /// Where.
+        dir: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Threads or descriptors.
+    #[error("cannot serve the mount: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Called when the volume fails a change for good; several times perhaps.
+pub type Trouble = Box<dyn Fn(&FsError) + Send + Sync>;
+
+/// Bytes that the pools still have, where somebody knows: the file system can have
+/// less than its limit.
+pub type Room = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+
+/// A mount that is there, and is not served yet.
+pub struct Mounted {
+    session: Session<Served>,
+    fs: Arc<Fs>,
+    caretaker: Caretaker,
+}
+
+/// Unmounts from another thread.
+pub struct Unmounter(SessionUnmounter);
+
+impl Unmounter {
+    /// Unmounts; [`Mounted::serve`] returns then.
+    ///
+    /// # Errors
+    /// `EBUSY` while something in it is used.
+    pub fn unmount(&mut self) -> io::Result<()> {
+        self.0.unmount()
+    }
+}
+
+/// Mounts a file system on a directory.
+///
+/// # Errors
+/// When the kernel refuses, or threads cannot be started.
+pub fn mount(
+    fs: Arc<Fs>,
+    dir: &Path,
+    options: &MountOptions,
+    trouble: Trouble,
+    room: Room,
+) -> Result<Mounted, MountError> {
+    let caretaker = Caretaker::start(&fs)?;
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(options.source.clone()),
+        MountOption::CUSTOM("subtype=pagemesh".into()),
+        MountOption::DefaultPermissions,
+    ];
+    if options.allow_other {
+        config.acl = SessionACL::All;
+    }
+    config.n_threads = Some(options.threads.clamp(1, THREADS_MAX));
+    config.clone_fd = true;
+    let served = Served::new(Arc::clone(&fs), trouble, room);
+    let session = Session::new(served, dir, &config).map_err(|cause| MountError::Refused {
+        dir: dir.to_owned(),
+        cause,
+    })?;
+    Ok(Mounted {
+        session,
+        fs,
+        caretaker,
+    })
+}
+
+impl Mounted {
+    /// Unmounts from another thread.
+    pub fn unmounter(&mut self) -> Unmounter {
+        Unmounter(self.session.unmount_callable())
+    }
+
+    /// Serves until it is unmounted, and then puts times where they belong and
+    /// makes everything durable.
+    ///
+    /// # Errors
+    /// When the device or the volume fails.
+    pub fn serve(self) -> Result<(), ServeError> {
+        self.session.run()?;
+        drop(self.caretaker);
+        let mut port = self.fs.borrow()?;
+        Ok(self.fs.sync_all(&mut port)?)
+    }
+}
+
+/// Why serving ended otherwise than by an unmount.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The device failed.
+    #[error("the connection to the kernel failed: {0}")]
+    Device(#[from] io::Error),
+    /// The volume failed.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+}
+
+/// A thread that does what is due while nobody asks for anything.
+struct Caretaker {
+    end: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Caretaker {
+    fn start(fs: &Arc<Fs>) -> io::Result<Caretaker> {
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (fs, told) = (Arc::downgrade(fs), Arc::clone(&end));
+        let thread = std::thread::Builder::new()
+            .name("fuse-care".into())
+            .spawn(move || take_care(&fs, &told))?;
+        Ok(Caretaker {
+            end,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Caretaker {
+    fn drop(&mut self) {
+        // Its counter is far from full.
+        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn take_care(fs: &Weak<Fs>, end: &OwnedFd) {
+    let mut due = Instant::now() + TIMES_EVERY;
+    loop {
+        let mut awaited = vec![end.as_raw_fd()];
+        let until = match fs.upgrade() {
+            None => return,
+            Some(fs) => {
+                if Instant::now() >= due {
+                    if let Err(cause) = fs.put_times() {
+                        tracing::debug!(%cause, "times of files were not put down");
+                    }
+                    due = Instant::now() + TIMES_EVERY;
+                }
+                fs.tend(&mut awaited)
+            }
+        };
+        let began = Instant::now();
+        wait(&awaited, Some(until.map_or(due, |until| until.min(due))));
+        if rustix::io::read(end, &mut [0; 8]).is_ok() {
+            return;
+        }
+        if let Some(rest) = TEND_EVERY_MIN.checked_sub(began.elapsed()) {
+            wait(&[end.as_raw_fd()], Some(Instant::now() + rest));
+        }
+    }
+}
