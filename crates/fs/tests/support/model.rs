@@ -3,7 +3,7 @@
 
 use super::OWNER;
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Changes, Fs, FsError, Ino, Kind, Make, Port, Rename, SetXattr};
+use pagemesh_fs::{Allocate, Changes, Fs, FsError, Ino, Kind, Make, Port, Rename, Seek, SetXattr};
 use std::collections::BTreeMap;
 
 pub type Errno = rustix::io::Errno;
@@ -321,6 +321,21 @@ impl Model {
         match inodes == self.nodes.len() as u64 {
             true => Ok(()),
             false => Err(format!("{inodes} inodes for {} nodes", self.nodes.len())),
+        }
+    }
+
+    /// Asserts that files count the pages that they hold.
+    pub fn check_counts(&self, fs: &Fs, port: &mut Port) {
+        for path in self.paths(&|body| matches!(body, Body::File(_))) {
+            let file = find(fs, &path).expect("it is there");
+            let attr = fs.attr(file.1).expect("it is there");
+            let (mut at, mut pages) = (0, 0);
+            while let Ok(data) = fs.seek(port, file.1, at, Seek::Data) {
+                let hole = fs.seek(port, file.1, data, Seek::Hole).expect("an end");
+                pages += (hole.div_ceil(4096)) - data / 4096;
+                at = hole;
+            }
+            assert_eq!(attr.pages, pages, "pages of {attr:?}");
         }
     }
 
