@@ -322,3 +322,45 @@ fn threads_do_not_disturb_each_other() {
     assert_eq!(names(&fs, Ino::ROOT).len(), 2 + 4 + 400);
     assert_eq!(fs.usage().inodes, 2 + 4 + 800);
 }
+
+#[test]
+fn pages_of_what_is_deleted_are_given_out_again() {
+    let memory = Memory::new(16 << 20);
+    let (fs, mut port) = made(&memory);
+    let bytes = Bytes::from(vec![1; 3 << 20]);
+    for round in 0..40 {
+        let ino = create(&fs, Ino::ROOT, "file");
+        fs.write(&mut port, ino, Some(0), &bytes, false).unwrap();
+        fs.set_xattr(ino, b"user.a", &[1; 9_000], pagemesh_fs::SetXattr::Always)
+            .unwrap();
+        match round % 2 {
+            0 => fs.unlink(Ino::ROOT, b"file").unwrap(),
+            _ => {
+                fs.set_size(&mut port, ino, 0).unwrap();
+                fs.unlink(Ino::ROOT, b"file").unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_directory_takes_the_place_of_an_empty_one() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    let directory = |parent, name: &str| {
+        let made = fs.create(parent, name.as_bytes(), Make::Directory, 0o700, OWNER);
+        made.unwrap().ino
+    };
+    let (old, new) = (directory(Ino::ROOT, "old"), directory(Ino::ROOT, "new"));
+    let moved = directory(old, "moved");
+    directory(new, "empty");
+    fs.rename((old, b"moved"), (new, b"empty"), Rename::Replace)
+        .unwrap();
+    assert_eq!(fs.attr(old).unwrap().links, 2);
+    assert_eq!(fs.attr(new).unwrap().links, 3);
+    assert_eq!(fs.lookup(moved, b"..").unwrap().ino, new);
+    fs.rename((new, b"empty"), (Ino::ROOT, b"old"), Rename::Replace)
+        .unwrap();
+    assert_eq!(fs.attr(new).unwrap().links, 2);
+    assert_eq!(fs.attr(Ino::ROOT).unwrap().links, 4);
+}
