@@ -328,7 +328,7 @@ fn pages_of_what_is_deleted_are_given_out_again() {
     let memory = Memory::new(16 << 20);
     let (fs, mut port) = made(&memory);
     let bytes = Bytes::from(vec![1; 3 << 20]);
-    for round in 0..40 {
+    for round in 0..12 {
         let ino = create(&fs, Ino::ROOT, "file");
         fs.write(&mut port, ino, Some(0), &bytes, false).unwrap();
         fs.set_xattr(ino, b"user.a", &[1; 9_000], pagemesh_fs::SetXattr::Always)

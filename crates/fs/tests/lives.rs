@@ -211,7 +211,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
         {
             panic!("after {at}: {what}");
         }
-        if seed % 2 == 0 {
+        if seed.is_multiple_of(2) {
             model.check_counts(&fs, &mut port);
         }
         if let Some(before) = before {

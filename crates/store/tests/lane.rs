@@ -101,7 +101,9 @@ fn check(sizes: &[usize], images: u64) -> u64 {
 
 #[test]
 fn single_lines_over_several_laps() {
-    assert!(check(&[1; 40], 1000) >= 40 * 9);
+    // Nothing, each of eight words, the last of which makes it whole; a word that
+    // is what it was makes no image of its own.
+    assert!(check(&[1; 40], 1000) >= 40 * 7);
 }
 
 #[test]
