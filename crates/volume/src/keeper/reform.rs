@@ -297,10 +297,9 @@ async fn equip(state: &State) -> bool {
     };
     let mut wanted = vec![];
     for member in members {
-        for place in missing(&view, &member) {
-            end_replaced(&member, place);
-            wanted.push((Arc::clone(&member), place));
-        }
+        end_others(&view, &member);
+        let missing = missing(&view, &member).into_iter();
+        wanted.extend(missing.map(|place| (Arc::clone(&member), place)));
     }
     for batch in wanted.chunks(CONNECTS_MAX) {
         let Some(fresh) = connect(state, batch).await else {
@@ -318,17 +317,25 @@ async fn equip(state: &State) -> bool {
     true
 }
 
-/// Two sessions for one seat may be more than its brick has, and without a new
-/// one there is no new view that would end the old one.
-fn end_replaced(member: &Member, (column, leg, _): Seat) {
-    let replaced = crate::hub::guard(&member.links).remove(&(column, leg));
-    if let Some(serial) = replaced {
-        member.tell(Note::End {
-            column,
-            leg,
-            serial,
-        });
-    }
+/// Ends a member's connections that the view does not have. A lost brick cannot
+/// come back before the last one that maps its pool is gone, even one that no
+/// view ever used. And two sessions for one seat may be more than its brick has:
+/// without a new one there is no new view that would end the old one.
+fn end_others(view: &View, member: &Member) {
+    let mut links = crate::hub::guard(&member.links);
+    links.retain(|&(column, leg), &mut serial| {
+        let legs = view.columns.get(column).map(|column| &column.legs);
+        let wanted = legs.and_then(|legs| legs.get(leg));
+        let is_wanted = wanted.is_some_and(|leg| leg.serial == serial);
+        if !is_wanted {
+            member.tell(Note::End {
+                column,
+                leg,
+                serial,
+            });
+        }
+        is_wanted
+    });
 }
 
 async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {

@@ -181,6 +181,22 @@ fn no_barrier_waits_for_a_leg_that_is_lost() {
     world.holds(0, PAGE, 2);
 }
 
+/// A brick cannot take its pool back before every client has unmapped it. A
+/// channel that looks only now never used the connection that it was given.
+#[test]
+fn no_channel_keeps_a_connection_to_a_brick_that_died_before_it_looked() {
+    let mut world = World::mirror(2);
+    let late = world.client.open();
+    world.rest();
+    world.kill(1);
+    world.write(0, PAGE, 1);
+    world.channels.push(late);
+    world.rest();
+    let kept = guard(&world.fabric.0).connections_of(brick(1));
+    assert!(kept.is_empty(), "{kept:?}");
+    world.heals();
+}
+
 /// The manager left the leg out, but its answer was lost: the client must ask
 /// what became of it, not go on by guess.
 #[test]
