@@ -17,13 +17,14 @@
 use crate::cache::Cache;
 use crate::error::{FsError, Result};
 use crate::format::{
-    Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at, put,
+    Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at,
 };
 use crate::io::Port;
-use crate::map;
+use crate::map::{self, Piece};
 use crate::numbers::Numbers;
 use crate::spans::{Span, Spans};
 use bytes::Bytes;
+use pagemesh_base::bytes::put;
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
@@ -173,27 +174,9 @@ impl Core {
         })
     }
 
-    /// The inode, with the times that are not in it yet.
+    /// An inode in use, with the times that are not in it yet.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
-        let (index, at) = inode_at(ino);
-        let place = match ino == Ino::TABLE || index >= self.head.table.size / PAGE_BYTES as u64 {
-            true => None,
-            false => {
-                let table = self.head.table.map;
-                map::find(&table, index, &mut |page| self.page(page))?
-            }
-        };
-        let Some(run) = place else {
-            return Err(Errno::STALE.into());
-        };
-        let page = self.page(run.page)?;
-        let inode = Inode::decode(&page[at..at + INODE_BYTES], self.pages);
-        let mut inode = inode.map_err(|cause| damaged_inode(ino, cause))?;
-        if inode.is_free() {
-            return Err(Errno::STALE.into());
-        }
-        self.add_times(ino, &mut inode);
-        Ok(inode)
+        self.begin().inode(ino)
     }
 
     /// Adds the times that are not in the inode yet.
@@ -205,22 +188,24 @@ impl Core {
         }
     }
 
-    /// What mounting found: the generation of a free inode.
-    fn generation(&mut self, ino: Ino) -> Result<u32> {
-        let (index, at) = inode_at(ino);
-        let table = self.head.table.map;
-        match map::find(&table, index, &mut |page| self.page(page))? {
-            None => Ok(0),
-            Some(run) => {
-                let page = self.page(run.page)?;
-                let inode = Inode::decode(&page[at..at + INODE_BYTES], self.pages);
-                Ok(inode.map_err(|cause| damaged_inode(ino, cause))?.generation)
-            }
-        }
-    }
-
     pub(crate) fn live(&mut self, ino: Ino) -> &mut Live {
         self.live.entry(ino).or_default()
+    }
+
+    /// Spans of an inode that hold pages from `from` on, in order; at most so many.
+    pub(crate) fn pieces(&mut self, inode: &Inode, from: u64, max: usize) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        map::visit(
+            &inode.map,
+            from,
+            &mut |page| self.page(page),
+            &mut |piece| {
+                pieces.push(piece);
+                pieces.len() < max
+            },
+            &mut |_| true,
+        )?;
+        Ok(pieces)
     }
 
     /// Whether changes are taken at all.
@@ -458,7 +443,7 @@ impl Tx<'_> {
             _ if is_new || part.len() == PAGE_BYTES => Box::new([0; PAGE_BYTES]),
             _ => Box::new(*self.core.data_page(page)?),
         };
-        put(&mut bytes[..], within, part);
+        bytes[within..within + part.len()].copy_from_slice(part);
         self.changes.insert(page, Draft::Data(bytes));
         Ok(())
     }
@@ -507,6 +492,8 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// Where an inode lies, in use or not: page of the space, byte of the page.
+    /// None: the table does not reach so far.
     fn place(&mut self, ino: Ino) -> Result<Option<(u64, usize)>> {
         let (index, at) = inode_at(ino);
         let table = self.table().map;
@@ -514,39 +501,32 @@ impl Tx<'_> {
         Ok(run.map(|run| (run.page, at)))
     }
 
-    /// An inode in use, as this operation sees it.
-    pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
+    /// What lies in an inode's place.
+    fn stored(&mut self, ino: Ino, (page, at): (u64, usize)) -> Result<Inode> {
         let pages = self.core.pages;
-        let changed = match self.place(ino)? {
-            Some((page, at)) if self.changes.contains_key(&page) => {
-                let decode = |page: &Page| Inode::decode(&page[at..at + INODE_BYTES], pages);
-                Some(self.with_page(page, decode)?)
-            }
-            _ => None,
-        };
-        match changed {
-            None => self.core.inode(ino),
-            Some(decoded) => {
-                let mut inode = decoded.map_err(|cause| damaged_inode(ino, cause))?;
-                if inode.is_free() {
-                    return Err(Errno::STALE.into());
-                }
-                self.core.add_times(ino, &mut inode);
-                Ok(inode)
-            }
+        let decode = |page: &Page| Inode::decode(&page[at..at + INODE_BYTES], pages);
+        let decoded = self.with_page(page, decode)?;
+        decoded.map_err(|cause| damaged_inode(ino, cause))
+    }
+
+    /// An inode in use, as this operation sees it, with the times that are not in
+    /// it yet.
+    pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
+        let place = self.place(ino)?.ok_or(Errno::STALE)?;
+        let mut inode = self.stored(ino, place)?;
+        if inode.is_free() {
+            return Err(Errno::STALE.into());
         }
+        self.core.add_times(ino, &mut inode);
+        Ok(inode)
     }
 
     /// Puts an inode in its place, with its times.
     pub(crate) fn put(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
-        let Some((page, at)) = self.place(ino)? else {
-            return Err(Errno::STALE.into());
-        };
-        let pages = self.core.pages;
-        let bytes = self.page_mut(page)?;
-        let old = Inode::decode(&bytes[at..at + INODE_BYTES], pages);
-        let old = old.map_err(|cause| damaged_inode(ino, cause))?;
-        put(&mut bytes[..], at, &inode.encode());
+        let place = self.place(ino)?.ok_or(Errno::STALE)?;
+        let old = self.stored(ino, place)?;
+        let (page, at) = place;
+        put(&mut self.page_mut(page)?[..], at, inode.encode());
         self.books.pages += inode.pages.cast_signed() - old.pages.cast_signed();
         if let Some(live) = self.core.live.get_mut(&ino) {
             live.mtime = None;
@@ -570,8 +550,9 @@ impl Tx<'_> {
             self.books.pages += (table.pages - pages).cast_signed();
             self.set_table(table)?;
         }
-        let generation = self.core.generation(ino)?;
-        Ok((ino, generation.wrapping_add(1)))
+        let place = self.place(ino)?.ok_or(Errno::STALE)?;
+        let before = self.stored(ino, place)?;
+        Ok((ino, before.generation.wrapping_add(1)))
     }
 
     /// The number is free when this is committed.

@@ -325,18 +325,7 @@ impl Fs {
                 let mut core = self.core();
                 let inode = core.inode(ino)?;
                 let keep = pages_of(inode.size);
-                let mut pieces = Vec::new();
-                map::visit(
-                    &inode.map,
-                    keep,
-                    &mut |page| core.page(page),
-                    &mut |piece| {
-                        pieces.push(piece);
-                        pieces.len() < SPANS_FREED_MAX
-                    },
-                    &mut |_| true,
-                )?;
-                (keep, pieces)
+                (keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?)
             };
             port.call_all(pieces.iter().map(|piece| discard(piece, keep)))?;
             let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
@@ -352,6 +341,12 @@ impl Fs {
                 tx.put(ino, &inode)
             })?;
         }
+        self.end_trim(port, ino, pages)
+    }
+
+    /// Takes the mark away from a file of so many mapped pages; they are counted,
+    /// unless the caller knows.
+    fn end_trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
         let pages = match pages {
             Some(pages) => pages,
             None => self.count_mapped(port, ino)?,
@@ -366,24 +361,13 @@ impl Fs {
 
     /// Mapped pages of a file.
     pub(crate) fn count_mapped(&self, port: &mut Port, ino: Ino) -> Result<u64> {
-        let mut pieces = Vec::new();
-        {
+        let pieces = {
             let mut core = self.core();
             let inode = core.inode(ino)?;
-            let mut read = |page| core.page(page);
-            map::visit(
-                &inode.map,
-                0,
-                &mut read,
-                &mut |piece| {
-                    pieces.push(piece.span);
-                    true
-                },
-                &mut |_| true,
-            )?;
-        }
+            core.pieces(&inode, 0, usize::MAX)?
+        };
         let mut count = 0;
-        for span in pieces {
+        for Piece { span, .. } in pieces {
             port.mapped(span.page..span.end(), |run| count += run.end - run.start)?;
         }
         Ok(count)
@@ -606,13 +590,7 @@ impl Fs {
             .into_iter()
             .map(|(_, offset, len)| Request::Discard { offset, len });
         port.call_all(discards)?;
-        let pages = self.count_mapped(port, ino)?;
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            inode.flags &= !TRIM;
-            inode.pages = pages;
-            tx.put(ino, &inode)
-        })
+        self.end_trim(port, ino, None)
     }
 
     /// Where data or a hole begins, from an offset on.
@@ -625,19 +603,7 @@ impl Fs {
         let (inode, pieces) = {
             let mut core = self.core();
             let inode = core.file(ino)?;
-            let mut pieces = Vec::new();
-            let mut read = |page| core.page(page);
-            let from = offset / PAGE;
-            map::visit(
-                &inode.map,
-                from,
-                &mut read,
-                &mut |piece| {
-                    pieces.push(piece);
-                    true
-                },
-                &mut |_| true,
-            )?;
+            let pieces = core.pieces(&inode, offset / PAGE, usize::MAX)?;
             (inode, pieces)
         };
         if offset >= inode.size {

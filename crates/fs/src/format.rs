@@ -3,6 +3,7 @@
 //! so bytes that come back are those that were written; what is checked here is
 //! that they make sense.
 
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
 
@@ -160,36 +161,16 @@ pub(crate) struct Inode {
 #[error("{0}")]
 pub struct Damaged(pub String);
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
-}
-
 fn time_at(bytes: &[u8], at: usize) -> Time {
     Time {
-        sec: u64_at(bytes, at).cast_signed(),
-        nsec: u32_at(bytes, at + 8),
+        sec: get_u64(bytes, at).cast_signed(),
+        nsec: get_u32(bytes, at + 8),
     }
 }
 
 fn put_time(bytes: &mut [u8], at: usize, time: Time) {
-    put(bytes, at, &time.sec.to_le_bytes());
-    put(bytes, at + 8, &time.nsec.to_le_bytes());
+    put(bytes, at, time.sec.to_le_bytes());
+    put(bytes, at + 8, time.nsec.to_le_bytes());
 }
 
 impl Inode {
@@ -230,31 +211,31 @@ impl Inode {
 
     pub(crate) fn encode(&self) -> [u8; INODE_BYTES] {
         let mut bytes = [0; INODE_BYTES];
-        put(&mut bytes, 0, &self.mode.to_le_bytes());
-        put(&mut bytes, 2, &self.flags.to_le_bytes());
-        put(&mut bytes, 4, &self.links.to_le_bytes());
-        put(&mut bytes, 8, &self.uid.to_le_bytes());
-        put(&mut bytes, 12, &self.gid.to_le_bytes());
-        put(&mut bytes, 16, &self.size.to_le_bytes());
-        put(&mut bytes, 24, &self.pages.to_le_bytes());
+        put(&mut bytes, 0, self.mode.to_le_bytes());
+        put(&mut bytes, 2, self.flags.to_le_bytes());
+        put(&mut bytes, 4, self.links.to_le_bytes());
+        put(&mut bytes, 8, self.uid.to_le_bytes());
+        put(&mut bytes, 12, self.gid.to_le_bytes());
+        put(&mut bytes, 16, self.size.to_le_bytes());
+        put(&mut bytes, 24, self.pages.to_le_bytes());
         let times = [self.atime, self.mtime, self.ctime, self.btime];
         for (i, time) in times.into_iter().enumerate() {
             put_time(&mut bytes, 32 + 12 * i, time);
         }
-        put(&mut bytes, 80, &self.device.to_le_bytes());
-        put(&mut bytes, 84, &self.generation.to_le_bytes());
-        put(&mut bytes, 88, &self.parent.0.to_le_bytes());
+        put(&mut bytes, 80, self.device.to_le_bytes());
+        put(&mut bytes, 84, self.generation.to_le_bytes());
+        put(&mut bytes, 88, self.parent.0.to_le_bytes());
         let Xattrs { at, order, len } = self.xattrs;
-        put(&mut bytes, 96, &(at | u64::from(order) << 56).to_le_bytes());
-        put(&mut bytes, 104, &len.to_le_bytes());
+        put(&mut bytes, 96, (at | u64::from(order) << 56).to_le_bytes());
+        put(&mut bytes, 104, len.to_le_bytes());
         if self.flags & INLINE == 0 {
             for (i, span) in self.map.spans.into_iter().enumerate() {
-                put(&mut bytes, INLINE_AT + 8 * i, &span.to_le_bytes());
+                put(&mut bytes, INLINE_AT + 8 * i, span.to_le_bytes());
             }
             let root = self.map.root | u64::from(self.map.height) << 56;
-            put(&mut bytes, 168, &root.to_le_bytes());
+            put(&mut bytes, 168, root.to_le_bytes());
         } else {
-            put(&mut bytes, INLINE_AT, &self.target);
+            bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
         }
         bytes
     }
@@ -262,31 +243,31 @@ impl Inode {
     /// What the bytes of an inode say. `pages` is the size of the space: no page
     /// lies beyond it.
     pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Damaged> {
-        let mut inode = Inode::free(u32_at(bytes, 84));
-        inode.mode = u16_at(bytes, 0);
+        let mut inode = Inode::free(get_u32(bytes, 84));
+        inode.mode = u16::from_le_bytes(field(bytes, 0));
         if inode.is_free() {
             return Ok(inode);
         }
         if Kind::of_mode(inode.mode).is_none() {
             return Err(Damaged(format!("its mode is {:o}", inode.mode)));
         }
-        inode.flags = u16_at(bytes, 2);
-        inode.links = u32_at(bytes, 4);
-        inode.uid = u32_at(bytes, 8);
-        inode.gid = u32_at(bytes, 12);
-        inode.size = u64_at(bytes, 16);
-        inode.pages = u64_at(bytes, 24);
+        inode.flags = u16::from_le_bytes(field(bytes, 2));
+        inode.links = get_u32(bytes, 4);
+        inode.uid = get_u32(bytes, 8);
+        inode.gid = get_u32(bytes, 12);
+        inode.size = get_u64(bytes, 16);
+        inode.pages = get_u64(bytes, 24);
         inode.atime = time_at(bytes, 32);
         inode.mtime = time_at(bytes, 44);
         inode.ctime = time_at(bytes, 56);
         inode.btime = time_at(bytes, 68);
-        inode.device = u32_at(bytes, 80);
-        inode.parent = Ino(u64_at(bytes, 88));
-        let named = u64_at(bytes, 96);
+        inode.device = get_u32(bytes, 80);
+        inode.parent = Ino(get_u64(bytes, 88));
+        let named = get_u64(bytes, 96);
         inode.xattrs = Xattrs {
             at: named & !(0xff << 56),
             order: (named >> 56) as u8,
-            len: u32_at(bytes, 104),
+            len: get_u32(bytes, 104),
         };
         if inode.flags & INLINE != 0 {
             let target = bytes[INLINE_AT..].get(..inode.size as usize);
@@ -294,9 +275,9 @@ impl Inode {
             inode.target = target.to_vec();
         } else {
             for (i, span) in inode.map.spans.iter_mut().enumerate() {
-                *span = u64_at(bytes, INLINE_AT + 8 * i);
+                *span = get_u64(bytes, INLINE_AT + 8 * i);
             }
-            let root = u64_at(bytes, 168);
+            let root = get_u64(bytes, 168);
             inode.map.root = root & !(0xff << 56);
             inode.map.height = (root >> 56) as u8;
         }
@@ -356,13 +337,13 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn encode(&self) -> Page {
         let mut page = [0; PAGE_BYTES];
-        put(&mut page, 0, &MAGIC);
-        put(&mut page, 8, &VERSION.to_le_bytes());
-        put(&mut page, 16, self.uuid.as_bytes());
-        put(&mut page, 32, &self.hash_key[0].to_le_bytes());
-        put(&mut page, 40, &self.hash_key[1].to_le_bytes());
-        put(&mut page, 48, &self.limit_bytes.to_le_bytes());
-        put(&mut page, TABLE_AT, &self.table.encode());
+        put(&mut page, 0, MAGIC);
+        put(&mut page, 8, VERSION.to_le_bytes());
+        put(&mut page, 16, *self.uuid.as_bytes());
+        put(&mut page, 32, self.hash_key[0].to_le_bytes());
+        put(&mut page, 40, self.hash_key[1].to_le_bytes());
+        put(&mut page, 48, self.limit_bytes.to_le_bytes());
+        put(&mut page, TABLE_AT, self.table.encode());
         page
     }
 
@@ -372,7 +353,7 @@ impl Head {
                 "there is no file system in it; make one with 'pagemesh fs create'".into(),
             ));
         }
-        let version = u32_at(page, 8);
+        let version = get_u32(page, 8);
         if version != VERSION {
             return Err(Damaged(format!(
                 "its format is version {version}, and this pagemesh knows version {VERSION}; \
@@ -384,12 +365,10 @@ impl Head {
         if table.is_free() {
             return Err(Damaged("its head names no inode table".into()));
         }
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(&page[16..32]);
         Ok(Head {
-            uuid: Uuid::from_bytes(uuid),
-            hash_key: [u64_at(page, 32), u64_at(page, 40)],
-            limit_bytes: u64_at(page, 48),
+            uuid: Uuid::from_bytes(field(page, 16)),
+            hash_key: [get_u64(page, 32), get_u64(page, 40)],
+            limit_bytes: get_u64(page, 48),
             table,
         })
     }

@@ -5,10 +5,11 @@
 use crate::core::Tx;
 use crate::error::{FsError, Result};
 use crate::format::{
-    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, SMALL_PAGES, put, span_of,
-    span_order, u64_at,
+    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, SMALL_PAGES, span_of,
+    span_order,
 };
 use crate::spans::Span;
+use pagemesh_base::bytes::{get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -75,7 +76,7 @@ fn index_of(chunk: u64, level: u8) -> u64 {
 
 /// What an entry of a map page names; one of level 0 names a chunk.
 fn entry(page: &Page, index: u64, level: u8) -> Result<u64> {
-    let at = u64_at(page, index as usize * 8);
+    let at = get_u64(page, index as usize * 8);
     // The space itself refuses pages beyond its end.
     match level == 0 && !at.is_multiple_of(SMALL_PAGES) {
         false => Ok(at),
@@ -135,7 +136,7 @@ fn fresh(tx: &mut Tx<'_>) -> Result<u64> {
 
 fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, at: u64) -> Result<()> {
     let bytes = tx.page_mut(page)?;
-    put(&mut bytes[..], index as usize * 8, &at.to_le_bytes());
+    put(&mut bytes[..], index as usize * 8, at.to_le_bytes());
     Ok(())
 }
 

@@ -210,6 +210,13 @@ fn unlink_inode(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode, now: Time) -> Resu
     tx.put(ino, inode)
 }
 
+/// Puts a directory whose entries have changed.
+fn put_changed(tx: &mut Tx<'_>, ino: Ino, directory: &mut Inode, now: Time) -> Result<()> {
+    directory.mtime = now;
+    directory.ctime = now;
+    tx.put(ino, directory)
+}
+
 impl Fs {
     /// Runs what only looks.
     fn look<T>(&self, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
@@ -297,18 +304,14 @@ impl Fs {
         let now = self.now();
         self.make(0, |tx| {
             let mut parent_inode = living_directory(tx, parent)?;
-            if Tree::new(tx, &mut parent_inode).find(name)?.is_some() {
-                return Err(Errno::EXIST.into());
-            }
+            let key = Tree::new(tx, &mut parent_inode).vacant_key(name)?;
             let of = (parent, &parent_inode);
             let (ino, inode) = new_inode(tx, of, &make, mode, caller, now)?;
-            Tree::new(tx, &mut parent_inode).insert(name, ino, make.kind())?;
+            Tree::new(tx, &mut parent_inode).insert_at(key, name, ino, make.kind())?;
             if inode.is_directory() {
                 parent_inode.links += 1;
             }
-            parent_inode.mtime = now;
-            parent_inode.ctime = now;
-            tx.put(parent, &parent_inode)?;
+            put_changed(tx, parent, &mut parent_inode, now)?;
             tx.put(ino, &inode)?;
             Ok(Attr::of(ino, &inode))
         })
@@ -368,9 +371,7 @@ impl Fs {
             }
             let mut parent_inode = living_directory(tx, parent)?;
             Tree::new(tx, &mut parent_inode).insert(name, ino, inode.kind())?;
-            parent_inode.mtime = now;
-            parent_inode.ctime = now;
-            tx.put(parent, &parent_inode)?;
+            put_changed(tx, parent, &mut parent_inode, now)?;
             inode.links += 1;
             inode.ctime = now;
             tx.put(ino, &inode)?;
@@ -386,23 +387,13 @@ impl Fs {
     /// `ENOENT`, `EISDIR`, `ENOTDIR`.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let now = self.now();
-        let ino = self.change(|tx| {
-            let mut parent_inode = directory(tx, parent)?;
-            let entry = find(tx, &mut parent_inode, name)?;
-            let mut inode = tx.inode(entry.ino)?;
-            if inode.is_directory() {
-                return Err(Errno::ISDIR.into());
+        self.take_name(parent, name, |tx, ino| {
+            let inode = tx.inode(ino)?;
+            match inode.is_directory() {
+                true => Err(Errno::ISDIR.into()),
+                false => Ok(inode),
             }
-            Tree::new(tx, &mut parent_inode).remove(entry.key)?;
-            parent_inode.mtime = now;
-            parent_inode.ctime = now;
-            tx.put(parent, &parent_inode)?;
-            unlink_inode(tx, entry.ino, &mut inode, now)?;
-            Ok(entry.ino)
-        })?;
-        self.let_go(ino);
-        Ok(())
+        })
     }
 
     /// Removes an empty directory.
@@ -415,19 +406,32 @@ impl Fs {
             b".." => return Err(Errno::NOTEMPTY.into()),
             name => check_name(name)?,
         }
+        self.take_name(parent, name, |tx, ino| {
+            let mut inode = directory(tx, ino)?;
+            match Tree::new(tx, &mut inode).is_empty()? {
+                true => Ok(inode),
+                false => Err(Errno::NOTEMPTY.into()),
+            }
+        })
+    }
+
+    /// Takes a name from the inode that `check` lets go.
+    fn take_name(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        check: impl Fn(&mut Tx<'_>, Ino) -> Result<Inode>,
+    ) -> Result<()> {
         let now = self.now();
         let ino = self.change(|tx| {
             let mut parent_inode = directory(tx, parent)?;
             let entry = find(tx, &mut parent_inode, name)?;
-            let mut inode = directory(tx, entry.ino)?;
-            if !Tree::new(tx, &mut inode).is_empty()? {
-                return Err(Errno::NOTEMPTY.into());
-            }
+            let mut inode = check(tx, entry.ino)?;
             Tree::new(tx, &mut parent_inode).remove(entry.key)?;
-            parent_inode.links -= 1;
-            parent_inode.mtime = now;
-            parent_inode.ctime = now;
-            tx.put(parent, &parent_inode)?;
+            if inode.is_directory() {
+                parent_inode.links -= 1;
+            }
+            put_changed(tx, parent, &mut parent_inode, now)?;
             unlink_inode(tx, entry.ino, &mut inode, now)?;
             Ok(entry.ino)
         })?;
@@ -642,14 +646,9 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             (_, Some(target)) if target.ino == self.entry.ino => return Ok(None),
             (_, target) => self.replace(target)?,
         };
-        let (ino, mut inode) = (self.from.0, self.from.1.clone());
-        inode.mtime = self.now;
-        inode.ctime = self.now;
-        self.tx.put(ino, &inode)?;
+        put_changed(self.tx, self.from.0, &mut self.from.1, self.now)?;
         if let Some((ino, mut inode)) = self.to.take() {
-            inode.mtime = self.now;
-            inode.ctime = self.now;
-            self.tx.put(ino, &inode)?;
+            put_changed(self.tx, ino, &mut inode, self.now)?;
         }
         Ok(gone)
     }

@@ -18,8 +18,9 @@
 
 use crate::core::Tx;
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Ino, Inode, Kind, Page, put, u32_at, u64_at};
+use crate::format::{Damaged, Ino, Inode, Kind, Page};
 use crate::map;
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use siphasher::sip::SipHasher24;
@@ -82,8 +83,8 @@ impl Entry {
 
 impl Node {
     fn decode(page: &Page) -> Result<Node> {
-        let count = usize::from(u16::from_le_bytes([page[2], page[3]]));
-        let used = usize::from(u16::from_le_bytes([page[4], page[5]]));
+        let count = usize::from(u16::from_le_bytes(field(page, 2)));
+        let used = usize::from(u16::from_le_bytes(field(page, 4)));
         let body = page.get(HEAD..HEAD + used);
         let mut body = body.ok_or_else(|| damaged("a page that is fuller than a page"))?;
         match page[0] {
@@ -99,7 +100,7 @@ impl Node {
             INNER if used == count * CHILD && count > 0 => {
                 let children = body.chunks_exact(CHILD);
                 Ok(Node::Inner(
-                    children.map(|c| (u64_at(c, 0), u32_at(c, 8))).collect(),
+                    children.map(|c| (get_u64(c, 0), get_u32(c, 8))).collect(),
                 ))
             }
             kind => Err(damaged(format!("a page of kind {kind}"))),
@@ -125,24 +126,24 @@ impl Node {
             Node::Inner(children) => (INNER, children.len()),
         };
         page[0] = kind;
-        put(&mut page[..], 2, &(count as u16).to_le_bytes());
-        put(&mut page[..], 4, &(self.used() as u16).to_le_bytes());
+        put(&mut page[..], 2, (count as u16).to_le_bytes());
+        put(&mut page[..], 4, (self.used() as u16).to_le_bytes());
         let mut at = HEAD;
         match self {
             Node::Leaf(entries) => {
                 for entry in entries {
-                    put(&mut page[..], at, &entry.key.to_le_bytes());
-                    put(&mut page[..], at + 8, &entry.ino.0.to_le_bytes());
+                    put(&mut page[..], at, entry.key.to_le_bytes());
+                    put(&mut page[..], at + 8, entry.ino.0.to_le_bytes());
                     page[at + 16] = kind_code(entry.kind);
                     page[at + 17] = entry.name.len() as u8;
-                    put(&mut page[..], at + FIXED, &entry.name);
+                    page[at + FIXED..][..entry.name.len()].copy_from_slice(&entry.name);
                     at += entry.len();
                 }
             }
             Node::Inner(children) => {
                 for (key, child) in children {
-                    put(&mut page[..], at, &key.to_le_bytes());
-                    put(&mut page[..], at + 8, &child.to_le_bytes());
+                    put(&mut page[..], at, key.to_le_bytes());
+                    put(&mut page[..], at + 8, child.to_le_bytes());
                     at += CHILD;
                 }
             }
@@ -180,8 +181,8 @@ fn take_entry(body: &[u8]) -> Result<(Entry, &[u8])> {
         .ok_or_else(cut)?;
     let kind = Kind::of_mode(u16::from(fixed[16]) << 12);
     let entry = Entry {
-        key: u64_at(fixed, 0),
-        ino: Ino(u64_at(fixed, 8)),
+        key: get_u64(fixed, 0),
+        ino: Ino(get_u64(fixed, 8)),
         kind: kind.ok_or_else(|| damaged(format!("an entry of kind {}", fixed[16])))?,
         name: name.to_vec(),
     };
@@ -212,7 +213,7 @@ impl<'t, 'c> Tree<'t, 'c> {
         let run = map::ensure(self.tx, self.inode, 0)?;
         let page = self.tx.fresh(run.page);
         Node::Leaf(Vec::new()).encode(page);
-        put(&mut page[..], PAGES_AT, &1u32.to_le_bytes());
+        put(&mut page[..], PAGES_AT, 1u32.to_le_bytes());
         self.inode.size = PAGE_BYTES as u64;
         self.inode.pages = 1;
         Ok(())
@@ -306,15 +307,28 @@ impl<'t, 'c> Tree<'t, 'c> {
         Ok(self.look(name)?.ok())
     }
 
-    /// Adds an entry.
+    /// The key that a new entry of this name gets.
     ///
     /// # Errors
     /// `EEXIST`; `ENOSPC` for the 257th name of one hash.
+    pub(crate) fn vacant_key(&mut self, name: &[u8]) -> Result<u64> {
+        match self.look(name)? {
+            Ok(_) => Err(Errno::EXIST.into()),
+            Err(key) => Ok(key.ok_or(Errno::NOSPC)?),
+        }
+    }
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// As [`Tree::vacant_key`].
     pub(crate) fn insert(&mut self, name: &[u8], ino: Ino, kind: Kind) -> Result<()> {
-        let key = match self.look(name)? {
-            Ok(_) => return Err(Errno::EXIST.into()),
-            Err(key) => key.ok_or(Errno::NOSPC)?,
-        };
+        let key = self.vacant_key(name)?;
+        self.insert_at(key, name, ino, kind)
+    }
+
+    /// Adds an entry under the key that its name was given.
+    pub(crate) fn insert_at(&mut self, key: u64, name: &[u8], ino: Ino, kind: Kind) -> Result<()> {
         let entry = Entry {
             key,
             ino,
@@ -404,16 +418,16 @@ impl<'t, 'c> Tree<'t, 'c> {
     /// A page of the directory that no node lies in.
     fn allocate(&mut self) -> Result<u32> {
         let root = self.place(0)?;
-        let (free, pages) = self
-            .tx
-            .with_page(root, |page| (u32_at(page, FREE_AT), u32_at(page, PAGES_AT)))?;
+        let (free, pages) = self.tx.with_page(root, |page| {
+            (get_u32(page, FREE_AT), get_u32(page, PAGES_AT))
+        })?;
         if free != 0 {
             let at = self.place(free)?;
-            let next = self.tx.with_page(at, |page| u32_at(page, FREE_AT))?;
+            let next = self.tx.with_page(at, |page| get_u32(page, FREE_AT))?;
             put(
                 &mut self.tx.page_mut(root)?[..],
                 FREE_AT,
-                &next.to_le_bytes(),
+                next.to_le_bytes(),
             );
             self.tx.fresh(at);
             return Ok(free);
@@ -424,7 +438,7 @@ impl<'t, 'c> Tree<'t, 'c> {
         put(
             &mut self.tx.page_mut(root)?[..],
             PAGES_AT,
-            &more.to_le_bytes(),
+            more.to_le_bytes(),
         );
         self.inode.size = u64::from(more) * PAGE_BYTES as u64;
         self.inode.pages = u64::from(more);
@@ -433,13 +447,13 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     fn release(&mut self, page: u32) -> Result<()> {
         let root = self.place(0)?;
-        let next = self.tx.with_page(root, |page| u32_at(page, FREE_AT))?;
+        let next = self.tx.with_page(root, |page| get_u32(page, FREE_AT))?;
         let at = self.place(page)?;
-        put(&mut self.tx.fresh(at)[..], FREE_AT, &next.to_le_bytes());
+        put(&mut self.tx.fresh(at)[..], FREE_AT, next.to_le_bytes());
         put(
             &mut self.tx.page_mut(root)?[..],
             FREE_AT,
-            &page.to_le_bytes(),
+            page.to_le_bytes(),
         );
         Ok(())
     }
@@ -449,7 +463,7 @@ impl<'t, 'c> Tree<'t, 'c> {
 /// lowest key of the next; none of a leaf.
 #[allow(clippy::type_complexity)]
 fn child_for(page: &Page, key: u64) -> Result<Option<(usize, u32, Option<u64>)>> {
-    let count = usize::from(u16::from_le_bytes([page[2], page[3]]));
+    let count = usize::from(u16::from_le_bytes(field(page, 2)));
     match page[0] {
         LEAF => return Ok(None),
         INNER if (1..=CHILDREN_MAX).contains(&count) => {}
@@ -459,13 +473,13 @@ fn child_for(page: &Page, key: u64) -> Result<Option<(usize, u32, Option<u64>)>>
     let (mut low, mut high) = (0, count);
     while high - low > 1 {
         let middle = usize::midpoint(low, high);
-        match u64_at(child(middle), 0) <= key {
+        match get_u64(child(middle), 0) <= key {
             true => low = middle,
             false => high = middle,
         }
     }
-    let end = (low + 1 < count).then(|| u64_at(child(low + 1), 0));
-    let number = u32_at(child(low), 8);
+    let end = (low + 1 < count).then(|| get_u64(child(low + 1), 0));
+    let number = get_u32(child(low), 8);
     match number {
         0 => Err(damaged("a root below itself")),
         number => Ok(Some((low, number, end))),

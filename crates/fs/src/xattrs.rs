@@ -4,9 +4,10 @@
 
 use crate::core::Tx;
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Ino, Inode, Xattrs, put, u32_at};
+use crate::format::{Damaged, Ino, Inode, Xattrs};
 use crate::spans::Span;
 use crate::{Fs, check_ino};
+use pagemesh_base::bytes::get_u32;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 
@@ -49,7 +50,7 @@ fn load(tx: &mut Tx<'_>, inode: &Inode) -> Result<All> {
             .split_at_checked(usize::from(head[0]))
             .ok_or_else(cut)?;
         let (value, after) = after
-            .split_at_checked(u32_at(head, 1) as usize)
+            .split_at_checked(get_u32(head, 1) as usize)
             .ok_or_else(cut)?;
         all.push((name.to_vec(), value.to_vec()));
         rest = after;
@@ -76,7 +77,7 @@ fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
     let span = tx.take_span(pages.ilog2() as u8)?;
     tx.count_meta(pages as i64);
     for (page, part) in (span.page..).zip(bytes.chunks(PAGE_BYTES)) {
-        put(&mut tx.fresh(page)[..], 0, part);
+        tx.fresh(page)[..part.len()].copy_from_slice(part);
     }
     inode.xattrs = Xattrs {
         at: span.page,

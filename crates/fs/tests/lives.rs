@@ -8,6 +8,7 @@
 mod support;
 
 use pagemesh_fs::{Allocate, Fs, Ino, Kind, Port, Rename, SetXattr};
+use pagemesh_fuzz::Random;
 use support::memory::Memory;
 use support::model::{Body, Model, Op, run};
 use support::{made, mounted};
@@ -16,28 +17,16 @@ const SIZE: u64 = 1 << 36;
 /// Names in one directory.
 const NAMES: u64 = 60;
 
-/// Random numbers of a seed: SplitMix64 (Steele, Lea and Flood, 2014).
-struct Dice(u64);
+/// What a seed decides.
+struct Dice(Random);
 
 impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.0.below(end as usize) as u64
     }
 
     fn one_in(&mut self, of: u64) -> bool {
         self.below(of) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
     }
 
     /// Mostly the path of something that is there, of the wanted kind.
@@ -87,7 +76,7 @@ impl Dice {
                     Rename::NoReplace,
                     Rename::Exchange,
                 ];
-                let how = self.pick(&how);
+                let how = *self.0.choose(&how);
                 let from = self.path(model, any);
                 let to = match self.one_in(2) {
                     true => self.new_path(model),
@@ -111,14 +100,14 @@ impl Dice {
                     Allocate::Punch,
                     Allocate::Zero { keep_size },
                 ];
-                let how = self.pick(&how);
+                let how = *self.0.choose(&how);
                 let len = 1 + self.below(30_000);
                 Op::Allocate(self.path(model, file), how, self.offset(), len)
             }
             39 => Op::SetMode(self.path(model, any), self.below(0o10000) as u16),
             40 | 41 => {
                 let how = [SetXattr::Always, SetXattr::Create, SetXattr::Replace];
-                let how = self.pick(&how);
+                let how = *self.0.choose(&how);
                 let (key, len) = (self.below(4) as u8, self.below(9_000) as usize);
                 Op::SetXattr(self.path(model, any), key, len, how)
             }
@@ -185,7 +174,7 @@ fn check_pages(memory: &Memory, fs: &Fs) {
 
 /// One file system's life; how many operations succeeded.
 fn live(seed: u64, operations: usize, crashes: bool) -> usize {
-    let mut dice = Dice(seed);
+    let mut dice = Dice(Random::new(seed));
     let memory = Memory::new(SIZE);
     let (mut fs, mut port) = made(&memory);
     let mut model = Model::new();

@@ -14,12 +14,12 @@
 //! and counts as free; the session's lane still has it, or nobody needs it.
 //! Any other entry whose checksum is wrong was damaged by the medium.
 
-use crate::bytes::{get_u32, get_u64, put};
 use crate::control::Control;
 use crate::geometry::{IN_FLIGHT_BYTES, Region};
 use crate::object::HEIGHT;
 use crate::record::PAGES_MAX;
 use crate::table::reach;
+use pagemesh_base::bytes::{get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, ObjectId, PageNo};
 use pagemesh_base::slice::InFlight;

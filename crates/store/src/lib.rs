@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
-mod bytes;
 pub mod check;
 mod checkpoint;
 pub mod control;

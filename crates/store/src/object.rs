@@ -20,10 +20,10 @@
 //! 112  zero  16
 //! ```
 
-use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::TRACK_MAX;
 use crate::table::reach;
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;

@@ -10,9 +10,9 @@
 //! one lane, under one seq. Each tells its [`Standing`]; whether the others are
 //! there is for the reader of the lane to see.
 
-use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;

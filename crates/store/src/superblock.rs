@@ -2,8 +2,8 @@
 //! They alternate; the valid one of the higher generation counts, so that a
 //! torn write of one leaves the other.
 
-use crate::bytes::{field, get_u32, get_u64, put};
 use crate::geometry::{BadSize, Geometry, LANES_MAX};
+use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::crc32c_append;
 use pagemesh_base::ids::{Epoch, Incarnation, Seq};
 use pagemesh_base::units::PAGE_BYTES;

@@ -76,6 +76,17 @@ pub struct Report {
     pub broken: usize,
 }
 
+impl Report {
+    /// Asserts that nothing failed but such requests, and they with this error.
+    #[track_caller]
+    pub fn expect_at_worst(&self, errno: u32, request: &str) {
+        let told = format!("errno {errno} for {request}");
+        let failures = self.failures.iter();
+        let strange: Vec<_> = failures.filter(|what| !what.starts_with(&told)).collect();
+        assert!(strange.is_empty(), "{strange:#?}");
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,

@@ -9,39 +9,40 @@ use super::model::{
 use super::owner;
 use super::recover::{self, Kind};
 use super::world::{End, World};
-use crate::control::Range;
-use crate::session::{Member, Session, clear, write};
+use crate::control;
+use crate::session::{Failure, Member, clear, write};
 use crate::transaction::transact;
-use crate::view::{Handle, StoreError};
+use crate::view::StoreError;
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{Part, Stamp};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const NODE_PAGES: u64 = 512;
 
 impl World<'_> {
     /// Whether a dead session keeps these pages locked.
-    fn is_locked(&self, slice: SliceId, pages: std::ops::Range<u64>) -> bool {
+    fn is_locked(&self, slice: SliceId, pages: Range<u64>) -> bool {
         let handle = self.handle(slice);
         let pool = self.pool.borrow();
         let control = pool.view().control();
         let of_pages = (pages.start..pages.end)
             .step_by(16)
             .chain([pages.end - 1])
-            .any(|page| !control.is_free(&Range::of(handle.object, PageNo(page), 1)));
+            .any(|page| !control.is_free(&control::Range::of(handle.object, PageNo(page), 1)));
         let of_nodes = |page: u64| {
             (1..=4u8).any(|level| {
-                let range = Range::of_node(handle.object, level, PageNo(page));
+                let range = control::Range::of_node(handle.object, level, PageNo(page));
                 !control.is_free(&range)
             })
         };
         of_pages || of_nodes(pages.start) || of_nodes(pages.end - 1)
     }
 
-    fn byte_pages(offset: u64, len: u64) -> std::ops::Range<u64> {
+    fn byte_pages(offset: u64, len: u64) -> Range<u64> {
         let page = PAGE_BYTES as u64;
         offset / page..(offset + len).div_ceil(page)
     }
@@ -58,22 +59,13 @@ impl World<'_> {
         death: Option<i64>,
     ) -> Result<Option<End>, Wrong> {
         let pages = Self::byte_pages(offset, data.len() as u64);
-        if self.clients[client].died_in.is_some() || self.is_locked(slice, pages) {
+        if !self.may_change(client, slice, [pages]) {
             return Ok(None);
         }
         let effects = self.write_effects(slice, offset, data);
-        let end = self.change(
-            client,
-            slice,
-            effects,
-            open,
-            death,
-            |session, handle, stamp| {
-                write(&mut [Member { session, handle }], offset, data, stamp)
-                    .map_err(|failure| failure.cause)
-            },
-        )?;
-        Ok(Some(end))
+        self.change(client, slice, effects, open, death, |members, stamp| {
+            write(members, offset, data, stamp)
+        })
     }
 
     /// Frees a range through a session.
@@ -86,23 +78,13 @@ impl World<'_> {
         open: u32,
         death: Option<i64>,
     ) -> Result<Option<End>, Wrong> {
-        let pages = Self::byte_pages(offset, len);
-        if self.clients[client].died_in.is_some() || self.is_locked(slice, pages) {
+        if !self.may_change(client, slice, [Self::byte_pages(offset, len)]) {
             return Ok(None);
         }
         let effects = self.clear_effects(slice, offset, len);
-        let end = self.change(
-            client,
-            slice,
-            effects,
-            open,
-            death,
-            |session, handle, stamp| {
-                clear(&mut [Member { session, handle }], offset, len, stamp)
-                    .map_err(|failure| failure.cause)
-            },
-        )?;
-        Ok(Some(end))
+        self.change(client, slice, effects, open, death, |members, stamp| {
+            clear(members, offset, len, stamp)
+        })
     }
 
     /// Changes parts through a session, as a whole.
@@ -115,23 +97,24 @@ impl World<'_> {
         death: Option<i64>,
     ) -> Result<Option<End>, Wrong> {
         let pages = |part: &Part| Self::byte_pages(part.offset(), part.len());
-        let is_locked = parts.iter().any(|part| self.is_locked(slice, pages(part)));
-        if self.clients[client].died_in.is_some() || is_locked {
+        if !self.may_change(client, slice, parts.iter().map(pages)) {
             return Ok(None);
         }
         let effects = self.transaction_effects(slice, parts);
-        let end = self.change(
-            client,
-            slice,
-            effects,
-            open,
-            death,
-            |session, handle, stamp| {
-                transact(&mut [Member { session, handle }], parts, stamp)
-                    .map_err(|failure| failure.cause)
-            },
-        )?;
-        Ok(Some(end))
+        self.change(client, slice, effects, open, death, |members, stamp| {
+            transact(members, parts, stamp)
+        })
+    }
+
+    /// Whether the client lives, and no dead one keeps these pages locked.
+    fn may_change(
+        &self,
+        client: usize,
+        slice: SliceId,
+        pages: impl IntoIterator<Item = Range<u64>>,
+    ) -> bool {
+        let mut pages = pages.into_iter();
+        self.clients[client].died_in.is_none() && !pages.any(|it| self.is_locked(slice, it))
     }
 
     fn shown(&self, slice: SliceId) -> Thing<Content> {
@@ -237,8 +220,8 @@ impl World<'_> {
         effects: Vec<Effect>,
         open: u32,
         death: Option<i64>,
-        run: impl FnOnce(&mut Session<Medium>, Handle, Stamp) -> Result<(), StoreError>,
-    ) -> Result<End, Wrong> {
+        run: impl FnOnce(&mut [Member<'_, Medium>; 1], Stamp) -> Result<(), Failure>,
+    ) -> Result<Option<End>, Wrong> {
         self.op += 1;
         let (op, before) = (self.op, self.oracle.clone());
         let epoch = Epoch(before.certain[&slice].entry.epoch);
@@ -270,10 +253,11 @@ impl World<'_> {
         }
         let session = &mut self.clients[client].session;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            owner::with(&self.pool, || run(session, handle, stamp))
+            owner::with(&self.pool, || run(&mut [Member { session, handle }], stamp))
         }));
         let _left = self.medium.live();
         let during = self.oracle.clone();
+        let outcome = outcome.map(|done| done.map_err(|failure| failure.cause));
         let end = match outcome {
             Ok(Ok(())) => End::Done,
             Ok(Err(StoreError::NoSpace)) => End::Full,
@@ -297,7 +281,7 @@ impl World<'_> {
             self.tally.deaths += 1;
         }
         self.check_crashes(&during, &self.oracle.clone())?;
-        Ok(end)
+        Ok(Some(end))
     }
 
     /// Some of the last operation's steps happened: those that can be seen.
