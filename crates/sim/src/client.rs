@@ -227,6 +227,11 @@ impl Client {
         (self.attachment, is_whole)
     }
 
+    /// Whether every request has its answer.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.threads.iter().all(|thread| thread.pending.is_empty())
+    }
+
     /// Whether another client has taken the volume, as far as this one knows.
     pub(crate) fn is_fenced(&self) -> bool {
         self.is(VolumeState::Fenced)

@@ -119,6 +119,10 @@ impl Desk {
         let clock = Arc::new(FakeClock(Arc::clone(&self.cluster)));
         let manager = Manager::new(store, ways, clock, settings);
         let manager = manager.unwrap_or_else(|cause| panic!("the manager: {cause}"));
+        // An attach that failed with the disk may have reached it all the same.
+        for made in manager.volumes().into_iter().filter_map(|it| it.attached) {
+            self.last_attach.fetch_max(made.epoch.0, Ordering::Relaxed);
+        }
         *guard(&self.manager) = Some(Arc::new(manager));
         tell!(self.cluster, "the manager starts");
         let houses = self.cluster.houses().len();

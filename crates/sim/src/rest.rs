@@ -87,7 +87,7 @@ impl Life {
         let until = self.cluster.now() + TIME_MAX;
         for _ in 0..STEPS_MAX {
             self.step()?;
-            self.dismiss();
+            self.dismiss_superseded();
             if let [client] = &self.clients[..]
                 && client.attachment > 0
                 && client.is_calm()
@@ -112,7 +112,7 @@ impl Life {
     pub(crate) fn dismiss(&mut self) {
         let present = self.clients.iter().map(|client| client.attachment).max();
         let over = self.clients.iter().position(|client| {
-            let is_idle = client.threads.iter().all(|t| t.pending.is_empty());
+            let is_idle = client.is_idle();
             let is_older = client.attachment > 0 && Some(client.attachment) < present;
             // One that is fenced by nobody stays, and there is no rest.
             let is_fenced = client.is_fenced() && self.desk.is_superseded(client.attachment);
@@ -126,10 +126,23 @@ impl Life {
         }
     }
 
+    /// Ends also those that have not heard of it: whoever took the volume is gone
+    /// and has told no leg. They would work on until they ask the manager.
+    fn dismiss_superseded(&mut self) {
+        let is_over = |client: &Client| {
+            let is_superseded = self.desk.is_superseded(client.attachment);
+            client.attachment > 0 && client.is_idle() && is_superseded
+        };
+        if let Some(at) = self.clients.iter().position(is_over) {
+            self.leave(at);
+        }
+        self.dismiss();
+    }
+
     /// One client has the volume, with or without all legs.
     fn until_attached(&mut self) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
-            self.dismiss();
+            self.dismiss_superseded();
             if self.clients.len() == 1 && self.clients[0].attachment > 0 {
                 return Ok(());
             }
@@ -140,9 +153,8 @@ impl Life {
 
     /// Every request has its answer, whatever legs are in use.
     fn until_answered(&mut self) -> Result<(), String> {
-        let is_idle = |client: &Client| client.threads.iter().all(|t| t.pending.is_empty());
         for _ in 0..STEPS_MAX {
-            if self.clients.iter().all(is_idle) {
+            if self.clients.iter().all(Client::is_idle) {
                 return Ok(());
             }
             self.step()?;
