@@ -492,7 +492,7 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
     let path = path.display();
     if found.mended > 0 || found.bitmap_lines > 0 {
         tracing::warn!(
-            %pool, %path, records_and_entries = found.mended, bitmap_lines = found.bitmap_lines,
+            %pool, %path, records_entries_and_slots = found.mended, bitmap_lines = found.bitmap_lines,
             "the medium had damaged the pool, and recovery mended it; {way_out}"
         );
     }

@@ -11,6 +11,7 @@
 
 use crate::geometry::Geometry;
 use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::FrameNo;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::copy::crc32c_words;
 use pagemesh_pmem::{Media, Unfenced};
@@ -152,6 +153,11 @@ impl Bitmap {
     /// A bit per frame, by number.
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
+    }
+
+    /// Whether a frame of the pool is in use.
+    pub(crate) fn has(&self, frame: FrameNo) -> bool {
+        self.words[(frame.0 / 64) as usize] >> (frame.0 % 64) & 1 != 0
     }
 
     /// Frames in use.

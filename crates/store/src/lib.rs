@@ -48,4 +48,5 @@ pub mod table;
 pub mod transaction;
 pub mod view;
 mod wait;
+mod ways;
 mod window;

@@ -20,6 +20,7 @@ use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
 use crate::table::{BadTable, Location, Table};
 use crate::view::frame_at;
+use crate::ways::{self, MendedSlot};
 use pagemesh_base::checksum::{crc32c, flipped_bit};
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::slice::InFlight;
@@ -142,8 +143,9 @@ pub struct Recovered {
     pub dropped: u64,
     /// Operations added to the in-flight table.
     pub in_flight: u64,
-    /// Records, entries of the in-flight table and of the object table that the
-    /// medium had damaged, and that were mended.
+    /// Records, entries of the in-flight table and of the object table, and slots
+    /// above the leaves that records need, which the medium had damaged, and that
+    /// were mended.
     pub mended: u64,
     /// Records kept although their data is damaged: reading it is an error
     /// until it is written anew.
@@ -183,6 +185,8 @@ pub(crate) struct Recovery {
     pub(crate) bad_lines: Vec<BadLine>,
     /// Entries of the object table that were mended.
     pub(crate) mended_objects: Vec<(ObjectId, Object)>,
+    /// Slots of page tables that were mended.
+    pub(crate) mended_slots: Vec<MendedSlot>,
     /// Frames in use by the bitmap and by the superblock, where they differed.
     pub(crate) miscounted: Option<(u64, u64)>,
 }
@@ -239,6 +243,11 @@ pub(crate) fn recover<M: Media>(
         scans.push((entries, scan.end));
         torn.push(scan.torn);
     }
+    let read = scans.iter().flat_map(|(entries, _)| entries);
+    let read = read.chain(torn.iter().flatten());
+    let needed = read.filter(|entry| entry.seq() >= block.checkpoint);
+    let mended_slots = ways::mend(media, &block.geometry, &bitmap, needed, &mut stores);
+    summary.mended += mended_slots.len() as u64;
     for (number, torn) in (0..).zip(&torn) {
         if replay.is_committed(torn, &scans, ordered) {
             return Err(PoolError::Transaction(number));
@@ -365,6 +374,7 @@ pub(crate) fn recover<M: Media>(
         summary,
         bad_lines,
         mended_objects,
+        mended_slots,
         miscounted,
     })
 }

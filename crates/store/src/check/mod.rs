@@ -235,7 +235,7 @@ pub fn check<M: Media>(
     let (block, bitmap) = match recover(scratch, options.is_ordered, None) {
         Ok(recovery) => {
             report.records = recovery.summary.records;
-            look_at_mended(&recovery, &mut report);
+            look_at_mended(scratch, &recovery, &mut report);
             (recovery.block, Some(recovery.bitmap))
         }
         Err(cause) => {
@@ -299,7 +299,7 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
 }
 
 /// What recovery mended in the tables.
-fn look_at_mended(recovery: &Recovery, report: &mut Report) {
+fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report) {
     let geometry = &recovery.block.geometry;
     for (object, entry) in &recovery.mended_objects {
         let entry_at = geometry.objects.start + u64::from(object.0) * OBJECT_BYTES;
@@ -309,6 +309,23 @@ fn look_at_mended(recovery: &Recovery, report: &mut Report) {
             ..at(entry_at as usize)
         };
         report.add(What::Object, place, Remedy::Pool);
+    }
+    for slot in &recovery.mended_slots {
+        let what = What::Slot {
+            level: slot.level,
+            bits: slot.bits,
+        };
+        let entry_at = geometry.objects.start + u64::from(slot.object.0) * OBJECT_BYTES;
+        let mut bytes = [0; OBJECT_BYTES as usize];
+        media.read(entry_at as usize, &mut bytes);
+        let first = slot.page.0 / reach(slot.level) * reach(slot.level);
+        let place = Place {
+            object: Some(slot.object),
+            slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
+            pages: Some(first..first + reach(slot.level)),
+            ..at(slot.at)
+        };
+        report.add(what, place, Remedy::Pool);
     }
     for bad in &recovery.bad_lines {
         let what = What::Bitmap {
