@@ -65,6 +65,16 @@ pub enum Defect {
     LaneNotNamed,
     /// Recovery overwrites a superblock before the one that it chose is durable.
     SuperblockNotFlushed,
+    /// A checkpoint overwrites the older superblock though the newer is damaged.
+    NewerNotLookedAt,
+    /// A scrub overwrites the older superblock, and not the newer, which is
+    /// damaged.
+    OlderSuperblockFirst,
+    /// A scrub writes both superblocks with one fence.
+    SuperblocksTogether,
+    /// Slices are marked to be compared after the head has passed a record that
+    /// cannot be read.
+    MarkedAfterwards,
     /// Recovery stores slots before the records that it replays are durable.
     ReplayedBeforeFence,
     /// An opening goes on under the number of the one before.

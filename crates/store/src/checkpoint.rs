@@ -270,6 +270,9 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.view.data.sync()?;
+        if !defect::is(Defect::LaneReuse) && !defect::is(Defect::NewerNotLookedAt) {
+            self.keep_superblock()?;
+        }
         self.block.generation += 1;
         self.block.checkpoint = limit;
         self.block.used_frames = self.frames.used();

@@ -60,6 +60,8 @@ pub struct Pool<M> {
     ending: HashMap<SliceId, (Seq, ObjectId)>,
     /// Records of lanes with a flipped bit that were mended.
     pub(crate) mended_records: u64,
+    /// Superblocks written anew since the last scrub.
+    pub(crate) kept_superblocks: u64,
     /// Those that a scrub has counted.
     pub(crate) told_records: u64,
     pub(crate) failed: bool,
@@ -234,6 +236,7 @@ impl<M: Media> Pool<M> {
             deleting: Vec::new(),
             ending: HashMap::new(),
             mended_records: 0,
+            kept_superblocks: 0,
             told_records: 0,
             failed: false,
             view,
@@ -580,6 +583,9 @@ impl<M: Media> Pool<M> {
             .ok_or(ObjectError::SessionsFull(count - 1))?;
         if number >= self.block.lanes_end {
             // Recovery must know of the lane before anything is in it.
+            if !defect::is(Defect::NewerNotLookedAt) {
+                self.keep_superblock()?;
+            }
             self.block.lanes_end = number + 1;
             self.block.generation += 1;
             if !defect::is(Defect::LaneNotNamed) {

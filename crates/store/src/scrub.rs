@@ -14,12 +14,13 @@
 //! session writes nothing, until the owner, who is here, moves the head.
 
 use crate::control::Range;
+use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
 use crate::lane::{Chunk, Lane};
 use crate::object::{Object, State};
 use crate::pool::{OWN, ObjectError, Pool};
 use crate::record::Record;
-use crate::recovery::{PoolError, store_entry, superblock_pages, write_superblock};
+use crate::recovery::{PoolError, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::superblock::Superblock;
 use crate::table::{BadTable, Location, reach, slots_in_use};
@@ -69,7 +70,8 @@ pub struct Scrubbed {
     /// Superblocks, records, lines of the bitmap, entries and ways to leaves
     /// looked at.
     pub checked: u64,
-    /// Superblocks written anew.
+    /// Superblocks written anew, the newer also by checkpoints since the scrub
+    /// before.
     pub superblocks: u64,
     /// Records of lanes mended, also by checkpoints since the scrub before.
     pub records: u64,
@@ -163,25 +165,45 @@ impl<M: Media> Pool<M> {
     }
 
     fn scrub_superblocks(&mut self, found: &mut Scrubbed) -> Result<Option<Stage>, PoolError> {
-        let media = &*self.view.data;
-        let pages = superblock_pages(media);
-        let holds = |generation: u64| {
-            let block = Superblock::decode(&pages[(generation % 2) as usize]);
-            block.is_ok_and(|it| it.pool == self.block.pool && it.generation == generation)
-        };
-        let newest = self.block.generation;
-        if !holds(newest) {
-            // In its place: the other copy stays what a crash now would find.
-            write_superblock(media, &self.block)?;
-            found.superblocks += 1;
-        }
-        if !holds(newest - 1) {
+        let older = self.block.generation - 1;
+        let is_older_sound = self.has_superblock(older);
+        self.keep_superblock()?;
+        found.superblocks += std::mem::take(&mut self.kept_superblocks);
+        if !is_older_sound {
             self.block.generation += 1;
-            write_superblock(media, &self.block)?;
+            write_superblock(&*self.view.data, &self.block)?;
             found.superblocks += 1;
         }
         found.checked += 2;
         Ok(Some(Stage::Lanes(0)))
+    }
+
+    /// Writes the newer superblock anew if it is damaged. In its place: the other
+    /// stays what a crash meanwhile would find. Before the older is overwritten
+    /// this has to be called: at no time is neither valid.
+    pub(crate) fn keep_superblock(&mut self) -> Result<(), PoolError> {
+        if self.has_superblock(self.block.generation) {
+            return Ok(());
+        }
+        self.kept_superblocks += 1;
+        if defect::is(Defect::SuperblocksTogether) {
+            let page = self.block.encode();
+            let target = (&*self.view.data, self.block.offset());
+            let (_, _unfenced) = M::stream_page(&[target], &page);
+            self.block.generation += 1;
+        }
+        if defect::is(Defect::OlderSuperblockFirst) {
+            self.block.generation += 1;
+        }
+        Ok(write_superblock(&*self.view.data, &self.block)?)
+    }
+
+    fn has_superblock(&self, generation: u64) -> bool {
+        let mut page = [0; PAGE_BYTES];
+        let at = (generation % 2) as usize * PAGE_BYTES;
+        self.view.data.read(at, &mut page);
+        let block = Superblock::decode(&page);
+        block.is_ok_and(|it| it.pool == self.block.pool && it.generation == generation)
     }
 
     fn scrub_lanes(
@@ -241,12 +263,22 @@ impl<M: Media> Pool<M> {
     /// which cannot be read. They only said which operations may be missing on
     /// other legs; nobody knows of which object, so all are compared as a whole.
     pub(crate) fn leave_behind(&mut self, number: u32) -> Result<(), ObjectError> {
-        for object in (0..self.block.objects_end).map(ObjectId) {
-            self.mark_compare(object)?;
+        let marks_late = defect::is(Defect::MarkedAfterwards);
+        if !marks_late {
+            self.mark_compare_all()?;
         }
         let book = self.lanes.book(number);
         book.noted = book.applied.end();
-        Ok(self.checkpoint()?)
+        self.checkpoint()?;
+        match marks_late {
+            true => self.mark_compare_all(),
+            false => Ok(()),
+        }
+    }
+
+    fn mark_compare_all(&mut self) -> Result<(), ObjectError> {
+        let mut objects = (0..self.block.objects_end).map(ObjectId);
+        objects.try_for_each(|object| self.mark_compare(object))
     }
 
     fn scrub_in_flight(

@@ -100,7 +100,7 @@ fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
     })
 }
 
-fn write(
+pub(super) fn write(
     world: &mut World<'_>,
     client: usize,
     page: u64,
@@ -252,7 +252,7 @@ fn enumerate_all(
 }
 
 /// Runs a workload with the budget of the tests, or of a campaign.
-fn check(
+pub(super) fn check(
     name: &str,
     part: Part,
     workload: impl Fn(Budget, &mut Tally) -> Result<(), Wrong>,
@@ -287,7 +287,7 @@ const PAIRS: Part = Part {
         sampled: 8,
     },
     least: 20_000,
-    percent: 15,
+    percent: 10,
 };
 const DEATHS: Part = Part {
     budget: Budget {
@@ -315,6 +315,8 @@ const _: () = {
         DEATHS,
         LAPS,
         LAPS,
+        super::mending::MENDINGS,
+        super::mending::MENDINGS,
         super::random::PART,
     ];
     let (mut at, mut images, mut percent) = (0, 0, 0);

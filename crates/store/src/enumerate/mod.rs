@@ -10,8 +10,8 @@
 //! - the same when the recovery crashes in turn.
 //!
 //! Workloads: every operation, every pair of them, every access at which a
-//! session can die, laps of lanes and frames, and random sequences of several
-//! sessions. A failure names its seed; `cargo xtask enumerate` runs that one
+//! session can die, laps of lanes and frames, every mending of a damaged
+//! structure, and random sequences of several sessions. A failure names its seed; `cargo xtask enumerate` runs that one
 //! alone, or as many others as it is told.
 //!
 //! What the checks are worth: `defects`.
@@ -22,6 +22,7 @@ mod crashes;
 mod defects;
 mod fixed;
 mod medium;
+mod mending;
 mod model;
 mod ops;
 pub(crate) mod owner;

@@ -132,17 +132,25 @@ pub(super) fn recover(
     unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
 ) -> Result<Found, Wrong> {
     let (_, pool) = open(kind, Recorder::unrecorded(image))?;
-    let mut one = session(&pool);
-    let found = look(&pool, &mut one, unread)?;
+    examine(&pool, unread)
+}
+
+/// Reads a pool, uses it again and empties it; what it held.
+pub(super) fn examine(
+    pool: &Owned,
+    unread: &BTreeMap<SliceId, BTreeMap<u64, u32>>,
+) -> Result<Found, Wrong> {
+    let mut one = session(pool);
+    let found = look(pool, &mut one, unread)?;
     for &slice in found.things.keys() {
-        write_again(&pool, &mut one, slice)?;
+        write_again(pool, &mut one, slice)?;
     }
-    empty(&pool, vec![one], found.things.keys().copied())?;
+    empty(pool, vec![one], found.things.keys().copied())?;
     pool.borrow_mut()
         .create(FRESH, 2 * PAGE_BYTES as u64)
         .expect("an emptied pool has room");
-    let mut one = session(&pool);
-    write_again(&pool, &mut one, FRESH)?;
+    let mut one = session(pool);
+    write_again(pool, &mut one, FRESH)?;
     Ok(found)
 }
 
