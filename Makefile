@@ -46,7 +46,7 @@ kills: setup
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
 
 # Single flipped bits in images of so many closed pools and as many crashed
-# ones, 100 in each: make flips POOLS=101.
+# ones, in memory and in files, 100 in each: make flips POOLS=101.
 POOLS ?= 101
 flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \

@@ -134,7 +134,11 @@ fn enumerate(
             .arg("enumerate::random::random_sequences")
             .env("PAGEMESH_SEED", seed.to_string()),
         None => command
-            .args(["enumerate::fixed", "enumerate::random"])
+            .args([
+                "enumerate::fixed",
+                "enumerate::mending",
+                "enumerate::random",
+            ])
             .env("PAGEMESH_IMAGES", images.to_string())
             .env("PAGEMESH_FROM", from.to_string()),
     };

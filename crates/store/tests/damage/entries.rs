@@ -1,0 +1,161 @@
+//! Slots and entries that cannot be mended, and the rest of their pool.
+
+use crate::pools::{
+    Case, End, Kind, Model, PAGE, PAGES, POOL_BYTES, checked, read_all, session, slice,
+};
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Media, Recorder};
+use pagemesh_store::check::What;
+use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::table::{Location, Table};
+use pagemesh_store::view::StoreError;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// A slot that lost two bits cannot be mended: reading its page names the page,
+/// writing a part of it too, and writing it as a whole makes it anew. The frame
+/// that it named is lost to use until a check finds it.
+#[test]
+fn a_page_behind_a_damaged_slot_is_written_anew() {
+    let fresh = Arc::new(Recorder::new(POOL_BYTES));
+    format(&*fresh, Uuid::from_u128(7)).expect("a pool");
+    let (mut pool, _) = Pool::open(fresh.clone(), fresh.clone()).expect("sound");
+    pool.create(slice(0), PAGES * PAGE).expect("room");
+    let handle = pool.handle(slice(0)).expect("the slice");
+    let mut one = session(&mut pool);
+    let put = |one: &mut Session<Recorder>, at: u64, data: &[u8], op| {
+        let stamp = Stamp {
+            epoch: Epoch(5),
+            op,
+            open: 0,
+        };
+        let mut members = [Member {
+            session: one,
+            handle,
+        }];
+        write(&mut members, at, data, stamp).map_err(|failed| failed.cause)
+    };
+    put(&mut one, 0, &[1; 3 * PAGE_BYTES], 1).expect("room");
+    pool.checkpoint().expect("sound");
+    let geometry = *pool.view().geometry();
+    let root_at = geometry.objects.start as usize + 64;
+    let table = Table::new(&*fresh, root_at, 4, geometry.frame_numbers());
+    let Ok(Location::At(slot_at)) = table.locate(0, PageNo(1)) else {
+        panic!("the leaf is linked");
+    };
+    fresh.store(slot_at, fresh.load(slot_at) ^ 0b11);
+    let _fenced = fresh.fence(fresh.flush(slot_at, 8));
+
+    let damaged = Err(StoreError::Damaged { offset: PAGE });
+    let mut found = [0; 3 * PAGE_BYTES];
+    assert_eq!(one.read(&handle, 0, &mut found, Epoch(5)), damaged);
+    assert_eq!(put(&mut one, PAGE + 5, &[2; 9], 2), damaged);
+    assert_eq!(put(&mut one, PAGE, &[3; PAGE_BYTES], 3), Ok(()));
+    let mut model = vec![0; (PAGES * PAGE) as usize];
+    model[..3 * PAGE_BYTES].fill(1);
+    model[PAGE_BYTES..2 * PAGE_BYTES].fill(3);
+    assert_eq!(one.read(&handle, 0, &mut found, Epoch(5)), Ok(()));
+    assert!(found == model[..3 * PAGE_BYTES]);
+
+    let model = Model::from([(slice(0), model)]);
+    let crashed = fresh.crash_point().image(0);
+    pool.close_session(one.number()).expect("sound");
+    pool.close().expect("sound");
+    for image in [crashed, fresh.crash_point().everything()] {
+        let (report, plan) = checked(Kind::Memory, &image).expect("a pool");
+        let whats: Vec<_> = report.findings.iter().map(|it| &it.what).collect();
+        assert_eq!(whats, [&What::Leaked(1)]);
+        assert_eq!(
+            read_all(Kind::Memory, &image, &model, None)
+                .expect("it opens")
+                .1,
+            0
+        );
+        let media = Kind::Memory.media(&image);
+        plan.apply(&*media).expect("it can be mended");
+        let mended = media.crash_point().image(0);
+        assert!(checked(Kind::Memory, &mended).expect("a pool").0.is_sound());
+        assert_eq!(
+            read_all(Kind::Memory, &mended, &model, None)
+                .expect("it opens")
+                .1,
+            0
+        );
+    }
+}
+
+/// Line and copy of one object's entry are lost: that slice is refused by its
+/// name, no other is, and none of its frames is granted.
+#[test]
+fn a_lost_object_entry_refuses_its_slice_and_no_other() {
+    for seed in 1..6 {
+        let case = Case::new(Kind::Memory, seed, End::Closed);
+        if case.model.len() < 2 {
+            continue;
+        }
+        let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+        let block = Pool::peek(&*Kind::Memory.media(&case.image)).expect("a superblock");
+        let name = *case.model.keys().next().expect("a slice");
+        let words = name.0.as_bytes().as_chunks::<8>().0;
+        let names = |at: usize| {
+            let found = [16, 24].map(|word| case.image.word(at + word).to_le_bytes());
+            found == *words
+        };
+        let entries = 0..u64::from(block.objects_end);
+        let mut entries = entries.map(|it| (geometry.objects.start + it * OBJECT_BYTES) as usize);
+        let at = entries.find(|&at| names(at)).expect("the entry");
+        let mut image = case.image.clone();
+        for at in [at + 32, at + 72 + 32] {
+            image.set_word(at, image.word(at) ^ 0x3000);
+        }
+        let (report, _) = checked(Kind::Memory, &image).expect("a pool");
+        let whats: Vec<_> = report.findings.iter().map(|it| &it.what).collect();
+        assert_eq!(whats, [&What::Object]);
+        assert_eq!(report.findings[0].place.slice, Some(name));
+
+        let media = Kind::Memory.media(&image);
+        let (mut pool, recovered) = Pool::open(media.clone(), media.clone()).expect("it opens");
+        assert_eq!(recovered.objects_lost, 1);
+        let refused = pool.find(name).expect_err("its entry is lost").to_string();
+        assert!(refused.contains(&name.to_string()), "{refused}");
+        assert!(refused.contains("pool check"), "{refused}");
+        assert!(pool.create(name, PAGE).is_err(), "nobody makes it anew");
+        let mut others = case.model.clone();
+        others.remove(&name);
+        // Everything that can be granted is written over.
+        pool.create(slice(99), 4 * PAGES * PAGE).expect("an entry");
+        let handle = pool.handle(slice(99)).expect("the slice");
+        let mut one = session(&mut pool);
+        for op in 1..=4 * PAGES {
+            let stamp = Stamp {
+                epoch: Epoch(5),
+                op,
+                open: 0,
+            };
+            let mut members = [Member {
+                session: &mut one,
+                handle,
+            }];
+            let data = [0xdd; PAGE_BYTES];
+            let written = write(&mut members, (op - 1) * PAGE, &data, stamp);
+            pool.tend().expect("sound");
+            if written.is_err() {
+                break;
+            }
+        }
+        pool.delete(slice(99)).expect("the slice");
+        pool.close_session(one.number()).expect("sound");
+        while pool.tend().expect("sound") {}
+        pool.close().expect("sound");
+        // With its entry as it was, the slice is what it was.
+        let mut after = media.crash_point().everything();
+        for word in (0..OBJECT_BYTES as usize).step_by(8).filter(|&it| it != 64) {
+            after.set_word(at + word, case.image.word(at + word));
+        }
+        assert_eq!(case.read(&after).expect("it opens").1, 0);
+    }
+}

@@ -1,0 +1,517 @@
+//! Pools with a past, and what becomes of them when bits flip.
+
+use pagemesh_base::ids::{Epoch, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{Part, Stamp};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Image, Recorder};
+use pagemesh_store::check::{Options, Plan, Remedy, Report, check};
+use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
+use pagemesh_store::lane::Lane;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::record::Place;
+use pagemesh_store::recovery::{PoolError, Recovered};
+use pagemesh_store::session::{Failure, Member, Session, clear, write};
+use pagemesh_store::table::{Location, Table};
+use pagemesh_store::transaction::transact;
+use pagemesh_store::view::StoreError;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+pub(crate) const POOL_BYTES: usize = 2 << 20;
+pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
+pub(crate) const PAGES: u64 = 25;
+/// Operations of one life of a pool.
+pub(crate) const OPS: u64 = 14;
+
+pub(crate) type Model = BTreeMap<SliceId, Vec<u8>>;
+
+/// SplitMix64 (Steele et al. 2014).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub(crate) fn within(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.below(range.end - range.start)
+    }
+}
+
+pub(crate) fn slice(number: u64) -> SliceId {
+    SliceId(Uuid::from_u128(u128::from(number) + 1))
+}
+
+/// What a pool lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Class `pmem`.
+    Memory,
+    /// Class `file-sync`: its tables are in an overlay.
+    File,
+}
+
+impl Kind {
+    pub(crate) fn media(self, image: &Image) -> Arc<Recorder> {
+        Arc::new(match self {
+            Kind::Memory => Recorder::from_image(image.clone()),
+            Kind::File => Recorder::of_file(image.clone()),
+        })
+    }
+
+    pub(crate) fn open(
+        self,
+        media: &Arc<Recorder>,
+    ) -> Result<(Pool<Recorder>, Recovered), PoolError> {
+        let overlay = match self {
+            Kind::Memory => media.clone(),
+            Kind::File => Arc::new(media.overlay()),
+        };
+        Pool::open(media.clone(), overlay)
+    }
+}
+
+pub(crate) fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
+    let number = pool.open_session(1, 1).expect("a session");
+    // The owner is this thread: there is nobody to wait for.
+    Session::new(pool.view().clone(), number).with_owner_wait(Duration::ZERO)
+}
+
+/// Does it, and once more after the owner has made room in the lane.
+pub(crate) fn with_room(pool: &mut Pool<Recorder>, mut act: impl FnMut() -> Result<(), Failure>) {
+    match act() {
+        Err(failure) if failure.cause == StoreError::Stalled => {
+            pool.tend().expect("sound");
+            act().expect("room");
+        }
+        done => done.expect("room"),
+    }
+}
+
+/// Some parts of a transaction, in turn by their pages.
+pub(crate) fn parts(random: &mut Random, fill: u8) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut page = random.below(6);
+    while page + 3 <= PAGES {
+        let (offset, len) = (page * PAGE, (1 + random.below(3)) * PAGE);
+        parts.push(match random.below(4) {
+            0 => Part::Clear { offset, len },
+            _ => Part::Write {
+                offset,
+                data: vec![fill; len as usize].into(),
+            },
+        });
+        page += len / PAGE + random.below(9);
+    }
+    parts
+}
+
+/// How a life of a pool ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Closed in good order.
+    Closed,
+    /// A crash behind the last operation.
+    Crashed,
+    /// A crash at some fence of the last operation: each of its pages, and
+    /// what else it changes, may be as it was before.
+    CrashedInside,
+}
+
+/// Some operations on a pool, and how it ends; what it held before the last one,
+/// if that may be all there is.
+pub(crate) fn live(
+    kind: Kind,
+    image: &Image,
+    model: &mut Model,
+    random: &mut Random,
+    end: End,
+) -> (Image, Option<Model>) {
+    let media = kind.media(image);
+    let (mut pool, _) = kind.open(&media).expect("a sound pool");
+    let mut sessions = [session(&mut pool), session(&mut pool)];
+    let mut before = Model::new();
+    for op in 1..=OPS {
+        if op % 4 == 0 {
+            // A lane of so small a pool holds few records.
+            pool.tend().expect("sound");
+        }
+        let name = slice(random.below(3));
+        let is_only = model.keys().all(|&other| other == name);
+        let is_new = !model.contains_key(&name);
+        if is_new {
+            pool.create(name, PAGES * PAGE).expect("room");
+            model.insert(name, vec![0; (PAGES * PAGE) as usize]);
+            // It may have the number of one that is gone.
+            sessions.iter_mut().for_each(Session::forget_leaves);
+        }
+        let handle = pool.handle(name).expect("the slice");
+        let start = random.below(PAGES * PAGE - 1);
+        let (offset, len) = match random.below(2) {
+            0 => (start, 1 + random.below(9000).min(PAGES * PAGE - start - 1)),
+            _ => (start / PAGE * PAGE, PAGE),
+        };
+        let range = offset as usize..(offset + len) as usize;
+        let epoch = Epoch(5);
+        let stamp = Stamp {
+            epoch,
+            op,
+            open: random.below(2).min(op - 1) as u32,
+        };
+        if kind == Kind::File && op == OPS {
+            pool.flush().expect("sound");
+        }
+        let session = &mut sessions[random.below(2) as usize];
+        let mut members = [Member { session, handle }];
+        media.take_crash_points();
+        before.clone_from(model);
+        let bytes = model.get_mut(&name).expect("it is there");
+        match random.below(12) {
+            0 => {
+                with_room(&mut pool, || clear(&mut members, offset, len, stamp));
+                bytes[range].fill(0);
+            }
+            1 | 4 => {
+                let fill = random.next() as u8;
+                let parts = parts(random, fill);
+                with_room(&mut pool, || transact(&mut members, &parts, stamp));
+                for part in &parts {
+                    let fill = match part {
+                        Part::Write { .. } => fill,
+                        Part::Clear { .. } => 0,
+                    };
+                    let (offset, len) = (part.offset() as usize, part.len() as usize);
+                    bytes[offset..][..len].fill(fill);
+                }
+            }
+            2 if !is_only => {
+                pool.delete(name).expect("the slice");
+                model.remove(&name);
+            }
+            3 => {
+                let _old = pool.raise_epoch(name, Epoch(random.below(5) as u32), 2);
+            }
+            _ => {
+                let byte = random.next() as u8;
+                let data: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
+                with_room(&mut pool, || write(&mut members, offset, &data, stamp));
+                bytes[range].copy_from_slice(&data);
+            }
+        }
+    }
+    if end == End::Closed {
+        for number in [1, 2] {
+            pool.close_session(number).expect("sound");
+        }
+        while pool.tend().expect("sound") {}
+        pool.close().expect("sound");
+        return (media.crash_point().everything(), None);
+    }
+    let points = media.take_crash_points();
+    // A file may lose what came since the last sync also when the operation has
+    // ended.
+    let inside = match kind {
+        Kind::Memory => &points[..points.len() - 1],
+        Kind::File => &points[..],
+    };
+    if end == End::CrashedInside && !inside.is_empty() {
+        let point = &inside[random.below(inside.len() as u64) as usize];
+        return (point.sample(random.next()), Some(before));
+    }
+    if kind == Kind::File {
+        pool.flush().expect("sound");
+    }
+    (media.crash_point().sample(random.next()), None)
+}
+
+pub(crate) fn checked(kind: Kind, image: &Image) -> Result<(Report, Plan), String> {
+    let mut options = Options {
+        is_ordered: kind == Kind::Memory,
+        reads_data: true,
+        progress: &mut |_, _| {},
+    };
+    check(&*kind.media(image), &mut options).map_err(|error| error.to_string())
+}
+
+/// Opens, and reads every page of every slice. Gives the image right after
+/// opening, and the pages that could not be read.
+pub(crate) fn read_all(
+    kind: Kind,
+    image: &Image,
+    model: &Model,
+    before: Option<&Model>,
+) -> Result<(Image, u64), String> {
+    let media = kind.media(image);
+    let opened = kind.open(&media);
+    let (mut pool, _) = opened.map_err(|error| error.to_string())?;
+    let image = media.crash_point().image(0);
+    assert_eq!(
+        image,
+        media.crash_point().everything(),
+        "opening is durable"
+    );
+    let listed: Vec<SliceId> = pool.list().map(|object| object.slice).collect();
+    let holds = |model: &Model| {
+        listed.len() == model.len() && listed.iter().all(|name| model.contains_key(name))
+    };
+    assert!(holds(model) || before.is_some_and(holds), "slices");
+    let mut reader = session(&mut pool);
+    let mut damaged = 0;
+    for name in listed {
+        let of = |model: &Model| model.get(&name).cloned();
+        let old = before.and_then(of);
+        let bytes = of(model).or(old.clone()).expect("one of them has it");
+        let handle = pool.handle(name).expect("the slice is there");
+        for (page, expected) in (0..).zip(bytes.chunks(PAGE_BYTES)) {
+            let mut found = [0xee; PAGE_BYTES];
+            match reader.read(&handle, page * PAGE, &mut found, Epoch(9)) {
+                Ok(()) => {
+                    let at = page as usize * PAGE_BYTES;
+                    let was = old
+                        .as_ref()
+                        .is_some_and(|old| found == old[at..][..PAGE_BYTES]);
+                    assert!(found == expected || was, "page {page} of {name} is wrong");
+                }
+                Err(StoreError::Damaged { offset }) => {
+                    assert_eq!(offset / PAGE, page, "the error names the page");
+                    damaged += 1;
+                }
+                Err(other) => panic!("page {page} of {name}: {other}"),
+            }
+        }
+    }
+    pool.close_session(reader.number()).expect("sound");
+    pool.close().expect("sound");
+    Ok((image, damaged))
+}
+
+/// Bytes of the bitmap's lines, each of 448 frames.
+pub(crate) fn bitmap_bytes(geometry: &Geometry) -> u64 {
+    geometry.frame_numbers().end.div_ceil(448) * 64
+}
+
+pub(crate) fn bitmap_of(image: &Image) -> Vec<u64> {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let start = geometry.bitmap.start as usize;
+    let words = (start..start + bitmap_bytes(&geometry) as usize).step_by(8);
+    words.map(|at| image.word(at)).collect()
+}
+
+pub(crate) fn with_bitmap(image: &Image, words: &[u64]) -> Image {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let mut image = image.clone();
+    for (at, &word) in (geometry.bitmap.start as usize..).step_by(8).zip(words) {
+        image.set_word(at, word);
+    }
+    image
+}
+
+/// The bytes of an opened pool in which something is stored.
+pub(crate) fn used_bytes(image: &Image, objects_end: u32) -> Vec<bool> {
+    let media = Recorder::from_image(image.clone());
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let mut used = vec![false; POOL_BYTES];
+    let mut add = |at: u64, len: u64| used[at as usize..(at + len) as usize].fill(true);
+    add(0, 2 * PAGE);
+    let numbers = geometry.frame_numbers();
+    add(geometry.bitmap.start, bitmap_bytes(&geometry));
+    for object in 0..u64::from(objects_end) {
+        let at = geometry.objects.start + object * OBJECT_BYTES;
+        add(at, 112);
+        let table = Table::new(&media, at as usize + 64, 4, numbers.clone());
+        for page in (0..PAGES).map(PageNo) {
+            for level in 0..4 {
+                let located = table.locate(level, page).expect("a sound table");
+                if let Location::At(slot_at) = located {
+                    add(slot_at as u64 / PAGE * PAGE, PAGE);
+                }
+            }
+            if let Some(frame) = table.lookup(page).expect("a sound table").frame() {
+                add(frame.0 * PAGE, PAGE);
+                add(geometry.frame_table.start + frame.0 * 8, 4);
+            }
+        }
+    }
+    for at in (geometry.in_flight.start..geometry.in_flight.end()).step_by(32) {
+        // Forgotten entries are zeroed from the front.
+        if image.word(at as usize) != 0 && image.word(at as usize + 24) != 0 {
+            add(at, 32);
+        }
+    }
+    used
+}
+
+/// A bit to flip: every region as often, and what is not zero more often.
+pub(crate) fn choose(image: &Image, random: &mut Random) -> u64 {
+    let geometry = Geometry::plan(POOL_BYTES as u64).expect("a plan");
+    let regions = [
+        0..2 * PAGE,
+        geometry.lane_region.start..geometry.lane_region.end(),
+        geometry.bitmap.start..geometry.bitmap.end(),
+        geometry.frame_table.start..geometry.frame_table.end(),
+        geometry.objects.start..geometry.objects.end(),
+        geometry.in_flight.start..geometry.in_flight.end(),
+        geometry.frames.start..geometry.frames.end(),
+        geometry.frames.start..geometry.frames.end(),
+    ];
+    let region = &regions[random.below(regions.len() as u64) as usize];
+    let mut byte = random.within(region.clone());
+    if random.below(4) > 0 {
+        let word = |byte: u64| image.word(byte as usize / 8 * 8) != 0;
+        let behind = (byte..region.end).find(|&at| word(at));
+        let found = behind.or_else(|| (region.start..byte).find(|&at| word(at)));
+        byte = found.map_or(byte, |at| (at / 8 * 8) + random.below(8));
+    }
+    byte * 8 + random.below(8)
+}
+
+/// The bytes at which live lines of lanes start.
+pub(crate) fn live_lines(kind: Kind, image: &Image) -> Vec<u64> {
+    let media = Recorder::from_image(image.clone());
+    let block = Pool::peek(&media).expect("a superblock");
+    let geometry = block.geometry;
+    let mut lines = Vec::new();
+    for number in 0..block.lanes_end {
+        let (start, head) = (geometry.lane_at(number), block.heads[number as usize]);
+        let place = Place::new(block.pool, block.incarnation, number, head);
+        let mut lane = Lane::new(start, geometry.lane_lines(), place);
+        let end = match kind {
+            Kind::Memory => lane.recover(&media).expect("sound").end,
+            Kind::File => lane.recover_unordered(&media).end,
+        };
+        lines.extend((head..end).map(|line| start as u64 + line % geometry.lane_lines() * 64));
+    }
+    lines
+}
+
+pub(crate) struct Case {
+    pub(crate) kind: Kind,
+    pub(crate) end: End,
+    /// What it may hold instead.
+    pub(crate) before: Option<Model>,
+    pub(crate) lines: Vec<u64>,
+    pub(crate) image: Image,
+    pub(crate) model: Model,
+    pub(crate) opened: Image,
+    pub(crate) used: Vec<bool>,
+}
+
+impl Case {
+    /// A pool with a past.
+    pub(crate) fn new(kind: Kind, seed: u64, end: End) -> Case {
+        let mut random = Random(seed);
+        let fresh = Recorder::new(POOL_BYTES);
+        format(&fresh, Uuid::from_u128(7)).expect("a pool");
+        let (mut image, mut model) = (fresh.crash_point().everything(), Model::new());
+        for _ in 0..random.below(3) {
+            let end = match random.below(2) {
+                0 => End::Closed,
+                _ => End::Crashed,
+            };
+            (image, _) = live(kind, &image, &mut model, &mut random, end);
+        }
+        let (image, before) = live(kind, &image, &mut model, &mut random, end);
+        Case::of(kind, image, model, before, end)
+    }
+
+    pub(crate) fn of(
+        kind: Kind,
+        image: Image,
+        model: Model,
+        before: Option<Model>,
+        end: End,
+    ) -> Case {
+        let (report, _) = checked(kind, &image).expect("a pool");
+        assert!(report.is_sound(), "nothing is flipped: {report:?}");
+        let (opened, damaged) =
+            read_all(kind, &image, &model, before.as_ref()).expect("a sound pool");
+        assert_eq!(damaged, 0);
+        let block = Pool::peek(&*kind.media(&opened)).expect("a superblock");
+        let used = used_bytes(&opened, block.objects_end);
+        Case {
+            kind,
+            end,
+            before,
+            lines: live_lines(kind, &image),
+            image,
+            model,
+            opened,
+            used,
+        }
+    }
+
+    pub(crate) fn read(&self, image: &Image) -> Result<(Image, u64), String> {
+        read_all(self.kind, image, &self.model, self.before.as_ref())
+    }
+
+    pub(crate) fn flip(&self, bit: u64) -> Found {
+        let mut image = self.image.clone();
+        let at = bit as usize / 64 * 8;
+        image.set_word(at, image.word(at) ^ 1 << (bit % 64));
+        let report = checked(self.kind, &image);
+        let is_silent = matches!(&report, Ok((report, _)) if report.is_sound());
+        let found = match self.read(&image) {
+            Ok((opened, damaged)) => {
+                assert!(!is_silent || damaged == 0, "an error that the check missed");
+                let differs = |byte: usize| {
+                    let shift = byte % 8 * 8;
+                    (opened.word(byte / 8 * 8) ^ self.opened.word(byte / 8 * 8)) >> shift & 0xff
+                        != 0
+                };
+                let lost = (0..POOL_BYTES).find(|&byte| self.used[byte] && differs(byte));
+                // What nobody had heard of may go with its record.
+                let may_go = self.before.is_some();
+                assert!(
+                    !is_silent || may_go || lost.is_none(),
+                    "silently lost: byte {lost:?}"
+                );
+                match (is_silent, damaged) {
+                    (true, _) => Found::Unused,
+                    (false, 0) => Found::Repaired,
+                    (false, _) => Found::ReadError,
+                }
+            }
+            Err(error) => {
+                assert!(!is_silent, "refused, and the check is content: {error}");
+                Found::Refused(error)
+            }
+        };
+        let Ok((report, plan)) = report else {
+            return found;
+        };
+        if report.findings.iter().all(|it| it.remedy == Remedy::Pool) {
+            let media = self.kind.media(&image);
+            plan.apply(&*media).expect("it can be mended");
+            let mended = media.crash_point().image(0);
+            let (again, _) = checked(self.kind, &mended).expect("a pool");
+            assert!(again.is_sound(), "not mended: {report:?}, then {again:?}");
+            let (_, damaged) = self.read(&mended).expect("a mended pool");
+            assert_eq!(damaged, 0, "mended: {report:?}");
+        }
+        found
+    }
+}
+
+/// What became of a flipped bit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Found {
+    /// Opening the pool mends it, and the check names it.
+    Repaired,
+    /// Nothing is stored there.
+    Unused,
+    /// Reading the page is an error that names it.
+    ReadError,
+    /// The pool is not opened.
+    Refused(String),
+}
