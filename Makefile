@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills flips pjdfstest
+.PHONY: all test check deny setup demo bench sim storm kills flips fsx pjdfstest
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -44,6 +44,13 @@ ROUNDS ?= 50
 kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
+
+# Random operations on files of a mount beside the same in memory, with remounts
+# and kills: make fsx OPS=10000000 SEED=7. Needs root.
+OPS ?= 10000000
+fsx: setup
+	PAGEMESH_FSX_OPS=$(OPS) PAGEMESH_FSX_SEED=$(SEED) \
+	$(CARGO) test --locked -p pagemesh --test fsx -- --nocapture
 
 # Single flipped bits in images of so many closed pools and as many crashed
 # ones, in memory and in files, 100 in each: make flips POOLS=101.

@@ -521,6 +521,19 @@ pub struct Mount {
     pub client: Client,
 }
 
+/// Mount a file system that forgets what is written to it.
+#[derive(Args)]
+pub struct NullMount {
+    /// Where: a directory that is there.
+    pub dir: PathBuf,
+    /// Threads that serve.
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+    pub threads: usize,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_ends: bool,
+}
+
 /// Seconds of the longest measurement: what the workloads take.
 pub const SECONDS_MAX: u64 = RUNTIME_MAX.as_secs();
 
@@ -575,6 +588,27 @@ pub enum Bench {
     Peers(Measure),
     /// How long a pool takes to recover after its brick was killed under load.
     Recovery(Measure),
+    /// Mirrored files: latency of synchronous writes against throughput, beside a
+    /// mount that does nothing.
+    Mirror {
+        #[command(flatten)]
+        measure: Measure,
+        /// Bytes of a write.
+        #[arg(long, value_delimiter = ',', default_values_t = [512, 4096, 65536], value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
+        sizes: Vec<u32>,
+        /// Programs that write at the same time.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 16], value_parser = clap::value_parser!(u32).range(1..=64))]
+        jobs: Vec<u32>,
+        /// What each does between two writes, in µs.
+        #[arg(long, value_delimiter = ',', default_values_t = [0, 50, 200], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+        think_us: Vec<u32>,
+        /// Threads that serve each mount.
+        #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+        threads: usize,
+    },
+    /// Mount what does nothing: what others are measured against.
+    #[command(hide = true)]
+    Null(NullMount),
     /// What three bricks, a manager and an export take of a processor while
     /// nobody uses them.
     Idle(Measure),

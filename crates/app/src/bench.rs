@@ -8,19 +8,22 @@ mod recovery;
 use crate::args::{self, Bench, Measure, Output};
 use crate::cluster::{Cluster, Plan};
 use crate::ending::Ending;
+use crate::files;
+use crate::mount;
 use crate::output;
 use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::Name;
-use pagemesh_bench::peers::{self, Peer, process_cpu};
+use pagemesh_bench::peers::{self, Peer};
+use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{idle, load, ramp, sweep, table};
+use pagemesh_bench::{idle, load, mirror, ramp, sweep, table};
 use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -82,6 +85,70 @@ impl Scratch {
             content: Content::Blocks,
         })?;
         Ok(sized.volume.info.durability.to_string())
+    }
+
+    /// Makes a file system of so many copies and mounts it with a process of its own.
+    fn mount(
+        &self,
+        name: &str,
+        copies: usize,
+        transport: &str,
+        threads: usize,
+    ) -> anyhow::Result<(Daemon, mirror::Place)> {
+        let wish = CreateVolume {
+            name: name.parse()?,
+            size_bytes: VOLUME_BYTES,
+            layout: match copies {
+                1 => Kind::Concat,
+                _ => Kind::Mirror,
+            },
+            columns: None,
+            copies: Some(copies),
+            durability: None,
+            content: Content::Files,
+        };
+        let made = files::make(&self.client(), args::Transport::Auto, &wish)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["mount", name])
+            .arg(self.mount_dir(name)?)
+            .args(["--transport", transport])
+            .args(["--threads", &threads.to_string()])
+            .args(["--manager", &self.cluster.url])
+            .arg("--key")
+            .arg(self.dir.path().join("key"));
+        let (daemon, dir) = Daemon::start(command)?;
+        let mut pids = self.cluster.brick_pids();
+        pids.push(daemon.0.id());
+        let place = mirror::Place {
+            name: name.into(),
+            class: made.volume.info.durability.to_string(),
+            dir: dir.into(),
+            pids,
+        };
+        Ok((daemon, place))
+    }
+
+    /// What does nothing, mounted.
+    fn mount_null(&self, threads: usize) -> anyhow::Result<(Daemon, mirror::Place)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["bench", "null", "--threads", &threads.to_string()])
+            .arg(self.mount_dir("null")?);
+        let (daemon, dir) = Daemon::start(command)?;
+        let place = mirror::Place {
+            name: "null".into(),
+            class: "none".into(),
+            dir: dir.into(),
+            pids: vec![daemon.0.id()],
+        };
+        Ok((daemon, place))
+    }
+
+    fn mount_dir(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let dir = self.dir.path().join(format!("mnt-{name}"));
+        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
     }
 
     fn client(&self) -> args::Client {
@@ -173,6 +240,24 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
         Bench::Peers(measure) => finish(&peers(measure)?, measure),
         Bench::Recovery(measure) => finish(&recovery::run(measure)?, measure),
         Bench::Idle(measure) => finish(&idle(measure)?, measure),
+        Bench::Mirror {
+            measure,
+            sizes,
+            jobs,
+            think_us,
+            threads,
+        } => {
+            let options = mirror::Options {
+                rounds: measure.rounds,
+                runtime: Duration::from_secs(measure.seconds),
+                sizes: sizes.clone(),
+                jobs: jobs.clone(),
+                think_us: think_us.clone(),
+                ..mirror::Options::default()
+            };
+            finish(&mirrored(measure, &options, *threads)?, measure)
+        }
+        Bench::Null(wish) => mount::run_null(wish),
     }
 }
 
@@ -281,6 +366,27 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
     peers.push(Peer::qemu_quorum(options.size_bytes)?);
     Ok(peers::run_peers(&peers, &options)?)
+}
+
+fn mirrored(
+    measure: &Measure,
+    options: &mirror::Options,
+    threads: usize,
+) -> anyhow::Result<Report> {
+    // Two numbers of jobs, each with files of its own, and what is not yet freed.
+    let scratch = Scratch::start(measure, 2, 3)?;
+    let mounts = [
+        scratch.mount_null(threads)?,
+        scratch.mount("unmirrored", 1, "map", threads)?,
+        scratch.mount("map", 2, "map", threads)?,
+        scratch.mount("tcp", 2, "tcp", threads)?,
+    ];
+    let (_daemons, places): (Vec<Daemon>, Vec<mirror::Place>) = mounts.into_iter().unzip();
+    let options = mirror::Options {
+        size_bytes: VOLUME_BYTES * 3 / 4 / options.jobs.len() as u64,
+        ..options.clone()
+    };
+    Ok(mirror::run_mirror(&places, &options)?)
 }
 
 fn idle(measure: &Measure) -> anyhow::Result<Report> {

@@ -9,7 +9,7 @@ use pagemesh_base::layout::Name;
 use pagemesh_base::space::Space;
 use pagemesh_fs::{Caller, MakeOptions};
 use pagemesh_manage::Kind;
-use pagemesh_manage::wire::{Content, CreateVolume, VolumeInfo};
+use pagemesh_manage::wire::{Content, CreateVolume, Sized, VolumeInfo};
 use rustix::process::{getegid, geteuid};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
@@ -66,6 +66,19 @@ fn create(
     transport: args::Transport,
     wish: &CreateVolume,
 ) -> anyhow::Result<()> {
+    let sized = make(args, transport, wish)?;
+    output::print(args.output, &sized, || {
+        let (name, size) = (&wish.name, bytes(sized.asked_bytes));
+        format!("made file system {name} of {size}; use it with: pagemesh mount {name} DIR")
+    })
+}
+
+/// Makes a volume with an empty file system in it.
+pub fn make(
+    args: &args::Client,
+    transport: args::Transport,
+    wish: &CreateVolume,
+) -> anyhow::Result<Sized> {
     let name = &wish.name;
     let sized = client(args)?.create(wish)?;
     if let Err(cause) = format(args, transport, name, sized.asked_bytes) {
@@ -75,10 +88,7 @@ fn create(
             .with_context(|| format!("{cause:#}; and its volume cannot be deleted"))?;
         return Err(cause.context(format!("cannot make a file system in the volume {name}")));
     }
-    output::print(args.output, &sized, || {
-        let size = bytes(sized.asked_bytes);
-        format!("made file system {name} of {size}; use it with: pagemesh mount {name} DIR")
-    })
+    Ok(sized)
 }
 
 fn format(

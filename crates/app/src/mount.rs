@@ -5,14 +5,14 @@
 //! the mount's device; it says a word on every connection when it is done, and
 //! its end closes them.
 
-use crate::args::{self, Mount};
+use crate::args::{self, Mount, NullMount};
 use crate::ending::{Ending, Teller};
 use crate::volume::{attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{MountOptions, Mounted, Unmounter};
+use pagemesh_fuse::{MountOptions, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
 use rustix::mount::UnmountFlags;
@@ -147,7 +147,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let waiting = listen(&dir);
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
-    let served = serve(mounted, unmounter, &dir, &ending);
+    let served = serve(move || Ok(mounted.serve()?), unmounter, &dir, &ending);
     if fenced.is.load(Ordering::Acquire) {
         let name = &args.name;
         bail!(
@@ -229,8 +229,23 @@ fn watch_room(args: &args::Client, detail: &VolumeDetail) -> anyhow::Result<page
     }))
 }
 
+/// Mounts a file system that does nothing, as [`run`] does.
+pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
+    let dir = check_dir(&args.dir)?;
+    let ending = Ending::listen(args.until_stdin_ends)?;
+    let options = MountOptions {
+        source: "nothing".into(),
+        threads: args.threads,
+        allow_other: false,
+    };
+    let mut mounted = pagemesh_fuse::mount_null(&dir, &options)?;
+    let unmounter = mounted.unmounter();
+    println!("ready {}", dir.display());
+    serve(move || Ok(mounted.serve()?), unmounter, &dir, &ending)
+}
+
 fn serve(
-    mounted: Mounted,
+    serve: impl FnOnce() -> anyhow::Result<()> + Send,
     mut unmounter: Unmounter,
     dir: &Path,
     ending: &Ending,
@@ -238,7 +253,7 @@ fn serve(
     let tell = ending.teller();
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
-            let served = mounted.serve();
+            let served = serve();
             // The other side may be waiting for a signal.
             tell.end();
             served
@@ -251,7 +266,7 @@ fn serve(
                 .with_context(|| format!("cannot unmount {}", dir.display()))?;
         }
         match serving.join() {
-            Ok(served) => Ok(served?),
+            Ok(served) => served,
             Err(_) => bail!("the server panicked"),
         }
     })

@@ -116,7 +116,7 @@ fn children(parent: u32) -> Vec<(u32, String)> {
 
 /// CPU time that a process has used.
 fn cpu(pid: u32) -> Duration {
-    pagemesh_bench::peers::process_cpu(pid).unwrap()
+    pagemesh_bench::process_cpu(pid).unwrap()
 }
 
 #[test]
@@ -578,7 +578,9 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
 #[test]
 fn impossible_measurements_are_refused_before_a_cluster_is_made() {
     let place = Place::new();
-    for bench in ["session", "ramp", "table", "peers", "recovery", "idle"] {
+    for bench in [
+        "session", "ramp", "table", "peers", "recovery", "idle", "mirror",
+    ] {
         for (option, value) in [
             ("--rounds", "0"),
             ("--rounds", "4"),

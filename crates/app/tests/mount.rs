@@ -5,91 +5,12 @@
 
 mod support;
 
-use rustix::mount::UnmountFlags;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::daemon::Daemon;
-use support::skip::skip;
-use support::{Cluster, Pools, program, until};
-
-/// A mounted file system; dropping it takes the mount away.
-struct Mounted {
-    dir: PathBuf,
-    daemon: Option<Daemon>,
-}
-
-impl Mounted {
-    fn try_new(
-        cluster: &Cluster,
-        name: &str,
-        at: &str,
-        transport: &str,
-    ) -> Result<Mounted, std::process::Output> {
-        let dir = cluster.dir().join(at);
-        fs::create_dir_all(&dir).unwrap();
-        let path = dir.to_str().unwrap();
-        let args = [
-            "mount",
-            name,
-            path,
-            "--allow-other",
-            "--transport",
-            transport,
-        ];
-        let daemon = cluster.try_daemon(&format!("mount-{at}"), &args, 1)?;
-        Ok(Mounted {
-            dir,
-            daemon: Some(daemon),
-        })
-    }
-
-    fn new(cluster: &Cluster, name: &str, transport: &str) -> Mounted {
-        Mounted::try_new(cluster, name, "mnt", transport)
-            .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-
-    /// Kills its process, and takes away what is left of it.
-    fn kill(mut self) {
-        self.daemon.take().unwrap().kill();
-    }
-
-    /// Unmounts, and waits for the end of its process.
-    fn stop(mut self, cluster: &Cluster) {
-        cluster.ok(&["umount", self.dir.to_str().unwrap()]);
-        let mut daemon = self.daemon.take().unwrap();
-        assert!(daemon.await_end().success(), "{}", daemon.log());
-    }
-
-    fn sh(&self, script: &str) -> String {
-        let script = format!("set -euo pipefail; cd {}\n{script}", self.dir.display());
-        program::ok("bash", &["-c", &script])
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // First the mount: then the process ends by itself. Nothing is there if
-        // it has ended well.
-        let _ = rustix::mount::unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
-    }
-}
-
-/// A cluster with a file system; none, and said so, where nobody may mount.
-fn cluster(pools_mib: &[u64], size: &str) -> Option<Cluster> {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-        skip("needs root and /dev/fuse");
-        return None;
-    }
-    let cluster = Cluster::with_pools(Pools::Memory, pools_mib);
-    cluster.ok(&["fs", "create", "files", "--size", size]);
-    Some(cluster)
-}
+use support::mounted::{Mounted, cluster};
+use support::until;
 
 #[test]
 fn programs_find_what_they_put_there() {

@@ -5,7 +5,7 @@
 //! time of its processes by the time that passed.
 
 use crate::error::BenchError;
-use crate::peers::process_cpu;
+use crate::process::process_cpu;
 use crate::report::{Cell, Report};
 use crate::session::check_rounds;
 use crate::stats::median;

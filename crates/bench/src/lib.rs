@@ -17,16 +17,21 @@
 #![warn(missing_docs)]
 
 mod error;
+mod fio;
 pub mod idle;
 pub mod load;
+pub mod mirror;
 pub mod peers;
 pub mod plot;
+mod process;
 pub mod ramp;
 pub mod recovery;
 pub mod report;
+mod round_trip;
 pub mod session;
 pub mod stats;
 pub mod sweep;
 pub mod table;
 
 pub use error::BenchError;
+pub use process::process_cpu;

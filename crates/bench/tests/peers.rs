@@ -2,7 +2,8 @@
 //! tests say so and check nothing.
 
 use pagemesh_bench::BenchError;
-use pagemesh_bench::peers::{Case, Direction, Options, Peer, RUNTIME_MIN, process_cpu, run_peers};
+use pagemesh_bench::peers::{Case, Direction, Options, Peer, RUNTIME_MIN, run_peers};
+use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::{Cell, Report};
 use std::path::Path;
 use std::time::Duration;

@@ -8,6 +8,7 @@
 #![allow(dead_code, clippy::unwrap_used)] // Each test file uses a part of it.
 
 pub mod daemon;
+pub mod mounted;
 pub mod net;
 pub mod program;
 #[path = "../../../brick/tests/support/skip.rs"]

@@ -7,15 +7,14 @@
 //! rounds, and how many times the operations of an endpoint the first one
 //! reaches, as the median of the rounds' own ratios.
 
-mod fio;
-mod process;
 mod servers;
 
-pub use fio::{Case, Direction, Sample};
-pub use process::process_cpu;
+pub use crate::fio::{Case, Direction, Sample};
 
 use crate::error::BenchError;
+use crate::fio;
 use crate::plot::{Axis, Kind, Plot, Series};
+use crate::process::{self, process_cpu};
 use crate::report::{Cell, Report};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};

@@ -3,8 +3,8 @@
 //! ends: start them from a thread that lives as long as the comparison.
 
 use super::Peer;
-use super::process::{Child, bound, require};
 use crate::error::BenchError;
+use crate::process::{Child, bound, require};
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;

@@ -15,10 +15,12 @@
 #![deny(unsafe_code)]
 
 mod attr;
+mod null;
 mod serve;
 mod wait;
 
 pub use attr::now;
+pub use null::{NullMount, mount_null};
 pub use wait::wait;
 
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
@@ -105,6 +107,20 @@ pub fn mount(
     room: Room,
 ) -> Result<Mounted, MountError> {
     let caretaker = Caretaker::start(&fs)?;
+    let served = Served::new(Arc::clone(&fs), trouble, room);
+    let session =
+        Session::new(served, dir, &config(options)).map_err(|cause| MountError::Refused {
+            dir: dir.to_owned(),
+            cause,
+        })?;
+    Ok(Mounted {
+        session,
+        fs,
+        caretaker,
+    })
+}
+
+fn config(options: &MountOptions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(options.source.clone()),
@@ -116,16 +132,7 @@ pub fn mount(
     }
     config.n_threads = Some(options.threads.clamp(1, THREADS_MAX));
     config.clone_fd = true;
-    let served = Served::new(Arc::clone(&fs), trouble, room);
-    let session = Session::new(served, dir, &config).map_err(|cause| MountError::Refused {
-        dir: dir.to_owned(),
-        cause,
-    })?;
-    Ok(Mounted {
-        session,
-        fs,
-        caretaker,
-    })
+    config
 }
 
 impl Mounted {

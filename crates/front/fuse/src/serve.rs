@@ -40,8 +40,8 @@ const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
-const FIXED: FileHandle = FileHandle(0);
-const OPENED: FopenFlags =
+pub(crate) const FIXED: FileHandle = FileHandle(0);
+pub(crate) const OPENED: FopenFlags =
     FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 pub(crate) struct Served {
@@ -165,6 +165,32 @@ impl Served {
     }
 }
 
+/// Settles with the kernel what both can.
+pub(crate) fn negotiate(config: &mut KernelConfig) -> io::Result<()> {
+    let wanted = [
+        InitFlags::FUSE_EXPORT_SUPPORT,
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_DO_READDIRPLUS,
+        InitFlags::FUSE_READDIRPLUS_AUTO,
+        InitFlags::FUSE_ASYNC_DIO,
+        InitFlags::FUSE_AUTO_INVAL_DATA,
+        InitFlags::FUSE_CACHE_SYMLINKS,
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+    ];
+    for flag in wanted {
+        // An older kernel does without.
+        if config.add_capabilities(flag).is_err() {
+            tracing::info!(?flag, "the kernel does not have it");
+        }
+    }
+    let fits = |value: u32| io::Error::other(format!("{value} would be accepted"));
+    config.set_max_write(WRITE_BYTES_MAX).map_err(fits)?;
+    let set = config.set_max_background(BACKGROUND_MAX);
+    set.map_err(|value| fits(value.into()))?;
+    Ok(())
+}
+
 struct Write<'w> {
     data: &'w [u8],
     flags: i32,
@@ -194,28 +220,7 @@ fn how_to_allocate(mode: i32) -> Option<Allocate> {
 
 impl Filesystem for Served {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let wanted = [
-            InitFlags::FUSE_EXPORT_SUPPORT,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_AUTO_INVAL_DATA,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ];
-        for flag in wanted {
-            // An older kernel does without.
-            if config.add_capabilities(flag).is_err() {
-                tracing::info!(?flag, "the kernel does not have it");
-            }
-        }
-        let fits = |value: u32| io::Error::other(format!("{value} would be accepted"));
-        config.set_max_write(WRITE_BYTES_MAX).map_err(fits)?;
-        let set = config.set_max_background(BACKGROUND_MAX);
-        set.map_err(|value| fits(value.into()))?;
-        Ok(())
+        negotiate(config)
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

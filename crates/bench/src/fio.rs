@@ -1,10 +1,12 @@
-//! fio with its nbd engine: one cell of the comparison at a time.
+//! fio, one cell of a comparison at a time: its nbd engine, and its psync engine on
+//! files.
 
-use super::process::{Child, bound};
 use crate::error::BenchError;
+use crate::process::{Child, bound};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -108,6 +110,78 @@ fn engine(uri: &str, size_bytes: u64) -> Command {
     command
 }
 
+/// Synchronous random writes to files, as the paper on mirrored persistent memory
+/// made them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileCase {
+    /// Of one write.
+    pub bytes: u32,
+    /// Programs that write at the same time, each to its own file.
+    pub jobs: u32,
+    /// What each does between two writes, busily.
+    pub think_us: u32,
+}
+
+impl std::fmt::Display for FileCase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let FileCase {
+            bytes,
+            jobs,
+            think_us,
+        } = self;
+        write!(f, "{bytes} B, {jobs} jobs, {think_us} µs")
+    }
+}
+
+/// Runs a case on files of `size_bytes` altogether.
+pub(crate) fn measure_files(
+    dir: &Path,
+    case: FileCase,
+    size_bytes: u64,
+    runtime: Duration,
+) -> Result<Sample, BenchError> {
+    let mut command = files(dir, case.jobs, size_bytes);
+    command.args([
+        "--invalidate=1",
+        "--sync=1",
+        "--rw=randwrite",
+        "--allrandrepeat=1",
+        "--norandommap",
+        "--time_based",
+        &format!("--bs={}", case.bytes),
+        &format!("--runtime={}ms", runtime.as_millis()),
+    ]);
+    if case.think_us > 0 {
+        let think = case.think_us;
+        command.args([
+            format!("--thinktime={think}"),
+            format!("--thinktime_spin={think}"),
+        ]);
+    }
+    parse(&run(command, runtime + MARGIN)?, Direction::Write)
+}
+
+/// Writes all of the files once, so that nobody writes into holes.
+pub(crate) fn fill_files(dir: &Path, jobs: u32, size_bytes: u64) -> Result<(), BenchError> {
+    let mut command = files(dir, jobs, size_bytes);
+    command.args(["--rw=write", "--bs=1m"]);
+    run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
+}
+
+fn files(dir: &Path, jobs: u32, size_bytes: u64) -> Command {
+    let mut command = bound("fio");
+    command.arg("--directory").arg(dir).args([
+        "--name=test",
+        "--thread",
+        "--group_reporting",
+        "--ioengine=psync",
+        "--output-format=json",
+        &format!("--numjobs={jobs}"),
+        &format!("--size={}", size_bytes / u64::from(jobs)),
+    ]);
+    command
+}
+
 fn run(mut command: Command, limit: Duration) -> Result<String, BenchError> {
     let cannot = || BenchError::system("keep fio's output");
     let mut output = tempfile::tempfile().map_err(cannot())?;
@@ -200,7 +274,7 @@ fn parse(text: &str, direction: Direction) -> Result<Sample, BenchError> {
 mod tests {
     use super::*;
 
-    const CAPTURED: &str = include_str!("../../tests/data/fio-randread.json");
+    const CAPTURED: &str = include_str!("../tests/data/fio-randread.json");
 
     #[test]
     fn captured_output_is_read() {

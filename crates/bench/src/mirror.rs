@@ -1,0 +1,262 @@
+//! Mirrored files: latency of small synchronous writes as a function of throughput.
+//!
+//! The experiment of the paper on persistent memory mirrored over a fabric, with its
+//! flags: `fio --invalidate=1 --sync=1 --rw=randwrite --allrandrepeat=1
+//! --ioengine=psync --thinktime=T --thinktime_spin=T`, where the time between two
+//! writes of a job is the knob. Beside it `--thread`, `--norandommap` and a run time;
+//! each job has a file of its own that was written once before.
+//!
+//! In each round every case visits every place; who comes first moves on by one.
+//! Round trips over TCP are measured in each round, too.
+
+use crate::error::BenchError;
+use crate::fio::{self, FileCase, Sample};
+use crate::plot::{Axis, Kind, Plot, Series};
+use crate::process::{self, process_cpu};
+use crate::report::{Cell, Report};
+use crate::round_trip;
+use crate::session::check_rounds;
+use crate::stats::{median, median_ratio};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Round trips of one measurement.
+const ROUND_TRIPS: u32 = 10_000;
+
+/// Where files are written.
+pub struct Place {
+    /// What reports call it.
+    pub name: String,
+    /// A pool's durability class, or `none`.
+    pub class: String,
+    /// An empty directory there.
+    pub dir: PathBuf,
+    /// The processes that serve it, for the CPU column.
+    pub pids: Vec<u32>,
+}
+
+/// How to compare.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds, at least [`crate::session::ROUNDS_MIN`].
+    pub rounds: usize,
+    /// Time of one case at one place in one round.
+    pub runtime: Duration,
+    /// Bytes of all files of one number of jobs.
+    pub size_bytes: u64,
+    /// Bytes of a write.
+    pub sizes: Vec<u32>,
+    /// Programs at the same time.
+    pub jobs: Vec<u32>,
+    /// Times between two writes, in µs.
+    pub think_us: Vec<u32>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            rounds: 5,
+            runtime: Duration::from_secs(1),
+            size_bytes: 512 << 20,
+            sizes: vec![512, 4096, 65_536],
+            jobs: vec![1, 16],
+            think_us: vec![0, 50, 200],
+        }
+    }
+}
+
+impl Options {
+    fn cases(&self) -> Vec<FileCase> {
+        let mut cases = vec![];
+        for &bytes in &self.sizes {
+            for &jobs in &self.jobs {
+                cases.extend(self.think_us.iter().map(|&think_us| FileCase {
+                    bytes,
+                    jobs,
+                    think_us,
+                }));
+            }
+        }
+        cases
+    }
+}
+
+/// What was found.
+struct Found {
+    cases: Vec<FileCase>,
+    /// By case, place and round.
+    samples: Vec<Vec<Vec<Sample>>>,
+    /// By round.
+    round_trips_ns: Vec<f64>,
+}
+
+/// Compares; see the module. Other places are compared with the first one, a server
+/// that does nothing, and with the second, which has one copy.
+///
+/// # Errors
+/// When an option makes no sense, fio is missing or fails, or a write fails.
+pub fn run_mirror(places: &[Place], options: &Options) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    let cases = options.cases();
+    if places.len() < 2 || cases.is_empty() {
+        let text = "there is nothing to compare; name at least two places and one case";
+        return Err(BenchError::Option(text.into()));
+    }
+    process::require("fio", fio::PACKAGE)?;
+    for place in places {
+        for &jobs in &options.jobs {
+            let dir = dir_of(place, jobs);
+            let cannot = BenchError::system(format!("make the directory {}", dir.display()));
+            std::fs::create_dir(&dir).map_err(cannot)?;
+            fio::fill_files(&dir, jobs, options.size_bytes).map_err(|error| blame(place, error))?;
+        }
+    }
+    let mut found = Found {
+        samples: vec![vec![Vec::new(); places.len()]; cases.len()],
+        cases,
+        round_trips_ns: vec![],
+    };
+    for round in 0..options.rounds {
+        let trip = round_trip::measure(ROUND_TRIPS)?;
+        found.round_trips_ns.push(trip.as_nanos() as f64);
+        for (case, of_case) in found.cases.iter().zip(&mut found.samples) {
+            for turn in 0..places.len() {
+                let at = (turn + round) % places.len();
+                of_case[at].push(measure(&places[at], *case, options)?);
+            }
+        }
+    }
+    Ok(report(places, options, &found))
+}
+
+fn dir_of(place: &Place, jobs: u32) -> PathBuf {
+    place.dir.join(format!("jobs-{jobs}"))
+}
+
+fn blame(place: &Place, error: BenchError) -> BenchError {
+    match error {
+        BenchError::Program { program, cause } => BenchError::Program {
+            program: format!("{program} on {} in {}", place.name, place.dir.display()),
+            cause,
+        },
+        other => other,
+    }
+}
+
+fn measure(place: &Place, case: FileCase, options: &Options) -> Result<Sample, BenchError> {
+    let used = || -> Duration { place.pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
+    let (before, start) = (used(), Instant::now());
+    let dir = dir_of(place, case.jobs);
+    let mut sample = fio::measure_files(&dir, case, options.size_bytes, options.runtime)
+        .map_err(|error| blame(place, error))?;
+    let busy = options.runtime.min(start.elapsed());
+    let cpu = used().saturating_sub(before);
+    sample.server_cpu_percent = cpu.as_secs_f64() / busy.as_secs_f64() * 100.0;
+    Ok(sample)
+}
+
+fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
+    rounds.iter().map(of).collect()
+}
+
+/// What the rounds took longer than those of another, in µs.
+fn longer_us(rounds: &[Sample], than: &[Sample]) -> Vec<f64> {
+    let pairs = rounds.iter().zip(than);
+    let longer = pairs.map(|(one, other)| (one.clat_mean_ns - other.clat_mean_ns) / 1e3);
+    longer.collect()
+}
+
+fn report(places: &[Place], options: &Options, found: &Found) -> Report {
+    let title = "synchronous random writes to files by fio, all in one alternating run";
+    let to_first = format!("to {}", places[0].name);
+    let beyond = format!("beyond {}", places[1].name);
+    let columns = [
+        ("write", "B"),
+        ("jobs", ""),
+        ("think", "µs"),
+        ("place", ""),
+        ("IOPS", "1/s"),
+        ("mean", "µs"),
+        ("p50", "µs"),
+        ("p99", "µs"),
+        ("p99.9", "µs"),
+        ("server CPU", "% of a core"),
+        (to_first.as_str(), "× mean"),
+        (beyond.as_str(), "µs"),
+        ("that, of a round trip", "×"),
+    ];
+    let mut report = Report::new("mirror", title, &places[1].class, &columns);
+    for (case, of_case) in found.cases.iter().zip(&found.samples) {
+        for (place, rounds) in places.iter().zip(of_case) {
+            let middle = |of| median(&pick(rounds, of));
+            let us = |of| Cell::from(middle(of).map(|ns| ns / 1e3));
+            let mean = |rounds: &[Sample]| pick(rounds, |s| s.clat_mean_ns);
+            let longer = longer_us(rounds, &of_case[1]);
+            let trips: Vec<f64> = found.round_trips_ns.iter().map(|ns| ns / 1e3).collect();
+            report.push(vec![
+                u64::from(case.bytes).into(),
+                u64::from(case.jobs).into(),
+                u64::from(case.think_us).into(),
+                place.name.as_str().into(),
+                middle(|s| s.iops).into(),
+                us(|s| s.clat_mean_ns),
+                us(|s| s.clat_p50_ns),
+                us(|s| s.clat_p99_ns),
+                us(|s| s.clat_p999_ns),
+                middle(|s| s.server_cpu_percent).into(),
+                median_ratio(&mean(rounds), &mean(&of_case[0])).into(),
+                median(&longer).into(),
+                median_ratio(&longer, &trips).into(),
+            ]);
+        }
+    }
+    report.note(format!(
+        "medians of {} alternating rounds of {} ms per cell; {} MiB of files per number of \
+         jobs, written once before; ratios and differences are medians of the rounds' own",
+        options.rounds,
+        options.runtime.as_millis(),
+        options.size_bytes >> 20
+    ));
+    let trip = median(&found.round_trips_ns).unwrap_or_default() / 1e3;
+    report.note(format!(
+        "a blocking round trip over TCP on loopback, 4 KiB out and 16 B back, across cores, \
+         took {trip:.1} µs"
+    ));
+    report.plots = plots(places, options, found);
+    report.raw = json!({
+        "cases": found.cases,
+        "places": places.iter().map(|place| &place.name).collect::<Vec<_>>(),
+        "round_trips_ns": found.round_trips_ns,
+        "samples_by_case_place_round": found.samples,
+    });
+    report
+}
+
+/// One for each size and number of jobs.
+fn plots(places: &[Place], options: &Options, found: &Found) -> Vec<Plot> {
+    let mut plots = vec![];
+    for &bytes in &options.sizes {
+        for &jobs in &options.jobs {
+            let line = |(at, place): (usize, &Place)| Series {
+                name: place.name.clone(),
+                points: (found.cases.iter().zip(&found.samples))
+                    .filter(|(case, _)| (case.bytes, case.jobs) == (bytes, jobs))
+                    .filter_map(|(_, of)| {
+                        let iops = median(&pick(&of[at], |s| s.iops))?;
+                        Some((iops, median(&pick(&of[at], |s| s.clat_mean_ns / 1e3))?))
+                    })
+                    .collect(),
+            };
+            plots.push(Plot {
+                title: format!("Synchronous random writes of {bytes} B, {jobs} jobs"),
+                kind: Kind::Lines,
+                x: Axis::log("operations per second"),
+                y: Axis::log("mean latency in µs"),
+                categories: Vec::new(),
+                series: places.iter().enumerate().map(line).collect(),
+            });
+        }
+    }
+    plots
+}

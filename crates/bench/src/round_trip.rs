@@ -1,0 +1,84 @@
+//! What the kernel's TCP takes for a request of a page and a short answer: the
+//! limit of a synchronous copy over loopback.
+
+use crate::error::BenchError;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+const REQUEST_BYTES: usize = 4096;
+const ANSWER_BYTES: usize = 16;
+/// Some before it counts: connections start slowly.
+const WARM_UP: u32 = 200;
+
+/// The mean of so many round trips between two threads that block, on two cores if
+/// this process may use two.
+pub(crate) fn measure(count: u32) -> Result<Duration, BenchError> {
+    trip(count).map_err(BenchError::system("measure a round trip over loopback"))
+}
+
+fn trip(count: u32) -> io::Result<Duration> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    let (mut server, _) = listener.accept()?;
+    let cores = cores()?;
+    for end in [&client, &server] {
+        end.set_nodelay(true)?;
+    }
+    std::thread::scope(|scope| {
+        let (first, last) = (cores[0], cores[cores.len() - 1]);
+        scope.spawn(move || -> io::Result<()> {
+            stay_on(last)?;
+            let mut request = [0; REQUEST_BYTES];
+            // Until the other end is closed.
+            while server.read_exact(&mut request).is_ok() {
+                server.write_all(&[0; ANSWER_BYTES])?;
+            }
+            Ok(())
+        });
+        // A thread of its own: the caller stays where it may be.
+        let asking = scope.spawn(move || {
+            stay_on(first)?;
+            let mut began = Instant::now();
+            for number in 0..WARM_UP + count {
+                if number == WARM_UP {
+                    began = Instant::now();
+                }
+                client.write_all(&[1; REQUEST_BYTES])?;
+                client.read_exact(&mut [0; ANSWER_BYTES])?;
+            }
+            Ok(began.elapsed() / count.max(1))
+        });
+        let gone = |_| io::Error::other("a thread panicked");
+        asking.join().map_err(gone)?
+    })
+}
+
+/// Cores that this process may use; at least one.
+fn cores() -> io::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None::<Pid>)?;
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|&core| allowed.is_set(core))
+        .collect();
+    match cores.is_empty() {
+        true => Err(io::Error::other("no core may be used")),
+        false => Ok(cores),
+    }
+}
+
+fn stay_on(core: usize) -> io::Result<()> {
+    let mut only = CpuSet::new();
+    only.set(core);
+    Ok(sched_setaffinity(None, &only)?)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_round_trip_takes_some_time() {
+        let mean = super::measure(100).expect("measured");
+        assert!(mean.as_nanos() > 100, "{mean:?}");
+    }
+}
