@@ -322,6 +322,8 @@ pub(crate) fn recover<M: Media>(
         Some(private) => {
             let mut tried = Replay::new(private, &block, !bad.is_empty());
             tried.apply_all(&found, ordered)?;
+            // Its pages hide from now on what is healed in the file.
+            tried.heal_objects(&mut Recovered::default());
             tried.mark_compare_all(&overflowed, must_compare);
             Some(tried)
         }

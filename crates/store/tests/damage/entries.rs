@@ -88,6 +88,37 @@ fn a_page_behind_a_damaged_slot_is_written_anew() {
     }
 }
 
+/// A file's object table is healed where the overlay has it, too: a record that is
+/// replayed may have made the page the overlay's own.
+#[test]
+fn an_entry_is_healed_beside_one_that_is_replayed() {
+    let fresh = Recorder::new(POOL_BYTES);
+    format(&fresh, Uuid::from_u128(7)).expect("a pool");
+    let media = Kind::File.media(&fresh.crash_point().everything());
+    let (mut pool, _) = Kind::File.open(&media).expect("sound");
+    let mut model = Model::new();
+    for number in 0..2 {
+        pool.create(slice(number), PAGES * PAGE).expect("room");
+        model.insert(slice(number), vec![0; (PAGES * PAGE) as usize]);
+        if number == 0 {
+            pool.checkpoint().expect("sound");
+        }
+    }
+    let geometry = *pool.view().geometry();
+    let image = media.crash_point().image(0);
+    for at in [0, 24, 72 + 24] {
+        let at = geometry.objects.start as usize + at;
+        let mut image = image.clone();
+        image.set_word(at, image.word(at) ^ 1 << 14);
+        let (_, recovered) = Kind::File
+            .open(&Kind::File.media(&image))
+            .expect("it opens");
+        assert_eq!(recovered.mended, 1);
+        let (_, damaged) = read_all(Kind::File, &image, &model, None).expect("it opens");
+        assert_eq!(damaged, 0);
+    }
+}
+
 /// Line and copy of one object's entry are lost: that slice is refused by its
 /// name, no other is, and none of its frames is granted.
 #[test]
