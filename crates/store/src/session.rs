@@ -598,7 +598,9 @@ impl<M: Media> Session<M> {
     }
 
     /// Flushes all slots that were swapped so far for the next fence. Those of
-    /// several places cannot wait: the session remembers one.
+    /// several places cannot wait: the session remembers one, and the flush of a
+    /// range over both costs what lies between. No crash shows whether they do, as
+    /// such a range has every slot; `swap_slots` asserts it.
     pub(crate) fn settle_now(&mut self) {
         if let Some((first, end)) = self.unsettled {
             self.flush_slots(first, end);
@@ -659,6 +661,14 @@ impl<M: Media> Session<M> {
         let meta = &*self.view.meta;
         if !self.view.has_overlay() {
             let (first, end) = self.unsettled.unwrap_or((at, at));
+            // One range is remembered. If it grew from one place to another no
+            // slot would be lost, but its flush would take all that lies between,
+            // be it most of the pool.
+            let line = |byte: usize| byte / LINE_BYTES;
+            debug_assert!(
+                line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
+                "slots at {first} and {at} are unsettled at once"
+            );
             let own_end = at + self.record.changes.len() * 8;
             self.unsettled = Some((first.min(at), end.max(own_end)));
         }
