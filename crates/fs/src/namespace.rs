@@ -504,12 +504,12 @@ impl Fs {
                 }
             }
             let from = after.saturating_add(1).max(FIRST_KEY);
-            Tree::new(tx, &mut inode).scan(from, |entry| {
+            Tree::new(tx, &mut inode).scan(from, |entry, name| {
                 visit(&Listed {
                     cookie: entry.key,
                     ino: entry.ino,
                     kind: entry.kind,
-                    name: entry.name.clone(),
+                    name: name.to_vec(),
                 })
             })
         })
@@ -636,7 +636,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
         if is_directory && self.is_below(to, self.entry.ino)? {
             return Err(Errno::INVAL.into());
         }
-        let gone = match (how, self.target.clone()) {
+        let gone = match (how, self.target) {
             (Rename::Exchange, None) => return Err(Errno::NOENT.into()),
             (Rename::Exchange, Some(target)) => {
                 self.exchange(&target)?;
@@ -658,7 +658,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
         if target.kind == Kind::Directory && self.is_below(from, target.ino)? {
             return Err(Errno::INVAL.into());
         }
-        let entry = self.entry.clone();
+        let entry = self.entry;
         Tree::new(self.tx, &mut self.from.1).replace(entry.key, target.ino, target.kind)?;
         let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
         Tree::new(self.tx, at).replace(target.key, entry.ino, entry.kind)?;
@@ -671,7 +671,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
     }
 
     fn replace(&mut self, target: Option<Entry>) -> Result<Option<Ino>> {
-        let entry = self.entry.clone();
+        let entry = self.entry;
         let mut gone = None;
         if let Some(target) = target {
             let mut inode = self.tx.inode(target.ino)?;

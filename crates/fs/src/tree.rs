@@ -41,13 +41,12 @@ const DEPTH_MAX: usize = 6;
 /// Keys below are never a name's: listing begins there, and "." and ".." come first.
 pub(crate) const FIRST_KEY: u64 = COLLISIONS_MAX;
 
-/// An entry of a directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What an entry of a directory says of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) key: u64,
     pub(crate) ino: Ino,
     pub(crate) kind: Kind,
-    pub(crate) name: Vec<u8>,
 }
 
 fn kind_code(kind: Kind) -> u8 {
@@ -68,37 +67,140 @@ fn damaged(what: impl Into<String>) -> FsError {
     }
 }
 
-/// A node in memory.
+/// A node in memory: when it is split, or loses a child.
 enum Node {
-    Leaf(Vec<Entry>),
+    Leaf(Vec<(Entry, Vec<u8>)>),
     /// Lowest keys, and pages. The first key is that of the whole node.
     Inner(Vec<(u64, u32)>),
 }
 
-impl Entry {
-    fn len(&self) -> usize {
-        FIXED + self.name.len()
+/// What an entry takes of a page.
+fn entry_len(name: &[u8]) -> usize {
+    FIXED + name.len()
+}
+
+fn count_of(page: &Page) -> usize {
+    usize::from(u16::from_le_bytes(field(page, 2)))
+}
+
+fn used_of(page: &Page) -> usize {
+    usize::from(u16::from_le_bytes(field(page, 4)))
+}
+
+fn set_extent(page: &mut Page, count: usize, used: usize) {
+    put(&mut page[..], 2, (count as u16).to_le_bytes());
+    put(&mut page[..], 4, (used as u16).to_le_bytes());
+}
+
+fn put_entry(page: &mut Page, at: usize, entry: Entry, name: &[u8]) {
+    put(&mut page[..], at, entry.key.to_le_bytes());
+    put(&mut page[..], at + 8, entry.ino.0.to_le_bytes());
+    page[at + 16] = kind_code(entry.kind);
+    page[at + 17] = name.len() as u8;
+    page[at + FIXED..][..name.len()].copy_from_slice(name);
+}
+
+/// The entries of a leaf, each with the byte of the page where it begins.
+struct Entries<'p> {
+    body: &'p [u8],
+    left: usize,
+    at: usize,
+}
+
+impl<'p> Entries<'p> {
+    fn of(page: &'p Page) -> Result<Entries<'p>> {
+        if page[0] != LEAF {
+            return Err(damaged(format!("a leaf of kind {}", page[0])));
+        }
+        let body = page.get(HEAD..HEAD + used_of(page));
+        Ok(Entries {
+            body: body.ok_or_else(|| damaged("a page that is fuller than a page"))?,
+            left: count_of(page),
+            at: HEAD,
+        })
     }
+
+    fn take(&mut self) -> Result<(usize, Entry, &'p [u8])> {
+        let cut = || damaged("an entry that goes beyond its page");
+        let (fixed, rest) = self.body.split_at_checked(FIXED).ok_or_else(cut)?;
+        let len = usize::from(fixed[17]);
+        let (name, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
+        let kind = Kind::of_mode(u16::from(fixed[16]) << 12);
+        let entry = Entry {
+            key: get_u64(fixed, 0),
+            ino: Ino(get_u64(fixed, 8)),
+            kind: kind.ok_or_else(|| damaged(format!("an entry of kind {}", fixed[16])))?,
+        };
+        let at = self.at;
+        (self.body, self.at) = (rest, at + entry_len(name));
+        Ok((at, entry, name))
+    }
+}
+
+impl<'p> Iterator for Entries<'p> {
+    type Item = Result<(usize, Entry, &'p [u8])>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        Some(self.take())
+    }
+}
+
+/// Puts an entry into a leaf; false: it has no room.
+fn insert_into(page: &mut Page, entry: Entry, name: &[u8]) -> Result<bool> {
+    let (count, len) = (count_of(page), entry_len(name));
+    let mut entries = Entries::of(page)?;
+    let mut at = None;
+    for found in &mut entries {
+        let (begin, other, _) = found?;
+        if other.key > entry.key && at.is_none() {
+            at = Some(begin);
+        }
+    }
+    let end = entries.at;
+    if end + len > PAGE_BYTES {
+        return Ok(false);
+    }
+    let at = at.unwrap_or(end);
+    page.copy_within(at..end, at + len);
+    put_entry(page, at, entry, name);
+    set_extent(page, count + 1, end + len - HEAD);
+    Ok(true)
+}
+
+/// Takes an entry that is there out of a leaf; how many are left.
+fn remove_from(page: &mut Page, key: u64) -> Result<usize> {
+    let count = count_of(page);
+    let mut entries = Entries::of(page)?;
+    let mut cut = None;
+    for found in &mut entries {
+        let (begin, other, name) = found?;
+        if other.key == key {
+            cut = Some((begin, entry_len(name)));
+        }
+    }
+    let end = entries.at;
+    let (at, len) = cut.ok_or_else(|| damaged("an entry that was there"))?;
+    page.copy_within(at + len..end, at);
+    page[end - len..end].fill(0);
+    set_extent(page, count - 1, end - len - HEAD);
+    Ok(count - 1)
 }
 
 impl Node {
     fn decode(page: &Page) -> Result<Node> {
-        let count = usize::from(u16::from_le_bytes(field(page, 2)));
-        let used = usize::from(u16::from_le_bytes(field(page, 4)));
-        let body = page.get(HEAD..HEAD + used);
-        let mut body = body.ok_or_else(|| damaged("a page that is fuller than a page"))?;
+        let (count, used) = (count_of(page), used_of(page));
         match page[0] {
             LEAF => {
-                let mut entries = Vec::with_capacity(count + 1);
-                for _ in 0..count {
-                    let (entry, rest) = take_entry(body)?;
-                    entries.push(entry);
-                    body = rest;
-                }
-                Ok(Node::Leaf(entries))
+                let entries = Entries::of(page)?;
+                let owned = entries.map(|found| {
+                    let (_, entry, name) = found?;
+                    Ok((entry, name.to_vec()))
+                });
+                Ok(Node::Leaf(owned.collect::<Result<_>>()?))
             }
-            INNER if used == count * CHILD && count > 0 => {
-                let children = body.chunks_exact(CHILD);
+            INNER if used == count * CHILD && (1..=CHILDREN_MAX).contains(&count) => {
+                let children = page[HEAD..HEAD + used].chunks_exact(CHILD);
                 Ok(Node::Inner(
                     children.map(|c| (get_u64(c, 0), get_u32(c, 8))).collect(),
                 ))
@@ -109,7 +211,7 @@ impl Node {
 
     fn used(&self) -> usize {
         match self {
-            Node::Leaf(entries) => entries.iter().map(Entry::len).sum(),
+            Node::Leaf(entries) => entries.iter().map(|(_, name)| entry_len(name)).sum(),
             Node::Inner(children) => children.len() * CHILD,
         }
     }
@@ -126,18 +228,13 @@ impl Node {
             Node::Inner(children) => (INNER, children.len()),
         };
         page[0] = kind;
-        put(&mut page[..], 2, (count as u16).to_le_bytes());
-        put(&mut page[..], 4, (self.used() as u16).to_le_bytes());
+        set_extent(page, count, self.used());
         let mut at = HEAD;
         match self {
             Node::Leaf(entries) => {
-                for entry in entries {
-                    put(&mut page[..], at, entry.key.to_le_bytes());
-                    put(&mut page[..], at + 8, entry.ino.0.to_le_bytes());
-                    page[at + 16] = kind_code(entry.kind);
-                    page[at + 17] = entry.name.len() as u8;
-                    page[at + FIXED..][..entry.name.len()].copy_from_slice(&entry.name);
-                    at += entry.len();
+                for (entry, name) in entries {
+                    put_entry(page, at, *entry, name);
+                    at += entry_len(name);
                 }
             }
             Node::Inner(children) => {
@@ -155,15 +252,16 @@ impl Node {
     fn split(&mut self) -> (u64, Node) {
         match self {
             Node::Leaf(entries) => {
-                let half = entries.iter().map(Entry::len).sum::<usize>() / 2;
+                let len = |(_, name): &(Entry, Vec<u8>)| entry_len(name);
+                let half = entries.iter().map(len).sum::<usize>() / 2;
                 let mut sum = 0;
                 let lower = entries.iter().take_while(|entry| {
-                    sum += entry.len();
+                    sum += len(entry);
                     sum <= half
                 });
                 let lower = lower.count().clamp(1, entries.len() - 1);
                 let upper = entries.split_off(lower);
-                (upper[0].key, Node::Leaf(upper))
+                (upper[0].0.key, Node::Leaf(upper))
             }
             Node::Inner(children) => {
                 let upper = children.split_off(children.len() / 2);
@@ -171,22 +269,6 @@ impl Node {
             }
         }
     }
-}
-
-fn take_entry(body: &[u8]) -> Result<(Entry, &[u8])> {
-    let cut = || damaged("an entry that goes beyond its page");
-    let (fixed, rest) = body.split_at_checked(FIXED).ok_or_else(cut)?;
-    let (name, rest) = rest
-        .split_at_checked(usize::from(fixed[17]))
-        .ok_or_else(cut)?;
-    let kind = Kind::of_mode(u16::from(fixed[16]) << 12);
-    let entry = Entry {
-        key: get_u64(fixed, 0),
-        ino: Ino(get_u64(fixed, 8)),
-        kind: kind.ok_or_else(|| damaged(format!("an entry of kind {}", fixed[16])))?,
-        name: name.to_vec(),
-    };
-    Ok((entry, rest))
 }
 
 /// One directory in one operation. Its inode is put back by whoever began.
@@ -260,18 +342,27 @@ impl<'t, 'c> Tree<'t, 'c> {
     }
 
     /// Entries with keys from `from` on, in order, until `visit` returns false.
-    pub(crate) fn scan(&mut self, from: u64, mut visit: impl FnMut(&Entry) -> bool) -> Result<()> {
+    pub(crate) fn scan(
+        &mut self,
+        from: u64,
+        mut visit: impl FnMut(Entry, &[u8]) -> bool,
+    ) -> Result<()> {
         let mut key = from;
         let leaves_max = self.inode.size / PAGE_BYTES as u64;
         for _ in 0..leaves_max {
             let path = self.path_to(key)?;
-            let Node::Leaf(entries) = self.node(path.leaf)? else {
-                return Err(damaged("a leaf that is none"));
-            };
-            for entry in entries.iter().filter(|entry| entry.key >= key) {
-                if !visit(entry) {
-                    return Ok(());
+            let at = self.place(path.leaf)?;
+            let goes_on = self.tx.with_page(at, |page| -> Result<bool> {
+                for found in Entries::of(page)? {
+                    let (_, entry, name) = found?;
+                    if entry.key >= key && !visit(entry, name) {
+                        return Ok(false);
+                    }
                 }
+                Ok(true)
+            })??;
+            if !goes_on {
+                return Ok(());
             }
             match path.end {
                 Some(end) if end > key => key = end,
@@ -287,12 +378,12 @@ impl<'t, 'c> Tree<'t, 'c> {
         let first = key_of(self.tx.core.head.hash_key, name);
         let mut found = None;
         let mut free = first;
-        self.scan(first, |entry| {
+        self.scan(first, |entry, its_name| {
             if entry.key >= first + COLLISIONS_MAX {
                 return false;
             }
-            if entry.name == name {
-                found = Some(entry.clone());
+            if its_name == name {
+                found = Some(entry);
             }
             if entry.key == free {
                 free += 1;
@@ -329,18 +420,17 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     /// Adds an entry under the key that its name was given.
     pub(crate) fn insert_at(&mut self, key: u64, name: &[u8], ino: Ino, kind: Kind) -> Result<()> {
-        let entry = Entry {
-            key,
-            ino,
-            kind,
-            name: name.to_vec(),
-        };
+        let entry = Entry { key, ino, kind };
         let mut path = self.path_to(key)?;
+        let leaf = self.place(path.leaf)?;
+        if insert_into(self.tx.page_mut(leaf)?, entry, name)? {
+            return Ok(());
+        }
         let Node::Leaf(mut entries) = self.node(path.leaf)? else {
             return Err(damaged("a leaf that is none"));
         };
-        let at = entries.partition_point(|other| other.key < key);
-        entries.insert(at, entry);
+        let at = entries.partition_point(|(other, _)| other.key < key);
+        entries.insert(at, (entry, name.to_vec()));
         let mut node = Node::Leaf(entries);
         let mut page = path.leaf;
         while !node.fits() {
@@ -367,26 +457,29 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     /// Names another inode by an entry that is there.
     pub(crate) fn replace(&mut self, key: u64, ino: Ino, kind: Kind) -> Result<()> {
-        let path = self.path_to(key)?;
-        let Node::Leaf(mut entries) = self.node(path.leaf)? else {
-            return Err(damaged("a leaf that is none"));
-        };
-        let entry = entries.iter_mut().find(|entry| entry.key == key);
-        let entry = entry.ok_or_else(|| damaged("an entry that was there"))?;
-        entry.ino = ino;
-        entry.kind = kind;
-        self.store(path.leaf, &Node::Leaf(entries))
+        let leaf = self.path_to(key)?.leaf;
+        let leaf = self.place(leaf)?;
+        let page = self.tx.page_mut(leaf)?;
+        for found in Entries::of(page)? {
+            let (at, entry, _) = found?;
+            if entry.key == key {
+                put(&mut page[..], at + 8, ino.0.to_le_bytes());
+                page[at + 16] = kind_code(kind);
+                return Ok(());
+            }
+        }
+        Err(damaged("an entry that was there"))
     }
 
     /// Takes out an entry that is there.
     pub(crate) fn remove(&mut self, key: u64) -> Result<()> {
         let mut path = self.path_to(key)?;
-        let Node::Leaf(mut entries) = self.node(path.leaf)? else {
-            return Err(damaged("a leaf that is none"));
-        };
-        entries.retain(|entry| entry.key != key);
+        let leaf = self.place(path.leaf)?;
+        if remove_from(self.tx.page_mut(leaf)?, key)? > 0 {
+            return Ok(());
+        }
         let mut page = path.leaf;
-        let mut node = Node::Leaf(entries);
+        let mut node = Node::Leaf(Vec::new());
         while node.used() == 0 {
             let Some((parent, index)) = path.inner.pop() else {
                 node = Node::Leaf(Vec::new());
@@ -408,7 +501,7 @@ impl<'t, 'c> Tree<'t, 'c> {
 
     pub(crate) fn is_empty(&mut self) -> Result<bool> {
         let mut is_empty = true;
-        self.scan(0, |_| {
+        self.scan(0, |_, _| {
             is_empty = false;
             false
         })?;
