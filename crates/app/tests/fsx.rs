@@ -15,7 +15,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 use support::Cluster;
-use support::mounted::{Mounted, cluster};
+use support::mounted::{self, Mounted};
 
 /// Of a run of all tests.
 const OPERATIONS: u64 = 100_000;
@@ -350,7 +350,7 @@ impl Files {
 
 #[test]
 fn files_hold_what_they_hold_in_memory() {
-    let Some(cluster) = cluster(&[64, 64], "32M") else {
+    let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
     let operations = number("PAGEMESH_FSX_OPS", OPERATIONS);

@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use support::mounted::{Mounted, cluster};
+use support::mounted::{self, Mounted};
 use support::until;
 
 #[test]
 fn programs_find_what_they_put_there() {
-    let Some(cluster) = cluster(&[256, 256], "200M") else {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
     for transport in ["map", "tcp"] {
@@ -53,7 +53,7 @@ fn programs_find_what_they_put_there() {
 
 #[test]
 fn sqlite_keeps_its_promises_on_a_mount() {
-    let Some(cluster) = cluster(&[128, 128], "100M") else {
+    let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
     let mount = Mounted::new(&cluster, "files", "auto");
@@ -106,7 +106,7 @@ fn check_files(dir: &Path, count: u64) {
 
 #[test]
 fn what_was_acknowledged_outlives_the_mounting_process() {
-    let Some(cluster) = cluster(&[128, 128], "100M") else {
+    let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
     let mut so_far = 0;
@@ -133,7 +133,7 @@ fn what_was_acknowledged_outlives_the_mounting_process() {
 
 #[test]
 fn a_brick_dies_and_the_mount_goes_on() {
-    let Some(mut cluster) = cluster(&[128, 128], "100M") else {
+    let Some(mut cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
     let mount = Mounted::new(&cluster, "files", "auto");
@@ -164,7 +164,7 @@ fn a_brick_dies_and_the_mount_goes_on() {
 
 #[test]
 fn a_second_mount_fences_the_first() {
-    let Some(cluster) = cluster(&[64, 64], "50M") else {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
     let mut first = Mounted::new(&cluster, "files", "auto");
@@ -189,7 +189,7 @@ fn a_second_mount_fences_the_first() {
 
 #[test]
 fn a_small_pool_fills_and_is_told_of() {
-    let Some(cluster) = cluster(&[24, 24], "64M") else {
+    let Some(cluster) = mounted::cluster(&[24, 24], "64M") else {
         return;
     };
     let mount = Mounted::new(&cluster, "files", "auto");
@@ -214,7 +214,7 @@ fn a_small_pool_fills_and_is_told_of() {
 
 #[test]
 fn mounts_end_as_they_should() {
-    let Some(cluster) = cluster(&[64, 64], "50M") else {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
     let mount = Mounted::new(&cluster, "files", "auto");
@@ -249,7 +249,7 @@ fn mounts_end_as_they_should() {
 
 #[test]
 fn what_cannot_be_mounted_is_refused() {
-    let Some(cluster) = cluster(&[64, 64], "50M") else {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
     cluster.create("blocks", "16M", &[]);
