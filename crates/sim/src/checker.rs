@@ -12,12 +12,17 @@
 //! - overlapping writes of one channel are in the order of their submission, and
 //!   a read comes after the acknowledged ones that were submitted before it;
 //! - once a client has attached, operations of clients before it have happened
-//!   or never will, and what those submit later is never acknowledged;
+//!   or never will, and what those submit later is never acknowledged, nor does
+//!   it change anything.
 //!   Except for reads, when the new client could not reach every leg: nothing
 //!   fences a leg that only the old client reaches;
-//! - who is refused for want of room knows at once that it happened or not.
+//! - who is refused for want of room knows at once that it happened or not;
+//! - a transaction that was never acknowledged happened on all of its sectors or
+//!   on none (`checker/whole.rs`).
 
-use std::collections::BTreeSet;
+mod whole;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -33,6 +38,8 @@ const STATES_MAX: usize = 5_000;
 pub(crate) enum Kind {
     /// Every sector becomes this.
     Write(u64),
+    /// The sectors of each part become its value.
+    Transact(Vec<(Range<u64>, u64)>),
     /// What each sector was, once it is known.
     Read(Vec<u64>),
 }
@@ -52,12 +59,30 @@ struct Operation {
     /// The epoch that its client attached with.
     attachment: u32,
     channel: u32,
+    /// Those of a transaction and all between them.
     sectors: Range<u64>,
     kind: Kind,
     /// What a read saw must be known before the search.
     is_known: bool,
     after_fence: bool,
     ending: Ending,
+}
+
+impl Operation {
+    /// What it writes to or read from a sector, if that is one of its.
+    fn value(&self, sector: u64) -> Option<u64> {
+        if !self.sectors.contains(&sector) {
+            return None;
+        }
+        match &self.kind {
+            Kind::Write(value) => Some(*value),
+            Kind::Read(values) => values.get((sector - self.sectors.start) as usize).copied(),
+            Kind::Transact(parts) => {
+                let part = parts.iter().find(|(sectors, _)| sectors.contains(&sector));
+                part.map(|(_, value)| *value)
+            }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +113,11 @@ pub(crate) struct Searched {
     pub(crate) sectors: u64,
     /// With too much at once to be searched.
     pub(crate) given_up: u64,
+    /// Transactions that were not acknowledged: what was seen says that they
+    /// happened, that they did not, or neither.
+    pub(crate) happened: u64,
+    pub(crate) vanished: u64,
+    pub(crate) open: u64,
 }
 
 impl Checker {
@@ -104,7 +134,7 @@ impl Checker {
             attachment,
             channel,
             sectors,
-            is_known: matches!(kind, Kind::Write(_)),
+            is_known: !matches!(kind, Kind::Read(_)),
             kind,
             after_fence: attachment < self.present,
             ending: Ending::Unknown,
@@ -169,6 +199,10 @@ impl Checker {
         self.is_partial && attachment == self.present
     }
 
+    pub(crate) fn is_transaction(&self, number: usize) -> bool {
+        matches!(self.operations[number].kind, Kind::Transact(_))
+    }
+
     fn name(&self, number: usize) -> String {
         let Operation {
             attachment,
@@ -179,6 +213,7 @@ impl Checker {
         } = &self.operations[number];
         let what = match kind {
             Kind::Write(value) => format!("write {value}"),
+            Kind::Transact(parts) => format!("transaction {parts:?}"),
             Kind::Read(_) => "read".to_owned(),
         };
         format!("{what} of {sectors:?} by channel {channel} of attachment {attachment} (#{number})")
@@ -186,25 +221,13 @@ impl Checker {
 
     /// Searches every sector.
     pub(crate) fn check(&self, sectors: u64) -> Result<Searched, String> {
-        let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
-        for event in &self.events {
-            match *event {
-                Event::Begin(number) | Event::End(number, _) => {
-                    let operation = &self.operations[number];
-                    if operation.is_known {
-                        for sector in operation.sectors.clone() {
-                            of_sector[sector as usize].push(*event);
-                        }
-                    }
-                }
-                Event::Attached(_) => of_sector.iter_mut().for_each(|all| all.push(*event)),
-            }
-        }
-        let mut searched = Searched::default();
+        let of_sector = self.of_sectors(sectors);
+        let none = Outcomes::new();
+        let (mut searched, mut given_up) = (Searched::default(), BTreeSet::new());
         let (mut last, mut was_searched): (&[Event], _) = (&[], true);
         for (sector, events) in (0..).zip(&of_sector) {
             if sector == 0 || last != events || !self.saw_the_same(sector, events) {
-                let mut search = Search::new(self, sector);
+                let mut search = Search::new(self, sector, &none);
                 was_searched = match search.run(events) {
                     Ok(was_searched) => was_searched,
                     Err(at) => return Err(self.story(sector, events, at, &search)),
@@ -212,48 +235,73 @@ impl Checker {
                 last = events;
             }
             searched.sectors += 1;
-            searched.given_up += u64::from(!was_searched);
+            if !was_searched {
+                given_up.insert(sector);
+            }
         }
+        searched.given_up = given_up.len() as u64;
+        let outcomes = self.check_whole(&of_sector, &given_up)?;
+        (searched.happened, searched.vanished, searched.open) = outcomes;
         Ok(searched)
     }
 
-    /// Whether all reads saw in a sector what they saw in the one before: with
-    /// the same events, its search comes to the same.
+    /// What happened to each sector.
+    fn of_sectors(&self, sectors: u64) -> Vec<Vec<Event>> {
+        let mut of_sector: Vec<Vec<Event>> = vec![vec![]; sectors as usize];
+        for event in &self.events {
+            match *event {
+                Event::Begin(number) | Event::End(number, _) => {
+                    let operation = &self.operations[number];
+                    if operation.is_known {
+                        let its = |sector: &u64| operation.value(*sector).is_some();
+                        for sector in operation.sectors.clone().filter(its) {
+                            of_sector[sector as usize].push(*event);
+                        }
+                    }
+                }
+                Event::Attached(_) => of_sector.iter_mut().for_each(|all| all.push(*event)),
+            }
+        }
+        of_sector
+    }
+
+    /// Whether all operations did in a sector what they did in the one before:
+    /// with the same events, its search comes to the same.
     fn saw_the_same(&self, sector: u64, events: &[Event]) -> bool {
         events.iter().all(|event| match *event {
-            Event::Begin(number) => match &self.operations[number] {
-                Operation {
-                    kind: Kind::Read(values),
-                    sectors,
-                    ..
-                } => {
-                    let at = (sector - sectors.start) as usize;
-                    at > 0 && values[at] == values[at - 1]
-                }
-                _ => true,
-            },
+            Event::Begin(number) => {
+                let operation = &self.operations[number];
+                operation.value(sector) == operation.value(sector - 1)
+            }
             _ => true,
         })
     }
 
     fn story(&self, sector: u64, events: &[Event], at: usize, search: &Search<'_>) -> String {
         let mut story = format!("sector {sector} is not what it should be:\n");
-        for event in &events[..=at] {
+        story += &self.tale(sector, &events[..=at]);
+        let values: BTreeSet<u64> = search.before.iter().map(|state| state.0).collect();
+        let _ = write!(story, "  before that it was one of {values:?}");
+        story
+    }
+
+    fn tale(&self, sector: u64, events: &[Event]) -> String {
+        let mut story = String::new();
+        for event in events {
             // Writing to a string does not fail.
             let _ = match *event {
                 Event::Begin(number) => writeln!(story, "  begin {}", self.name(number)),
                 Event::End(number, ending) => {
-                    let seen = match &self.operations[number].kind {
-                        Kind::Read(_) => format!(" saw {}", search.value(number)),
-                        Kind::Write(_) => String::new(),
+                    let operation = &self.operations[number];
+                    let seen = match (&operation.kind, operation.value(sector)) {
+                        (Kind::Read(_), Some(value)) => format!(" saw {value}"),
+                        _ => String::new(),
                     };
                     writeln!(story, "  {ending:?} {}{seen}", self.name(number))
                 }
                 Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
             };
         }
-        let values: BTreeSet<u64> = search.before.iter().map(|state| state.0).collect();
-        let _ = write!(story, "  before that it was one of {values:?}");
         story
     }
 }
@@ -265,24 +313,35 @@ struct Open {
     number: usize,
     /// Nothing puts it into place any more.
     is_closed: bool,
+    is_read: bool,
+    value: u64,
+    /// It is taken for granted that it happened.
+    is_wanted: bool,
 }
 
 /// There is too much at once to be searched.
 struct TooMuch;
 
+/// What is taken for granted of transactions: whether they happened.
+type Outcomes = BTreeMap<usize, bool>;
+
 struct Search<'c> {
     checker: &'c Checker,
     sector: u64,
+    outcomes: &'c Outcomes,
     states: BTreeSet<State>,
     before: BTreeSet<State>,
     open: Vec<Option<Open>>,
+    states_max: usize,
 }
 
 impl<'c> Search<'c> {
-    fn new(checker: &'c Checker, sector: u64) -> Search<'c> {
+    fn new(checker: &'c Checker, sector: u64, outcomes: &'c Outcomes) -> Search<'c> {
         Search {
+            states_max: STATES_MAX,
             checker,
             sector,
+            outcomes,
             states: BTreeSet::from([(0, 0)]),
             before: BTreeSet::new(),
             open: vec![],
@@ -291,19 +350,6 @@ impl<'c> Search<'c> {
 
     fn operation(&self, number: usize) -> &'c Operation {
         &self.checker.operations[number]
-    }
-
-    /// What an operation writes to or read from this sector.
-    fn value(&self, number: usize) -> u64 {
-        let operation = self.operation(number);
-        match &operation.kind {
-            Kind::Write(value) => *value,
-            Kind::Read(values) => values[(self.sector - operation.sectors.start) as usize],
-        }
-    }
-
-    fn is_read(&self, number: usize) -> bool {
-        matches!(self.operation(number).kind, Kind::Read(_))
     }
 
     /// Goes through the events. False if there is too much at once; an error
@@ -323,10 +369,36 @@ impl<'c> Search<'c> {
                 return Err(at);
             }
         }
-        Ok(true)
+        // What has no answer by now may have happened, too.
+        let wanted = self.wanted(|_| true);
+        if wanted == 0 {
+            return Ok(true);
+        }
+        let Ok(last) = self.closure() else {
+            return Ok(false);
+        };
+        match last.iter().any(|(_, bits)| bits & wanted == wanted) {
+            true => Ok(true),
+            false => Err(events.len() - 1),
+        }
+    }
+
+    /// Those open operations of a kind that must happen.
+    fn wanted(&self, of: impl Fn(usize) -> bool) -> u64 {
+        let open = self.open.iter().enumerate();
+        let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
+        let wanted = open.filter(|(_, open)| open.is_wanted && of(open.number));
+        wanted.fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
     fn begin(&mut self, number: usize) -> Result<(), TooMuch> {
+        let outcome = self.outcomes.get(&number);
+        let operation = self.operation(number);
+        let is_read = matches!(operation.kind, Kind::Read(_));
+        // What a superseded client changes is nowhere.
+        if outcome == Some(&false) || operation.after_fence && !is_read {
+            return Ok(());
+        }
         let free = self.open.iter().position(Option::is_none);
         let bit = free.unwrap_or(self.open.len());
         if bit >= OPEN_MAX {
@@ -338,8 +410,11 @@ impl<'c> Search<'c> {
         self.open[bit] = Some(Open {
             number,
             is_closed: false,
+            is_read,
+            value: (operation.value(self.sector)).expect("an operation of this sector"),
+            is_wanted: outcome.is_some(),
         });
-        if self.is_read(number) {
+        if is_read {
             let states = std::mem::take(&mut self.states).into_iter();
             self.states = states.map(|state| self.with_reads(state)).collect();
         }
@@ -347,30 +422,28 @@ impl<'c> Search<'c> {
     }
 
     /// What may come next, reads or writes: those that are not in place.
-    fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, usize)> + '_ {
+    fn pending(&self, bits: u64, reads: bool) -> impl Iterator<Item = (usize, &Open)> {
         let open = self.open.iter().enumerate();
         let open = open.filter_map(|(bit, open)| Some((bit, open.as_ref()?)));
         open.filter(move |(bit, open)| {
-            bits & 1 << bit == 0 && !open.is_closed && self.is_read(open.number) == reads
+            bits & 1 << bit == 0 && !open.is_closed && open.is_read == reads
         })
-        .map(|(bit, open)| (bit, open.number))
     }
 
     /// Whether no write that its channel submitted before must come first.
-    fn is_first(&self, bits: u64, number: usize) -> bool {
-        let channel = self.operation(number).channel;
-        let is_read = self.is_read(number);
-        let mut earlier = self.pending(bits, false).filter(|(_, it)| *it < number);
+    fn is_first(&self, bits: u64, of: &Open) -> bool {
+        let channel = self.operation(of.number).channel;
+        let mut earlier = (self.pending(bits, false)).filter(|(_, it)| it.number < of.number);
         !earlier.any(|(_, it)| {
-            let write = self.operation(it);
-            write.channel == channel && (!is_read || write.ending == Ending::Done)
+            let write = self.operation(it.number);
+            write.channel == channel && (!of.is_read || write.ending == Ending::Done)
         })
     }
 
     /// Puts into place what reads now.
     fn with_reads(&self, (value, bits): State) -> State {
         let reads = self.pending(bits, true);
-        let now = reads.filter(|(_, it)| self.value(*it) == value && self.is_first(bits, *it));
+        let now = reads.filter(|(_, it)| it.value == value && self.is_first(bits, it));
         (value, now.fold(bits, |bits, (bit, _)| bits | 1 << bit))
     }
 
@@ -380,13 +453,13 @@ impl<'c> Search<'c> {
         let mut next: Vec<State> = found.iter().copied().collect();
         while let Some((_, bits)) = next.pop() {
             let writes = self.pending(bits, false);
-            for (bit, number) in writes.filter(|(_, it)| self.is_first(bits, *it)) {
-                let state = self.with_reads((self.value(number), bits | 1 << bit));
+            for (bit, write) in writes.filter(|(_, it)| self.is_first(bits, it)) {
+                let state = self.with_reads((write.value, bits | 1 << bit));
                 if found.insert(state) {
                     next.push(state);
                 }
             }
-            if found.len() > STATES_MAX {
+            if found.len() > self.states_max {
                 return Err(TooMuch);
             }
         }
@@ -405,10 +478,11 @@ impl<'c> Search<'c> {
             Ending::Done if all_in_place => std::mem::take(&mut self.states),
             Ending::Done | Ending::Decided => self.closure()?,
         };
-        self.open[bit] = None;
+        let open = self.open[bit].take();
+        let is_wanted = ending == Ending::Done || open.is_some_and(|open| open.is_wanted);
         self.states = states
             .into_iter()
-            .filter(|(_, bits)| ending == Ending::Decided || bits & mask != 0)
+            .filter(|(_, bits)| !is_wanted || bits & mask != 0)
             .map(|(value, bits)| (value, bits & !mask))
             .collect();
         Ok(())
@@ -417,6 +491,8 @@ impl<'c> Search<'c> {
     /// Operations of attachments before this one are in place by now or never.
     fn close(&mut self, attachment: u32) -> Result<(), TooMuch> {
         self.states = self.closure()?;
+        let wanted = self.wanted(|number| self.operation(number).attachment < attachment);
+        self.states.retain(|(_, bits)| bits & wanted == wanted);
         let mut over = 0;
         for (bit, place) in self.open.iter_mut().enumerate() {
             let Some(open) = place else {

@@ -107,10 +107,11 @@ impl Client {
         desk: &Arc<Desk>,
         number: u32,
         name: &Name,
+        first_value: u64,
         dice: Dice,
     ) -> Client {
         tell!(cluster, "client {number} begins to attach");
-        let witness = Witness::default();
+        let witness = Witness::new(first_value);
         Client {
             number,
             driven: Driven::attach(name.clone()).expect("descriptors"),

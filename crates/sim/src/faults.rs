@@ -1,5 +1,6 @@
 //! What goes wrong.
 
+use crate::client::Client;
 use crate::cluster::tell;
 use crate::house::Death;
 use crate::life::{Life, SEVERED};
@@ -17,6 +18,11 @@ const STALL_MS_MAX: u64 = 3000;
 const CROWD_REQUESTS: u32 = 80;
 /// Longer than anybody waits for a column without legs.
 const LONG: Duration = Duration::from_secs(30);
+
+/// One step in so many sets a trap, where a history has transactions.
+const AMBUSHED: u64 = 800;
+/// Steps from the first copy of a settling to its end, at most.
+const COPIES_STEPS_MAX: u64 = 40;
 
 /// How late what a severed connection carries arrives, at most.
 const LATE_US_MAX: u64 = 500_000;
@@ -46,6 +52,25 @@ pub(crate) struct Siege {
     /// Whom it is about.
     client: u32,
     stage: Stage,
+    steps: u32,
+}
+
+/// See [`Life::ambush`].
+enum Trap {
+    /// The client's transaction reaches all but one brick, for so many steps.
+    Sent(u32),
+    /// The next client attaches, and settles what was left.
+    Settles,
+    /// It has begun to copy; so many steps to go.
+    Copies(u32),
+}
+
+/// See [`Life::ambush`].
+pub(crate) struct Ambush {
+    client: u32,
+    /// The brick that did not get the transaction.
+    spared: usize,
+    trap: Trap,
     steps: u32,
 }
 
@@ -408,6 +433,80 @@ impl Life {
             );
         }
         self.enter();
+    }
+
+    /// Has a client die whose transaction one brick lacks, and then a brick that
+    /// may have it, while the next client makes them equal.
+    pub(crate) fn ambush(&mut self) {
+        let is_possible = self.plan.ambushes
+            && self.plan.damaged.is_none()
+            && self.plan.copies > 1
+            && self.siege.is_none();
+        let Some(mut ambush) = self.ambush.take() else {
+            if is_possible && self.ambushing.one_in(AMBUSHED) {
+                self.set_trap();
+            }
+            return;
+        };
+        ambush.steps += 1;
+        if ambush.steps > STAGE_STEPS_MAX || self.siege.is_some() {
+            return self.cluster.net().mend();
+        }
+        let client = self
+            .clients
+            .iter()
+            .position(|it| it.number == ambush.client);
+        let Some(at) = client else {
+            return;
+        };
+        ambush.trap = match ambush.trap {
+            Trap::Sent(0) => {
+                self.cluster.net().mend();
+                self.leave(at);
+                self.enter();
+                ambush.client = self.next_client;
+                Trap::Settles
+            }
+            Trap::Sent(steps) => Trap::Sent(steps - 1),
+            Trap::Settles if self.clients[at].witness.has_copied() => {
+                Trap::Copies(self.ambushing.roll(COPIES_STEPS_MAX) as u32)
+            }
+            Trap::Settles => Trap::Settles,
+            Trap::Copies(0) => {
+                let others = (0..self.plan.pools.len()).filter(|it| *it != ambush.spared);
+                let others: Vec<usize> = others.collect();
+                if let Some(house) = self.ambushing.pick(&others) {
+                    self.count("settling interrupted");
+                    self.cluster.kill(house, Death::Process);
+                }
+                return;
+            }
+            Trap::Copies(steps) => Trap::Copies(steps - 1),
+        };
+        self.ambush = Some(ambush);
+    }
+
+    fn set_trap(&mut self) {
+        let ready = |it: &Client| it.is_healthy() && !it.is_stopped() && !it.threads.is_empty();
+        let Some(at) = self.clients.iter().position(ready) else {
+            return;
+        };
+        let client = self.clients[at].number;
+        let spared = self.ambushing.roll(self.plan.pools.len() as u64) as usize;
+        tell!(
+            self.cluster,
+            "client {client} does not reach brick {spared}, and will end"
+        );
+        self.cluster
+            .net()
+            .cut(Peer::Client(client), spared, true, false);
+        self.transact(at, 0);
+        self.ambush = Some(Ambush {
+            client,
+            spared,
+            trap: Trap::Sent(10 + self.ambushing.roll(40) as u32),
+            steps: 0,
+        });
     }
 
     /// All threads want one page for a while, and some messages take long: a

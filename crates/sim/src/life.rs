@@ -6,11 +6,12 @@ use crate::client::Client;
 use crate::cluster::{Cluster, tell};
 use crate::desk::Desk;
 use crate::dice::Dice;
-use crate::faults::{Crowd, Siege};
+use crate::faults::{Ambush, Crowd, Siege};
 use crate::history::History;
-use pagemesh_base::layout::Name;
+use pagemesh_base::layout::{Layout, Name};
 use pagemesh_manage::Kind;
 use pagemesh_manage::wire::{Content, CreateVolume};
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,10 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 pub(crate) const SEVERED: u64 = 500;
 /// Tells the dice of severed connections from all others of a seed.
 const SEVERING: u64 = 0x7365_7665_7265_6421;
+/// Tells the dice of transactions from all others of a seed.
+const TRANSACTING: u64 = 0x7472_616e_7361_6374;
+/// Tells the dice of traps from all others of a seed.
+const AMBUSHING: u64 = 0x616d_6275_7368_6520;
 /// Steps without anything to do after which time is moved on.
 const IDLE_STEPS: u32 = 2;
 
@@ -49,6 +54,10 @@ pub(crate) struct Plan {
     pub(crate) scrub_every: Option<Duration>,
     /// Connections are severed, see [`Life::sever`].
     pub(crate) severs: bool,
+    /// Some requests are transactions.
+    pub(crate) transacts: bool,
+    /// Traps are set, see [`Life::ambush`].
+    pub(crate) ambushes: bool,
 }
 
 impl Plan {
@@ -93,6 +102,8 @@ impl Plan {
             hot_sectors: if dice.one_in(3) { 32 } else { u64::MAX },
             scrub_every,
             severs: false,
+            transacts: false,
+            ambushes: false,
         }
     }
 }
@@ -126,6 +137,8 @@ pub(crate) struct Life {
     pub(crate) plan: Plan,
     pub(crate) dice: Dice,
     pub(crate) severing: Dice,
+    pub(crate) transacting: Dice,
+    pub(crate) ambushing: Dice,
     /// The next connection that carries something to a brick is severed.
     pub(crate) is_severing: bool,
     pub(crate) cluster: Arc<Cluster>,
@@ -138,10 +151,16 @@ pub(crate) struct Life {
     pub(crate) next_thread: u32,
     pub(crate) next_value: u64,
     pub(crate) sectors: u64,
+    /// Where bytes lie; who is in-sync changes.
+    pub(crate) layout: Layout,
     pub(crate) next_beat: Duration,
     pub(crate) idle: u32,
+    /// Parts of transactions without an answer, by their first sector, that a
+    /// later client has read.
+    looked_at: BTreeSet<(usize, u64)>,
     pub(crate) siege: Option<Siege>,
     pub(crate) crowd: Option<Crowd>,
+    pub(crate) ambush: Option<Ambush>,
     /// All is well again: every request that begins now succeeds.
     pub(crate) is_well: bool,
     pub(crate) outcome: Outcome,
@@ -156,6 +175,10 @@ impl Life {
         let mut plan = Plan::roll(&mut dice);
         let odds = if plan.copies == 1 { 2 } else { 12 };
         plan.severs = plan.damaged.is_none() && severing.one_in(odds);
+        let mut transacting = Dice::new(seed ^ TRANSACTING);
+        plan.transacts = transacting.one_in(2);
+        let mut ambushing = Dice::new(seed ^ AMBUSHING);
+        plan.ambushes = plan.transacts && ambushing.one_in(2);
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -178,6 +201,8 @@ impl Life {
             plan,
             dice,
             severing,
+            transacting,
+            ambushing,
             is_severing: false,
             cluster,
             desk,
@@ -188,10 +213,13 @@ impl Life {
             next_thread: 0,
             next_value: 0,
             sectors,
+            layout: made.volume.layout,
             next_beat: HEARTBEAT,
             idle: 0,
+            looked_at: BTreeSet::new(),
             siege: None,
             crowd: None,
+            ambush: None,
             is_well: false,
             outcome: Outcome::default(),
         };
@@ -207,6 +235,7 @@ impl Life {
             &self.desk,
             self.next_client,
             &self.name,
+            self.next_value + 1,
             self.dice.split(),
         );
         self.clients.push(client);
@@ -296,6 +325,7 @@ impl Life {
                     self.next_thread += 1;
                     self.clients[at].open(self.next_thread);
                 }
+                self.look(at);
                 return Ok(true);
             }
             Some(Err(cause)) => {
@@ -322,6 +352,20 @@ impl Life {
         self.account(&client);
     }
 
+    /// A client that has just attached reads what transactions of others left
+    /// that have no answer.
+    fn look(&mut self, at: usize) {
+        if self.clients[at].threads.is_empty() {
+            return;
+        }
+        let parts = self.checker.cut_off_before(self.clients[at].attachment);
+        for (number, sectors) in parts {
+            if self.looked_at.insert((number, sectors.start)) {
+                self.read(at, 0, sectors);
+            }
+        }
+    }
+
     /// Adds what a client that ends has counted.
     pub(crate) fn account(&mut self, client: &Client) {
         let Some(status) = client.driven.status() else {
@@ -330,6 +374,10 @@ impl Life {
         self.outcome.repaired += status.counters.pages_repaired;
         self.outcome
             .count("reads hedged", status.counters.reads_hedged);
+        self.outcome.count(
+            "transaction settled as a whole",
+            client.witness.transactions_settled(),
+        );
         let scrub = &status.scrub;
         self.outcome.count("volume scrubbed", scrub.passes);
         let found = scrub.last.iter().chain(&scrub.pass);
@@ -367,6 +415,7 @@ impl Life {
         for _ in 0..STEPS {
             self.go_on();
             self.sever();
+            self.ambush();
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {

@@ -61,6 +61,12 @@ impl Life {
         self.compare_legs()?;
         let searched = self.checker.check(self.sectors)?;
         (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
+        self.outcome
+            .count("transaction without an answer happened", searched.happened);
+        self.outcome
+            .count("transaction without an answer vanished", searched.vanished);
+        self.outcome
+            .count("transaction of unknown outcome", searched.open);
         self.delete_all()
     }
 

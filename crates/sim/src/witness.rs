@@ -11,10 +11,10 @@
 //! Before channels go by a layout, nothing is acknowledged without the legs
 //! that it leaves out, so that those may be read until then.
 
-use crate::checker::SECTOR;
+use crate::checker::{SECTOR, value_of};
 use crate::cluster::guard;
 use pagemesh_base::layout::{Layout, LegState, SliceId};
-use pagemesh_base::slice::{Leg, SliceCompletion, SliceReply, SliceRequest};
+use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceReply, SliceRequest};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -51,6 +51,10 @@ struct Seen {
     layout: Option<Layout>,
     standing: BTreeMap<SliceId, Standing>,
     served: Vec<Served>,
+    /// What this client writes is from here on.
+    first_value: u64,
+    has_copied: bool,
+    transactions_settled: u64,
 }
 
 impl Seen {
@@ -108,6 +112,26 @@ impl Witness {
         (seen.epoch, seen.layout) = (epoch, Some(layout));
     }
 
+    /// Of a client that writes values from this one on.
+    pub(crate) fn new(first_value: u64) -> Witness {
+        let seen = Seen {
+            first_value,
+            ..Seen::default()
+        };
+        Witness(Arc::new(Mutex::new(seen)))
+    }
+
+    /// How often a leg was given a transaction of an older client, or it was
+    /// taken back there.
+    pub(crate) fn transactions_settled(&self) -> u64 {
+        guard(&self.0).transactions_settled
+    }
+
+    /// Whether a leg was given what an older client wrote.
+    pub(crate) fn has_copied(&self) -> bool {
+        guard(&self.0).has_copied
+    }
+
     /// Forgets answers from before this moment: no read asks for them.
     pub(crate) fn forget(&self, before: Moment) {
         let mut seen = guard(&self.0);
@@ -154,6 +178,35 @@ impl Witness {
     }
 }
 
+/// Whether this copies what an older client wrote from one leg to another.
+fn is_copy(request: &SliceRequest, first_value: u64) -> bool {
+    let is_old = |data: &[u8]| {
+        let first = data.get(..SECTOR as usize).map(value_of);
+        matches!(first, Some(Ok(value)) if (1..first_value).contains(&value))
+    };
+    match request {
+        SliceRequest::Write { data, .. } => is_old(data),
+        SliceRequest::Transact { parts, .. } => parts.iter().any(|part| match part {
+            Part::Write { data, .. } => is_old(data),
+            Part::Clear { .. } => false,
+        }),
+        _ => false,
+    }
+}
+
+/// Whether it is more than one run of pages: what one write changed is not.
+fn has_gaps(request: &SliceRequest) -> bool {
+    let SliceRequest::Transact { parts, .. } = request else {
+        return false;
+    };
+    let first = parts.iter().map(Part::offset).min();
+    let last = parts.iter().map(|part| part.offset() + part.len()).max();
+    let bytes: u64 = parts.iter().map(Part::len).sum();
+    first
+        .zip(last)
+        .is_some_and(|(first, last)| last - first > bytes)
+}
+
 struct Watched<L> {
     witness: Witness,
     slice: SliceId,
@@ -169,6 +222,12 @@ impl<L: Leg> Leg for Watched<L> {
             let now = guard(&self.witness.0).tick();
             self.asked.insert(tag, (now, offset));
         }
+        let mut seen = guard(&self.witness.0);
+        if is_copy(&request, seen.first_value) {
+            seen.has_copied = true;
+            seen.transactions_settled += u64::from(has_gaps(&request));
+        }
+        drop(seen);
         self.inner.submit(tag, request);
     }
 

@@ -6,6 +6,8 @@ use crate::cluster::tell;
 use crate::faults::Crowd;
 use crate::life::Life;
 use bytes::Bytes;
+use pagemesh_base::layout::STRIPE_BYTES;
+use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Reply, Request, SpaceError, Token};
 
 /// Sectors of a page.
@@ -14,6 +16,13 @@ pub(crate) const PAGE_SECTORS: u64 = 8;
 const IN_FLIGHT_MAX: usize = 4;
 /// Sectors of most requests.
 const SHORT: u64 = 20;
+
+/// Parts of a transaction, at most, and pages of one of them.
+const PARTS_MAX: u64 = 6;
+const PART_PAGES_MAX: u64 = 4;
+/// One request in so many is a transaction, where a history has any.
+const TRANSACTED: u64 = 4;
+const STRIPE_SECTORS: u64 = STRIPE_BYTES / SECTOR;
 
 /// The name of a flush among the operations.
 const FLUSH: usize = usize::MAX;
@@ -34,6 +43,9 @@ impl Life {
         }
         if self.crowd.is_some() {
             return self.join_crowd(at, thread);
+        }
+        if self.plan.transacts && self.transacting.one_in(TRANSACTED) {
+            return self.transact(at, thread);
         }
         let long = if self.plan.is_tight { 1200 } else { 200 };
         let len = match self.dice.one_in(6) {
@@ -129,6 +141,71 @@ impl Life {
         self.send(at, thread, operation, request);
     }
 
+    /// Changes pages here and there in one column, some of them where others
+    /// write most.
+    pub(crate) fn transact(&mut self, at: usize, thread: usize) {
+        let mut sectors: Vec<std::ops::Range<u64>> = self.places();
+        sectors.sort_unstable_by_key(|part| part.start);
+        sectors.dedup_by(|later, part| later.start < part.end);
+        let dice = &mut self.transacting;
+        for from in (1..sectors.len()).rev() {
+            sectors.swap(from, dice.roll(from as u64 + 1) as usize);
+        }
+        let (mut parts, mut values) = (vec![], vec![]);
+        for sectors in sectors {
+            let offset = sectors.start * SECTOR;
+            let count = sectors.end - sectors.start;
+            let len = count * SECTOR;
+            let value = match self.transacting.one_in(4) {
+                true => 0,
+                false => {
+                    self.next_value += 1;
+                    self.next_value
+                }
+            };
+            parts.push(match value {
+                0 => Part::Clear { offset, len },
+                _ => Part::Write {
+                    offset,
+                    data: Bytes::from(fill(value, count)),
+                },
+            });
+            values.push((sectors, value));
+        }
+        let first = values.iter().map(|part| part.0.start).min();
+        let last = values.iter().map(|part| part.0.end).max();
+        let (Some(first), Some(last)) = (first, last) else {
+            return;
+        };
+        let operation = self.begin(at, thread, &(first..last), Kind::Transact(values));
+        let durable = self.transacting.one_in(8);
+        self.send(at, thread, operation, Request::Transact { parts, durable });
+    }
+
+    /// Runs of whole pages of one column; some may overlap.
+    fn places(&mut self) -> Vec<std::ops::Range<u64>> {
+        let hot = self.sectors.min(self.plan.hot_sectors);
+        let (mut column, mut places) = (None, vec![]);
+        let dice = &mut self.transacting;
+        for _ in 0..2 + dice.roll(PARTS_MAX - 1) {
+            let sides = if dice.one_in(2) { hot } else { self.sectors };
+            let start = dice.roll(sides) / PAGE_SECTORS * PAGE_SECTORS;
+            let stripe_end = (start + 1).next_multiple_of(STRIPE_SECTORS);
+            let pages = 1 + dice.roll(PART_PAGES_MAX);
+            let end = (start + pages * PAGE_SECTORS).min(stripe_end);
+            let mut extents = (self.layout).map(start * SECTOR, (end - start) * SECTOR);
+            extents.dedup_by_key(|extent| (extent.segment, extent.column));
+            let [place] = extents[..] else {
+                continue;
+            };
+            let its = (place.segment, place.column);
+            if *column.get_or_insert(its) == its {
+                places.push(start..end);
+            }
+        }
+        places
+    }
+
     fn zero(&mut self, at: usize, thread: usize, sectors: std::ops::Range<u64>, durable: bool) {
         let operation = self.begin(at, thread, &sectors, Kind::Write(0));
         let (offset, len) = (
@@ -220,6 +297,9 @@ impl Life {
                     Err(cause) => cause.to_string(),
                 };
                 tell!(self.cluster, "#{operation}: {word}");
+                if is_done && self.checker.is_transaction(operation) {
+                    self.outcome.count("transaction acknowledged", 1);
+                }
                 match completion.result {
                     Ok(Reply::Data(data)) => {
                         witness.check(begun, from, &data)?;

@@ -17,15 +17,19 @@ const SUPERSEDED: &str = " was acknowledged, though attachment ";
 const STALE_READ: &str = "a stale leg was read";
 const NO_REST: &str = "no rest";
 
+const HALF: &str = "half of a transaction";
+
 /// Legs that are not alike: reads may meet it before the end does.
-const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE];
+const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
 
 /// Those that take many histories first. Each with the checks that may find it:
 /// another one would mean that something else is wrong.
 const DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::SettledByPage, &[HALF]),
     (Defect::OldConnectionTaken, DIVERGED),
     (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),
     (Defect::ReadNotHeld, &[NOT_LINEARIZABLE]),
+    (Defect::UndecidedRead, &[HALF, NOT_LINEARIZABLE]),
     (Defect::InFlightNotCopied, DIVERGED),
     (Defect::SettledFromSyncing, DIVERGED),
     (Defect::InFlightLost, DIVERGED),
@@ -34,8 +38,13 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::NotSettled, DIVERGED),
     (Defect::OneLegAcknowledged, DIVERGED),
     (Defect::NoTurns, DIVERGED),
+    (Defect::FirstPartResent, DIVERGED),
+    (Defect::FirstPartLocked, DIVERGED),
     (Defect::ReadOvertakes, &[NOT_LINEARIZABLE]),
-    (Defect::StaleEpochTaken, DIVERGED),
+    (
+        Defect::StaleEpochTaken,
+        &[SUPERSEDED, LEGS_DIFFER, NOT_LINEARIZABLE],
+    ),
     (Defect::SyncingLegRead, &[STALE_READ]),
     (Defect::StaleLegRead, &[STALE_READ]),
     (Defect::RegionNotResynced, DIVERGED),
