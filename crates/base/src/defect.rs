@@ -4,7 +4,7 @@
 //! asks [`is`]. Tests switch one on for their thread and must see it caught:
 //! `store/src/enumerate/defects.rs` by the images that crashes leave,
 //! `store/src/models` and `volume/src/models.rs` by the orders of what threads do,
-//! `sim/tests/defects.rs` by histories of a cluster, those of transactions by
+//! `sim/tests/defects.rs` by histories of a cluster, those of transactions also by
 //! stories of a volume (`volume/src/testing/scenarios.rs`).
 //!
 //! Only the feature `defects`, which nothing but those tests' dependencies turn
