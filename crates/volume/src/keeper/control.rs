@@ -11,12 +11,14 @@ use std::task::Poll;
 use std::time::Instant;
 
 struct Inner {
-    leg: Box<dyn Leg>,
+    /// None once it is lost. Tasks that hold this on must not keep its pool
+    /// mapped: its brick could not come back.
+    leg: Option<Box<dyn Leg>>,
     next: u64,
     outstanding: usize,
     answers: HashMap<u64, Result<SliceReply, SliceError>>,
     reaped: Vec<SliceCompletion>,
-    /// Why the leg is lost, once it is: nothing is awaited any more.
+    /// Why it is lost, once it is: nothing is awaited any more.
     lost: Option<String>,
 }
 
@@ -28,7 +30,7 @@ impl Control {
     pub(super) fn new(leg: Box<dyn Leg>) -> Rc<Control> {
         Rc::new(Control {
             inner: RefCell::new(Inner {
-                leg,
+                leg: Some(leg),
                 next: 0,
                 outstanding: 0,
                 answers: HashMap::new(),
@@ -41,16 +43,21 @@ impl Control {
     /// Who waits for an answer gets none: others have found that the leg is
     /// lost, and this connection may be silent for long before it breaks.
     pub(super) fn give_up(&self, why: &str) {
-        self.inner.borrow_mut().lost.get_or_insert(why.to_owned());
+        let mut inner = self.inner.borrow_mut();
+        inner.lost.get_or_insert(why.to_owned());
+        inner.leg = None;
+        inner.outstanding = 0;
     }
 
     /// Sends a request; its answer is asked for with the number given back.
     pub(super) fn start(&self, state: &State, request: SliceRequest) -> u64 {
         let mut inner = self.inner.borrow_mut();
         inner.next += 1;
-        inner.outstanding += 1;
         let tag = inner.next;
-        inner.leg.submit(tag, request);
+        if let Some(leg) = &mut inner.leg {
+            leg.submit(tag, request);
+            inner.outstanding += 1;
+        }
         state.act();
         tag
     }
@@ -66,7 +73,9 @@ impl Control {
                 lost,
                 ..
             } = &mut *inner;
-            leg.reap(reaped);
+            if let Some(leg) = leg {
+                leg.reap(reaped);
+            }
             *outstanding -= reaped.len();
             answers.extend(reaped.drain(..).map(|answer| (answer.tag, answer.result)));
             let answer = answers.remove(&tag);
@@ -93,10 +102,8 @@ impl Control {
 
     pub(super) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
         let inner = self.inner.borrow();
-        if inner.outstanding == 0 {
-            return None;
-        }
-        inner.leg.wait_on(into);
-        inner.leg.deadline()
+        let leg = inner.leg.as_ref().filter(|_| inner.outstanding > 0)?;
+        leg.wait_on(into);
+        leg.deadline()
     }
 }

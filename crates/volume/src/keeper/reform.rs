@@ -278,6 +278,13 @@ fn missing(view: &View, member: &Member) -> Vec<Seat> {
     all
 }
 
+/// Whether a member has the connections of a view, and no others.
+fn is_equipped(view: &View, member: &Member) -> bool {
+    let legs = view.columns.iter().flat_map(|column| &column.legs);
+    let wanted = legs.filter(|leg| leg.serial != 0).count();
+    missing(view, member).is_empty() && crate::hub::guard(&member.links).len() == wanted
+}
+
 type Wanted = (Arc<Member>, Seat);
 
 /// A connection for a member, not handed over yet.
@@ -413,7 +420,7 @@ fn publish(state: &State) {
     };
     let ready = |members: &BTreeMap<u32, Arc<Member>>| {
         let mut channels = members.iter().filter(|(number, _)| **number != KEEPER);
-        channels.all(|(_, member)| missing(&view, member).is_empty())
+        channels.all(|(_, member)| is_equipped(&view, member))
     };
     if !state.hub.publish_if(view.clone(), ready) {
         state.joined.set(true);
