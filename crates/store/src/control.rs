@@ -28,7 +28,7 @@ use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Shared};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
@@ -59,6 +59,9 @@ const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
 /// the pool's owner long before.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_NAP: Duration = Duration::from_millis(100);
+/// How often who waits for the owner's answer looks whether it is gone: far more
+/// often than a new owner of the pool would wait for it.
+const ANSWER_NAP: Duration = Duration::from_millis(20);
 
 /// Frames granted to a session: consecutive numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +93,10 @@ impl Run {
 pub struct Control {
     shared: Shared,
     lanes: u32,
+    /// Whether the owner is known to be gone: nobody in this process waits for
+    /// anything then. No lock, no answer comes, and the pool must be unmapped
+    /// before another owner can have it.
+    gone: AtomicBool,
 }
 
 /// A lock that was not released in time.
@@ -203,7 +210,11 @@ impl Control {
             cells.floor().store(u64::MAX, Ordering::Relaxed);
         }
         shared.word(0).store(MAGIC, Ordering::Release);
-        Ok(Control { shared, lanes })
+        Ok(Control {
+            shared,
+            lanes,
+            gone: AtomicBool::new(false),
+        })
     }
 
     /// Takes a segment that another process made.
@@ -231,7 +242,11 @@ impl Control {
         if found != (lanes, incarnation.0) {
             return Err("the control segment belongs to another opening of the pool");
         }
-        Ok(Control { shared, lanes })
+        Ok(Control {
+            shared,
+            lanes,
+            gone: AtomicBool::new(false),
+        })
     }
 
     /// The memory behind it, to be passed to other processes.
@@ -273,6 +288,34 @@ impl Control {
         self.half(BELL_AT).fetch_add(1, Ordering::SeqCst);
         if self.half(SLEEPING_AT).load(Ordering::SeqCst) != 0 {
             wait::wake(&self.shared, BELL_AT);
+        }
+    }
+
+    /// Ends all waiting in this process, soon.
+    pub(crate) fn abandon(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until the owner has answered a session's `ticket`, or is gone.
+    pub(crate) fn await_answer(&self, session: u32, ticket: u32, limit: Duration) {
+        let cells = self.cells(session);
+        let end = Deadline::after(limit);
+        loop {
+            let answered = cells.answered().load(Ordering::Acquire);
+            if answered == ticket || end.is_over() || self.is_gone() {
+                return;
+            }
+            #[cfg(test)]
+            if crate::enumerate::owner::tend() {
+                continue;
+            }
+            // A dead owner wakes nobody.
+            let nap = end.left().min(ANSWER_NAP);
+            wait::sleep(&self.shared, cells.at + ANSWERED_AT, answered, Some(nap));
         }
     }
 
@@ -351,7 +394,7 @@ impl Control {
                 }
                 continue;
             }
-            if end.is_over() {
+            if end.is_over() || self.is_gone() {
                 return Err(Stalled);
             }
             let marked = match defect::is(Defect::WaiterUnmarked) {
@@ -470,27 +513,6 @@ impl<'c> Cells<'c> {
         self.shared.word(at)
     }
 
-    /// Sleeps until the owner has answered `ticket`.
-    pub(crate) fn await_answer(self, ticket: u32, limit: Duration) {
-        let end = Deadline::after(limit);
-        loop {
-            let answered = self.answered().load(Ordering::Acquire);
-            if answered == ticket || end.is_over() {
-                return;
-            }
-            #[cfg(test)]
-            if crate::enumerate::owner::tend() {
-                continue;
-            }
-            wait::sleep(
-                self.shared,
-                self.at + ANSWERED_AT,
-                answered,
-                Some(end.left()),
-            );
-        }
-    }
-
     /// Answers `ticket` and wakes the session.
     pub(crate) fn answer(self, ticket: u32) {
         self.answered().store(ticket, Ordering::Release);
@@ -501,6 +523,22 @@ impl<'c> Cells<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_waits_for_an_owner_that_is_gone() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let control = Control::create(4, Incarnation(1), Seq(1)).expect("a segment");
+        let range = Range::of(ObjectId(1), PageNo(7), 1);
+        control.lock(&range, 2).expect("the lock");
+        let began = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| control.await_answer(0, 1, LIMIT));
+            let refused = scope.spawn(|| control.lock(&range, 1));
+            control.abandon();
+            assert_eq!(refused.join().expect("no panic"), Err(Stalled));
+        });
+        assert!(began.elapsed() < LOCK_WAIT_MAX.min(LIMIT));
+    }
 
     #[test]
     fn locks_exclude_and_a_dead_owner_loses_them() {

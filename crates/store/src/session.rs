@@ -303,7 +303,8 @@ impl<M: Media> Session<M> {
             Some(tend) => tend(),
             None => {
                 self.view.control.ring();
-                cells.await_answer(self.ticket, self.owner_wait);
+                let control = &self.view.control;
+                control.await_answer(self.number, self.ticket, self.owner_wait);
             }
         }
         if self.view.is_gone() {

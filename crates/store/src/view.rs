@@ -17,7 +17,7 @@ use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// Slots in a node.
@@ -92,7 +92,6 @@ pub struct View<M> {
     pub(crate) geometry: Geometry,
     pub(crate) pool: Uuid,
     pub(crate) incarnation: Incarnation,
-    gone: AtomicBool,
 }
 
 /// An object that a session works on.
@@ -126,7 +125,6 @@ impl<M: Media> View<M> {
             data.len_bytes() as u64 >= geometry.pool_bytes,
             "the whole pool is mapped"
         );
-        let gone = AtomicBool::new(false);
         View {
             data,
             meta,
@@ -134,7 +132,6 @@ impl<M: Media> View<M> {
             geometry,
             pool,
             incarnation,
-            gone,
         }
     }
 
@@ -170,13 +167,13 @@ impl<M: Media> View<M> {
 
     /// Refuses every further operation: the owner is gone.
     pub fn abandon(&self) {
-        self.gone.store(true, Ordering::Release);
+        self.control.abandon();
     }
 
     /// Whether the owner is known to be gone.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+        self.control.is_gone()
     }
 
     /// Whether slots live in a private overlay.
