@@ -509,7 +509,7 @@ pub struct Mount {
     #[arg(long)]
     pub allow_other: bool,
     /// Threads that serve.
-    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+    #[arg(long, default_value_t = 4, value_parser = threads())]
     pub threads: usize,
     /// End when standard input ends.
     #[arg(long, hide = true)]
@@ -527,7 +527,7 @@ pub struct NullMount {
     /// Where: a directory that is there.
     pub dir: PathBuf,
     /// Threads that serve.
-    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+    #[arg(long, default_value_t = 4, value_parser = threads())]
     pub threads: usize,
     /// End when standard input ends.
     #[arg(long, hide = true)]
@@ -536,6 +536,10 @@ pub struct NullMount {
 
 /// Seconds of the longest measurement: what the workloads take.
 pub const SECONDS_MAX: u64 = RUNTIME_MAX.as_secs();
+
+fn threads() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=pagemesh_fuse::THREADS_MAX as u64)
+}
 
 fn rounds() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(ROUNDS_MIN as u64..=ROUNDS_MAX as u64)
@@ -603,7 +607,7 @@ pub enum Bench {
         #[arg(long, value_delimiter = ',', default_values_t = [0, 50, 200], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         think_us: Vec<u32>,
         /// Threads that serve each mount.
-        #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=pagemesh_fuse::THREADS_MAX as u64))]
+        #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
     },
     /// Mount what does nothing: what others are measured against.

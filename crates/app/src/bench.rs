@@ -95,18 +95,7 @@ impl Scratch {
         transport: &str,
         threads: usize,
     ) -> anyhow::Result<(Daemon, mirror::Place)> {
-        let wish = CreateVolume {
-            name: name.parse()?,
-            size_bytes: VOLUME_BYTES,
-            layout: match copies {
-                1 => Kind::Concat,
-                _ => Kind::Mirror,
-            },
-            columns: None,
-            copies: Some(copies),
-            durability: None,
-            content: Content::Files,
-        };
+        let wish = files::wish(&name.parse()?, VOLUME_BYTES, copies);
         let made = files::make(&self.client(), args::Transport::Auto, &wish)?;
         let mut command = Command::new(std::env::current_exe()?);
         command

@@ -26,17 +26,10 @@ pub fn run(command: &FileSystem) -> anyhow::Result<()> {
             transport,
             client: args,
         } => {
+            let durability = class.as_deref().map(str::parse).transpose()?;
             let wish = CreateVolume {
-                name: name.clone(),
-                size_bytes: size.0,
-                layout: match copies {
-                    1 => Kind::Concat,
-                    _ => Kind::Mirror,
-                },
-                columns: None,
-                copies: Some(*copies),
-                durability: class.as_deref().map(str::parse).transpose()?,
-                content: Content::Files,
+                durability,
+                ..wish(name, size.0, *copies)
             };
             create(args, *transport, &wish)
         }
@@ -58,6 +51,22 @@ pub fn run(command: &FileSystem) -> anyhow::Result<()> {
             let deleted = client(args)?.delete(name, *force)?;
             output::print(args.output, &deleted, || format!("{name} is deleted"))
         }
+    }
+}
+
+/// The volume of a file system of so many copies.
+pub fn wish(name: &Name, size_bytes: u64, copies: usize) -> CreateVolume {
+    CreateVolume {
+        name: name.clone(),
+        size_bytes,
+        layout: match copies {
+            1 => Kind::Concat,
+            _ => Kind::Mirror,
+        },
+        columns: None,
+        copies: Some(copies),
+        durability: None,
+        content: Content::Files,
     }
 }
 

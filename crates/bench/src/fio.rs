@@ -2,13 +2,13 @@
 //! files.
 
 use crate::error::BenchError;
-use crate::process::{Child, bound};
+use crate::process::{Child, bound, process_cpu};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What fio may take beyond its run time, to connect and to sum up.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -63,6 +63,41 @@ pub struct Sample {
     pub fio_cpu_percent: f64,
     /// CPU of the serving processes, % of one core.
     pub server_cpu_percent: f64,
+}
+
+/// One figure of each round.
+pub(crate) fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
+    rounds.iter().map(of).collect()
+}
+
+/// Measures, and adds what the serving processes took. `place` is what errors call
+/// what was measured.
+pub(crate) fn beside_servers(
+    pids: &[u32],
+    runtime: Duration,
+    place: &str,
+    measure: impl FnOnce() -> Result<Sample, BenchError>,
+) -> Result<Sample, BenchError> {
+    let used = || -> Duration { pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
+    let (before, start) = (used(), Instant::now());
+    let mut sample = measure().map_err(|error| blame(place, error))?;
+    // Of the time that requests came: fio's own start and end are idle for
+    // the server.
+    let busy = runtime.min(start.elapsed());
+    let cpu = used().saturating_sub(before);
+    sample.server_cpu_percent = cpu.as_secs_f64() / busy.as_secs_f64() * 100.0;
+    Ok(sample)
+}
+
+/// Says where a program failed.
+pub(crate) fn blame(place: &str, error: BenchError) -> BenchError {
+    match error {
+        BenchError::Program { program, cause } => BenchError::Program {
+            program: format!("{program} {place}"),
+            cause,
+        },
+        other => other,
+    }
 }
 
 /// Runs a case against an endpoint.

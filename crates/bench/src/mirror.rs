@@ -10,16 +10,16 @@
 //! Round trips over TCP are measured in each round, too.
 
 use crate::error::BenchError;
-use crate::fio::{self, FileCase, Sample};
+use crate::fio::{self, FileCase, Sample, pick};
 use crate::plot::{Axis, Kind, Plot, Series};
-use crate::process::{self, process_cpu};
+use crate::process;
 use crate::report::{Cell, Report};
 use crate::round_trip;
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Round trips of one measurement.
 const ROUND_TRIPS: u32 = 10_000;
@@ -109,7 +109,8 @@ pub fn run_mirror(places: &[Place], options: &Options) -> Result<Report, BenchEr
             let dir = dir_of(place, jobs);
             let cannot = BenchError::system(format!("make the directory {}", dir.display()));
             std::fs::create_dir(&dir).map_err(cannot)?;
-            fio::fill_files(&dir, jobs, options.size_bytes).map_err(|error| blame(place, error))?;
+            fio::fill_files(&dir, jobs, options.size_bytes)
+                .map_err(|error| fio::blame(&told(place), error))?;
         }
     }
     let mut found = Found {
@@ -134,30 +135,15 @@ fn dir_of(place: &Place, jobs: u32) -> PathBuf {
     place.dir.join(format!("jobs-{jobs}"))
 }
 
-fn blame(place: &Place, error: BenchError) -> BenchError {
-    match error {
-        BenchError::Program { program, cause } => BenchError::Program {
-            program: format!("{program} on {} in {}", place.name, place.dir.display()),
-            cause,
-        },
-        other => other,
-    }
+fn told(place: &Place) -> String {
+    format!("on {} in {}", place.name, place.dir.display())
 }
 
 fn measure(place: &Place, case: FileCase, options: &Options) -> Result<Sample, BenchError> {
-    let used = || -> Duration { place.pids.iter().filter_map(|pid| process_cpu(*pid)).sum() };
-    let (before, start) = (used(), Instant::now());
     let dir = dir_of(place, case.jobs);
-    let mut sample = fio::measure_files(&dir, case, options.size_bytes, options.runtime)
-        .map_err(|error| blame(place, error))?;
-    let busy = options.runtime.min(start.elapsed());
-    let cpu = used().saturating_sub(before);
-    sample.server_cpu_percent = cpu.as_secs_f64() / busy.as_secs_f64() * 100.0;
-    Ok(sample)
-}
-
-fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
-    rounds.iter().map(of).collect()
+    fio::beside_servers(&place.pids, options.runtime, &told(place), || {
+        fio::measure_files(&dir, case, options.size_bytes, options.runtime)
+    })
 }
 
 /// What the rounds took longer than those of another, in µs.

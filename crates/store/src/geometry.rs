@@ -1,7 +1,7 @@
 //! Where everything lies in a pool: a function of its size alone.
 
 use crate::bitmap::LINE_FRAMES;
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::ops::Range;
 
@@ -166,6 +166,12 @@ impl Geometry {
     #[must_use]
     pub fn object_count(&self) -> u32 {
         (self.objects.len / OBJECT_BYTES) as u32
+    }
+
+    /// The byte of the pool where an object's entry starts.
+    #[must_use]
+    pub fn object_at(&self, object: ObjectId) -> usize {
+        (self.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
     }
 
     /// The byte where a lane starts.

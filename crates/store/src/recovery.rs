@@ -587,7 +587,7 @@ impl<'m, M: Media> Replay<'m, M> {
         if record.object.0 >= self.geometry.object_count() {
             return Err(PoolError::Object(record.object.0));
         }
-        let root_at = entry_at(&self.geometry, record.object) + ROOT_AT;
+        let root_at = self.geometry.object_at(record.object) + ROOT_AT;
         let table = Table::new(self.media, root_at, HEIGHT, self.geometry.frame_numbers());
         Ok(table.locate(record.level, record.page)?)
     }
@@ -600,7 +600,7 @@ impl<'m, M: Media> Replay<'m, M> {
                     return Err(PoolError::Object(record.object.0));
                 }
                 self.objects_end = self.objects_end.max(record.object.0 + 1);
-                let at = entry_at(&self.geometry, record.object);
+                let at = self.geometry.object_at(record.object);
                 self.stores.push(store_entry(self.media, at, &record.entry));
                 Ok(())
             }
@@ -700,7 +700,7 @@ impl<'m, M: Media> Replay<'m, M> {
     fn heal_objects(&mut self, summary: &mut Recovered) -> Vec<(ObjectId, Object)> {
         let mut mended = Vec::new();
         for object in (0..self.objects_end).map(ObjectId) {
-            let at = entry_at(&self.geometry, object);
+            let at = self.geometry.object_at(object);
             let mut entry = [0; OBJECT_BYTES as usize];
             self.media.read(at, &mut entry);
             match Object::examine(&entry) {
@@ -727,7 +727,7 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     fn mark_compare(&mut self, object: ObjectId) {
-        let at = entry_at(&self.geometry, object);
+        let at = self.geometry.object_at(object);
         let mut entry = [0; OBJECT_BYTES as usize];
         self.media.read(at, &mut entry);
         if let Ok((mut found, _)) = Object::examine(&entry) {
@@ -814,10 +814,6 @@ fn follows(later: &Entry, earlier: &Entry) -> bool {
         let after = &later.changes[(slot - old.start) as usize];
         before.new == after.old
     })
-}
-
-fn entry_at(geometry: &Geometry, object: ObjectId) -> usize {
-    (geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
 }
 
 /// Stores the first line of an entry and its copy, the gate last, and flushes

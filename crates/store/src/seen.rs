@@ -1,11 +1,11 @@
 //! Which frames the page tables of a pool name.
 
 use crate::bitmap::Bitmap;
-use crate::geometry::{Geometry, OBJECT_BYTES};
+use crate::geometry::Geometry;
 use crate::object::{HEIGHT, ROOT_AT};
 use crate::slot::Slot;
 use crate::view::frame_at;
-use pagemesh_base::ids::FrameNo;
+use pagemesh_base::ids::{FrameNo, ObjectId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Media;
 
@@ -41,8 +41,8 @@ impl Seen {
     ) -> (Seen, bool) {
         let mut seen = Seen::none(geometry);
         let mut is_whole = true;
-        for object in 0..u64::from(objects_end) {
-            let root_at = (geometry.objects.start + object * OBJECT_BYTES) as usize + ROOT_AT;
+        for object in (0..objects_end).map(ObjectId) {
+            let root_at = geometry.object_at(object) + ROOT_AT;
             is_whole &= seen.slot(media, geometry, media.load(root_at), HEIGHT);
         }
         (seen, is_whole)

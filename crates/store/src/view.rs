@@ -7,7 +7,7 @@
 
 use crate::control::Control;
 use crate::defect::{self, Defect};
-use crate::geometry::{Geometry, OBJECT_BYTES};
+use crate::geometry::Geometry;
 use crate::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::slot::Slot;
 use crate::table::{BadTable, Location, Table};
@@ -199,7 +199,7 @@ impl<M: Media> View<M> {
     }
 
     pub(crate) fn entry_at(&self, object: ObjectId) -> usize {
-        (self.geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize
+        self.geometry.object_at(object)
     }
 
     /// The object's gate, if it is live and still the same.

@@ -12,7 +12,7 @@
 //! it was damaged. So it does not matter when, or whether, it becomes persistent.
 
 use crate::bitmap::Bitmap;
-use crate::geometry::{Geometry, OBJECT_BYTES};
+use crate::geometry::Geometry;
 use crate::object::{HEIGHT, ROOT_AT};
 use crate::record::{Entry, Record};
 use crate::slot::Slot;
@@ -65,7 +65,7 @@ fn mend_one<M: Media>(
     if object.0 >= geometry.object_count() {
         return None;
     }
-    let root_at = (geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize + ROOT_AT;
+    let root_at = geometry.object_at(object) + ROOT_AT;
     let table = Table::new(media, root_at, HEIGHT, geometry.frame_numbers());
     let Err(BadTable::Damaged { level, .. }) = table.locate(record.level, page) else {
         return None;

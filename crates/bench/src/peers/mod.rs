@@ -12,15 +12,15 @@ mod servers;
 pub use crate::fio::{Case, Direction, Sample};
 
 use crate::error::BenchError;
-use crate::fio;
+use crate::fio::{self, pick};
 use crate::plot::{Axis, Kind, Plot, Series};
-use crate::process::{self, process_cpu};
+use crate::process;
 use crate::report::{Cell, Report};
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde_json::json;
 use servers::Servers;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An endpoint to be compared.
 pub struct Peer {
@@ -46,10 +46,6 @@ impl Peer {
             pids: pids.to_vec(),
             _servers: None,
         }
-    }
-
-    fn cpu(&self) -> Duration {
-        self.pids.iter().filter_map(|pid| process_cpu(*pid)).sum()
     }
 }
 
@@ -110,7 +106,7 @@ pub fn run_peers(peers: &[Peer], options: &Options) -> Result<Report, BenchError
     check(peers, options)?;
     process::require("fio", fio::PACKAGE)?;
     for peer in peers {
-        fio::fill(&peer.uri, options.size_bytes).map_err(|error| blame(peer, error))?;
+        fio::fill(&peer.uri, options.size_bytes).map_err(|error| fio::blame(&told(peer), error))?;
     }
     let mut samples: Samples = vec![vec![Vec::new(); peers.len()]; options.cases.len()];
     for round in 0..options.rounds {
@@ -143,14 +139,8 @@ fn check(peers: &[Peer], options: &Options) -> Result<(), BenchError> {
     Err(BenchError::Option(problem.to_owned()))
 }
 
-fn blame(peer: &Peer, error: BenchError) -> BenchError {
-    match error {
-        BenchError::Program { program, cause } => BenchError::Program {
-            program: format!("{program} against {} at {}", peer.name, peer.uri),
-            cause,
-        },
-        other => other,
-    }
+fn told(peer: &Peer) -> String {
+    format!("against {} at {}", peer.name, peer.uri)
 }
 
 /// Measures again when fio fails: its nbd engine (3.33) sometimes waits for a
@@ -166,20 +156,15 @@ fn measure_patiently(
         tries += 1;
         match measure(peer, case, options, seed) {
             Err(_) if tries < TRIES_MAX => {}
-            measured => return measured.map_err(|error| blame(peer, error)),
+            measured => return measured,
         }
     }
 }
 
 fn measure(peer: &Peer, case: Case, options: &Options, seed: u64) -> Result<Sample, BenchError> {
-    let (cpu, start) = (peer.cpu(), Instant::now());
-    let mut sample = fio::measure(&peer.uri, case, options.size_bytes, options.runtime, seed)?;
-    // Of the time that requests came: fio's own start and end are idle for
-    // the server.
-    let busy = options.runtime.min(start.elapsed());
-    let used = peer.cpu().saturating_sub(cpu);
-    sample.server_cpu_percent = used.as_secs_f64() / busy.as_secs_f64() * 100.0;
-    Ok(sample)
+    fio::beside_servers(&peer.pids, options.runtime, &told(peer), || {
+        fio::measure(&peer.uri, case, options.size_bytes, options.runtime, seed)
+    })
 }
 
 fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
@@ -230,10 +215,6 @@ fn report(peers: &[Peer], options: &Options, samples: &Samples) -> Report {
         "samples_by_case_endpoint_round": samples,
     });
     report
-}
-
-fn pick(rounds: &[Sample], of: fn(&Sample) -> f64) -> Vec<f64> {
-    rounds.iter().map(of).collect()
 }
 
 fn row(case: Case, peer: &Peer, rounds: &[Sample]) -> Vec<Cell> {

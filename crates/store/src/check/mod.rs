@@ -302,11 +302,10 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
 fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report) {
     let geometry = &recovery.block.geometry;
     for (object, entry) in &recovery.mended_objects {
-        let entry_at = geometry.objects.start + u64::from(object.0) * OBJECT_BYTES;
         let place = Place {
             object: Some(*object),
             slice: (entry.state != State::Free).then_some(entry.slice),
-            ..at(entry_at as usize)
+            ..at(geometry.object_at(*object))
         };
         report.add(What::Object, place, Remedy::Pool);
     }
@@ -315,9 +314,8 @@ fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report)
             level: slot.level,
             bits: slot.bits,
         };
-        let entry_at = geometry.objects.start + u64::from(slot.object.0) * OBJECT_BYTES;
         let mut bytes = [0; OBJECT_BYTES as usize];
-        media.read(entry_at as usize, &mut bytes);
+        media.read(geometry.object_at(slot.object), &mut bytes);
         let first = slot.page.0 / reach(slot.level) * reach(slot.level);
         let place = Place {
             object: Some(slot.object),
@@ -349,7 +347,7 @@ fn look_at_in_flight<M: Media>(media: &M, geometry: &Geometry, report: &mut Repo
 }
 
 fn look_at_object<M: Media>(walk: &mut Walk<'_, '_, M>, geometry: &Geometry, object: ObjectId) {
-    let entry_at = (geometry.objects.start + u64::from(object.0) * OBJECT_BYTES) as usize;
+    let entry_at = geometry.object_at(object);
     let mut bytes = [0; OBJECT_BYTES as usize];
     walk.media.read(entry_at, &mut bytes);
     let place = Place {
