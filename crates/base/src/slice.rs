@@ -299,7 +299,14 @@ pub trait Leg: Send {
     /// Makes progress without blocking and moves what has completed to `into`.
     fn reap(&mut self, into: &mut Vec<SliceCompletion>);
 
-    /// Descriptors that become readable when `reap` may have something to do.
+    /// Looks, without waiting, whether the connection has ended although nothing
+    /// is in flight: why, then. Requests in flight tell by their answers.
+    fn ended(&mut self) -> Option<SliceError> {
+        None
+    }
+
+    /// Descriptors that become readable when `reap` may have something to do,
+    /// or the connection has ended.
     fn wait_on(&self, into: &mut Vec<RawFd>);
 
     /// When `reap` must be called even if no descriptor is readable.

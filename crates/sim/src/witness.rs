@@ -14,7 +14,7 @@
 use crate::checker::{SECTOR, value_of};
 use crate::cluster::guard;
 use pagemesh_base::layout::{Layout, LegState, SliceId};
-use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceReply, SliceRequest};
+use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest};
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -251,6 +251,10 @@ impl<L: Leg> Leg for Watched<L> {
                 });
             }
         }
+    }
+
+    fn ended(&mut self) -> Option<SliceError> {
+        self.inner.ended()
     }
 
     fn wait_on(&self, into: &mut Vec<RawFd>) {

@@ -29,7 +29,6 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::OldConnectionTaken, DIVERGED),
     (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),
     (Defect::ReadNotHeld, &[NOT_LINEARIZABLE]),
-    (Defect::UndecidedRead, &[HALF, NOT_LINEARIZABLE]),
     (Defect::InFlightNotCopied, DIVERGED),
     (Defect::SettledFromSyncing, DIVERGED),
     (Defect::InFlightLost, DIVERGED),

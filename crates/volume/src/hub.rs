@@ -67,6 +67,23 @@ impl Member {
         self.wake.raise();
     }
 
+    /// Ends the connections to such places, with such serials.
+    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) {
+        guard(&self.links).retain(|place, serial| {
+            let is_meant = is_meant(place, *serial);
+            if is_meant {
+                let &(column, leg) = place;
+                let serial = *serial;
+                self.tell(Note::End {
+                    column,
+                    leg,
+                    serial,
+                });
+            }
+            !is_meant
+        });
+    }
+
     pub(crate) fn take_notes(&self) -> Vec<Note> {
         std::mem::take(&mut *guard(&self.notes))
     }

@@ -197,10 +197,12 @@ impl Leg for MappedLeg {
         }
     }
 
+    fn ended(&mut self) -> Option<SliceError> {
+        self.owner.ended()
+    }
+
     fn wait_on(&self, into: &mut Vec<RawFd>) {
-        if self.asked > 0 {
-            self.owner.wait_on(into);
-        }
+        self.owner.wait_on(into);
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -5,6 +5,7 @@ use crate::nbd::{Command, EIO, Nbd};
 use crate::oracle::BLOCK;
 use crate::rig::{READ_MAX, Rig, STALL_MAX, VOLUME, counter, legs};
 use crate::support::{Pools, until};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// The bar for a brick on a disk that stands still: 10 s, and what it takes to
@@ -237,6 +238,35 @@ fn bricks_restart_under_mapped_clients() {
 #[test]
 fn bricks_restart_under_clients_over_tcp() {
     bricks_restart("tcp", 0xc2);
+}
+
+/// Nobody asks anything that would show that a brick is dead. Its clients notice
+/// all the same: a pool that stays mapped keeps its brick from coming back.
+fn a_brick_dies_under_an_idle_volume(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], seed);
+    rig.serve(transport);
+    let held = UnixStream::connect(rig.socket()).expect("a client that asks nothing");
+    for brick in [0, 1] {
+        rig.export().io(&["write -P 7 0 64k"]);
+        rig.cluster.kill_brick(brick);
+        rig.export().await_state("degraded");
+        rig.cluster.restart_brick(brick);
+        rig.export().await_state("healthy");
+        let log = rig.cluster.brick(brick).log();
+        assert!(!log.contains("ending a client"), "{log}");
+    }
+    drop(held);
+    rig.end_and_check();
+}
+
+#[test]
+fn a_mapped_brick_dies_under_an_idle_volume() {
+    a_brick_dies_under_an_idle_volume("map", 0xc3);
+}
+
+#[test]
+fn a_brick_over_tcp_dies_under_an_idle_volume() {
+    a_brick_dies_under_an_idle_volume("tcp", 0xc4);
 }
 
 /// Waits until nothing is answered any more.

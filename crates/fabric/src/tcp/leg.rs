@@ -278,6 +278,16 @@ impl<W: Wire + Send> Leg for TcpLeg<W> {
         into.append(&mut self.completed);
     }
 
+    fn ended(&mut self) -> Option<SliceError> {
+        if self.lost.is_none()
+            && self.in_flight.is_empty()
+            && let Err(cause) = self.progress()
+        {
+            self.lose(&cause);
+        }
+        self.lost.clone().map(SliceError::Lost)
+    }
+
     fn wait_on(&self, into: &mut Vec<RawFd>) {
         if self.lost.is_none() {
             into.extend(self.stream.descriptor());

@@ -216,10 +216,8 @@ impl Way<'_> {
     fn sources(&self) -> Result<Vec<Party>, String> {
         let legs = self.state.model().columns[self.column].sources();
         let parties = copy::parties(self.state, self.column, legs);
-        if parties.is_empty() {
-            return Err("there is no in-sync leg to copy from".into());
-        }
-        Ok(parties)
+        let parties = parties.filter(|parties| !parties.is_empty());
+        parties.ok_or_else(|| "there is no in-sync leg to copy from".into())
     }
 
     /// While another leg is stale, this one may become its source.

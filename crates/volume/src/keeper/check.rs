@@ -65,7 +65,7 @@ async fn check_column(
     for (offset, len) in chunks(0, bytes) {
         let _turn = state.lock(column, offset, len).await;
         let legs = state.model().columns[column].sources();
-        let parties = copy::parties(state, column, legs);
+        let parties = copy::parties(state, column, legs).unwrap_or_default();
         let Some((first, others)) = parties.split_first() else {
             return Err(format!("column {column} has no in-sync leg to compare"));
         };
@@ -95,7 +95,7 @@ pub(super) async fn compare_chunk(
     for at in (offset..offset + len).step_by(PAGE_BYTES) {
         let len = page.min(offset + len - at);
         let legs = state.model().columns[column].sources();
-        let parties = copy::parties(state, column, legs);
+        let parties = copy::parties(state, column, legs).unwrap_or_default();
         let (damaged, differing) = compare_page(state, column, &parties, at).await?;
         report.pages_damaged += u64::from(!damaged.is_empty());
         if differing {
@@ -141,8 +141,11 @@ async fn repair(
     place: (u64, u64),
 ) -> Result<Result<(), String>, String> {
     let legs = state.model().columns[column].sources();
-    let from = copy::parties(state, column, legs.without(bad));
-    let to = copy::parties(state, column, bad);
+    let parties = |legs| {
+        let parties = copy::parties(state, column, legs).filter(|parties| !parties.is_empty());
+        parties.ok_or("a leg was lost meanwhile")
+    };
+    let (from, to) = (parties(legs.without(bad))?, parties(bad)?);
     let mut repaired = copy::copy_chunk(state, &from, &to, place, Holes::Cleared).await;
     if matches!(&repaired, Err(failure) if failure.is_damage() && bad.has(failure.leg)) {
         // A hole, over a slot that does not say what it was.

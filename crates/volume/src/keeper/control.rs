@@ -11,15 +11,13 @@ use std::task::Poll;
 use std::time::Instant;
 
 struct Inner {
-    /// None once it is lost. Tasks that hold this on must not keep its pool
-    /// mapped: its brick could not come back.
-    leg: Option<Box<dyn Leg>>,
+    /// Once it is lost, why: nothing is awaited any more. Tasks that hold this on
+    /// must not keep its pool mapped: its brick could not come back.
+    leg: Result<Box<dyn Leg>, String>,
     next: u64,
     outstanding: usize,
     answers: HashMap<u64, Result<SliceReply, SliceError>>,
     reaped: Vec<SliceCompletion>,
-    /// Why it is lost, once it is: nothing is awaited any more.
-    lost: Option<String>,
 }
 
 pub(super) struct Control {
@@ -30,12 +28,11 @@ impl Control {
     pub(super) fn new(leg: Box<dyn Leg>) -> Rc<Control> {
         Rc::new(Control {
             inner: RefCell::new(Inner {
-                leg: Some(leg),
+                leg: Ok(leg),
                 next: 0,
                 outstanding: 0,
                 answers: HashMap::new(),
                 reaped: vec![],
-                lost: None,
             }),
         })
     }
@@ -44,9 +41,25 @@ impl Control {
     /// lost, and this connection may be silent for long before it breaks.
     pub(super) fn give_up(&self, why: &str) {
         let mut inner = self.inner.borrow_mut();
-        inner.lost.get_or_insert(why.to_owned());
-        inner.leg = None;
-        inner.outstanding = 0;
+        if inner.leg.is_ok() {
+            inner.leg = Err(why.to_owned());
+            inner.outstanding = 0;
+        }
+    }
+
+    /// Why it is lost, if it is; looks whether an idle connection has ended. Nobody
+    /// else would notice: channels that are idle do not, and a pool that stays
+    /// mapped keeps its brick from coming back.
+    pub(super) fn ended(&self) -> Option<String> {
+        let mut inner = self.inner.borrow_mut();
+        let is_idle = inner.outstanding == 0;
+        if let Ok(leg) = &mut inner.leg
+            && is_idle
+            && let Some(error) = leg.ended()
+        {
+            inner.leg = Err(error.to_string());
+        }
+        inner.leg.as_ref().err().cloned()
     }
 
     /// Sends a request; its answer is asked for with the number given back.
@@ -54,7 +67,7 @@ impl Control {
         let mut inner = self.inner.borrow_mut();
         inner.next += 1;
         let tag = inner.next;
-        if let Some(leg) = &mut inner.leg {
+        if let Ok(leg) = &mut inner.leg {
             leg.submit(tag, request);
             inner.outstanding += 1;
         }
@@ -70,17 +83,16 @@ impl Control {
                 outstanding,
                 answers,
                 reaped,
-                lost,
                 ..
             } = &mut *inner;
-            if let Some(leg) = leg {
+            if let Ok(leg) = leg {
                 leg.reap(reaped);
             }
             *outstanding -= reaped.len();
             answers.extend(reaped.drain(..).map(|answer| (answer.tag, answer.result)));
             let answer = answers.remove(&tag);
-            let gone = || lost.clone().map(|why| Err(SliceError::Lost(why)));
-            match answer.or_else(gone) {
+            let gone = || leg.as_ref().err().cloned();
+            match answer.or_else(|| gone().map(|why| Err(SliceError::Lost(why)))) {
                 Some(result) => {
                     state.act();
                     Poll::Ready(result)
@@ -102,7 +114,7 @@ impl Control {
 
     pub(super) fn wait_on(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
         let inner = self.inner.borrow();
-        let leg = inner.leg.as_ref().filter(|_| inner.outstanding > 0)?;
+        let leg = inner.leg.as_ref().ok()?;
         leg.wait_on(into);
         leg.deadline()
     }

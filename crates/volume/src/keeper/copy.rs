@@ -29,6 +29,7 @@ impl CopyError {
     }
 }
 
+#[derive(Clone)]
 pub(super) struct Party {
     pub leg: usize,
     pub control: Rc<Control>,
@@ -51,14 +52,15 @@ pub(super) enum Holes {
     Written,
 }
 
-pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Vec<Party> {
+/// The connections to these legs; none if one of them has none.
+pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Option<Vec<Party>> {
     let model = state.model();
     let keeps = &model.columns[column].legs;
     let party = |leg: usize| {
         let control = keeps.get(leg)?.control.clone()?;
         Some(Party { leg, control })
     };
-    legs.legs().filter_map(party).collect()
+    legs.legs().map(party).collect()
 }
 
 /// Makes a range of `to` like the first of `from` that can be read. The caller

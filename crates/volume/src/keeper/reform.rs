@@ -264,25 +264,15 @@ pub(super) fn lost_if_gone(state: &State, column: usize, leg: usize, error: &Sli
 /// Column, leg and serial of a connection.
 type Seat = (usize, usize, u64);
 
-/// Connections that the view needs and a member does not have.
-fn missing(view: &View, member: &Member) -> Vec<Seat> {
-    let links = crate::hub::guard(&member.links);
-    let mut all = vec![];
-    for (column, picture) in view.columns.iter().enumerate() {
-        for (leg, wanted) in picture.legs.iter().enumerate() {
-            if wanted.serial != 0 && links.get(&(column, leg)) != Some(&wanted.serial) {
-                all.push((column, leg, wanted.serial));
-            }
-        }
-    }
-    all
-}
-
-/// Whether a member has the connections of a view, and no others.
-fn is_equipped(view: &View, member: &Member) -> bool {
-    let legs = view.columns.iter().flat_map(|column| &column.legs);
-    let wanted = legs.filter(|leg| leg.serial != 0).count();
-    missing(view, member).is_empty() && crate::hub::guard(&member.links).len() == wanted
+/// The connections of a view, by column and leg: what a member has when it is
+/// equipped, no more and no less.
+fn seats(view: &View) -> BTreeMap<(usize, usize), u64> {
+    let columns = view.columns.iter().enumerate();
+    let legs = columns.flat_map(|(column, picture)| {
+        let legs = picture.legs.iter().enumerate();
+        legs.map(move |(leg, wanted)| ((column, leg), wanted.serial))
+    });
+    legs.filter(|(_, serial)| *serial != 0).collect()
 }
 
 type Wanted = (Arc<Member>, Seat);
@@ -296,7 +286,7 @@ struct Fresh {
 /// Gives every channel the connections that the next view needs.
 async fn equip(state: &State) -> bool {
     state.joined.set(false);
-    let view = state.model().view();
+    let seats = seats(&state.model().view());
     let members: Vec<Arc<Member>> = {
         let members = crate::hub::guard(&state.hub.members);
         let channels = members.iter().filter(|(number, _)| **number != KEEPER);
@@ -304,8 +294,7 @@ async fn equip(state: &State) -> bool {
     };
     let mut wanted = vec![];
     for member in members {
-        end_others(&view, &member);
-        let missing = missing(&view, &member).into_iter();
+        let missing = end_others(&seats, &member).into_iter();
         wanted.extend(missing.map(|place| (Arc::clone(&member), place)));
     }
     for batch in wanted.chunks(CONNECTS_MAX) {
@@ -324,25 +313,18 @@ async fn equip(state: &State) -> bool {
     true
 }
 
-/// Ends a member's connections that the view does not have. A lost brick cannot
-/// come back before the last one that maps its pool is gone, even one that no
-/// view ever used. And two sessions for one seat may be more than its brick has:
-/// without a new one there is no new view that would end the old one.
-fn end_others(view: &View, member: &Member) {
-    let mut links = crate::hub::guard(&member.links);
-    links.retain(|&(column, leg), &mut serial| {
-        let legs = view.columns.get(column).map(|column| &column.legs);
-        let wanted = legs.and_then(|legs| legs.get(leg));
-        let is_wanted = wanted.is_some_and(|leg| leg.serial == serial);
-        if !is_wanted {
-            member.tell(Note::End {
-                column,
-                leg,
-                serial,
-            });
-        }
-        is_wanted
-    });
+/// Ends a member's connections that the view does not have, and tells those that
+/// it lacks. A lost brick cannot come back before the last connection that maps its
+/// pool is gone, even one that no view ever used. And two sessions for one seat may
+/// be more than its brick has: without a new one there is no new view that would end
+/// the old one.
+fn end_others(seats: &BTreeMap<(usize, usize), u64>, member: &Member) -> Vec<Seat> {
+    member.end_links(|place, serial| seats.get(place) != Some(&serial));
+    let links = crate::hub::guard(&member.links);
+    let missing = seats.iter().filter(|(place, _)| !links.contains_key(place));
+    missing
+        .map(|(&(column, leg), &serial)| (column, leg, serial))
+        .collect()
 }
 
 async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
@@ -418,9 +400,10 @@ fn publish(state: &State) {
         }
         model.view()
     };
+    let seats = seats(&view);
     let ready = |members: &BTreeMap<u32, Arc<Member>>| {
         let mut channels = members.iter().filter(|(number, _)| **number != KEEPER);
-        channels.all(|(_, member)| is_equipped(&view, member))
+        channels.all(|(_, member)| *crate::hub::guard(&member.links) == seats)
     };
     if !state.hub.publish_if(view.clone(), ready) {
         state.joined.set(true);

@@ -312,7 +312,7 @@ async fn scrub_chunk(state: &State, chunk: &Chunk) {
 
 async fn is_right(state: &State, chunk: &Chunk) -> bool {
     let legs = state.model().columns[chunk.column].sources();
-    let parties = copy::parties(state, chunk.column, legs);
+    let parties = copy::parties(state, chunk.column, legs).unwrap_or_default();
     match parties.split_first() {
         Some((first, others)) => !differs(state, first, others, chunk.offset, chunk.len).await,
         None => false,

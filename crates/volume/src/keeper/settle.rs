@@ -35,7 +35,7 @@ pub(super) struct Unequal {
 }
 
 pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupted> {
-    let (in_sync, syncing, stale) = {
+    let (settling, stale) = {
         let model = state.model();
         let keep = &model.columns[column];
         let legs = |wanted| {
@@ -45,38 +45,30 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
                     .is_some_and(|keep| keep.leg.state == wanted)
             })
         };
-        (
-            legs(LegState::InSync),
-            legs(LegState::Syncing),
-            keep.has_stale(),
-        )
+        let (in_sync, syncing) = (legs(LegState::InSync), legs(LegState::Syncing));
+        let settling = Settling {
+            state,
+            column,
+            parties: parties(state, column, in_sync.or(syncing)).ok_or(Interrupted)?,
+            in_sync,
+            syncing,
+        };
+        (settling, keep.has_stale())
     };
-    let all = Mask::where_leg(|leg| in_sync.has(leg) || syncing.has(leg));
     let mut tables: Vec<Option<Vec<InFlight>>> = vec![Some(vec![]); 3];
-    for party in parties(state, column, all) {
+    for party in &settling.parties {
         let answer = party.control.ask(state, SliceRequest::InFlight).await;
         match answer {
             Ok(SliceReply::InFlight(table)) => tables[party.leg] = table,
-            other => return Err(interrupted(state, column, party.leg, other.err())),
+            other => return Err(settling.interrupted(party.leg, other.err())),
         }
     }
-    if all.len() > 1 && !defect::is(Defect::NotSettled) {
-        if tables.iter().any(Option::is_none) {
-            let unlisted = Mask::where_leg(|leg| in_sync.has(leg) && tables[leg].is_none());
-            compare_all(state, column, in_sync, unlisted, all).await?;
-        } else {
-            let tables: Vec<Vec<InFlight>> =
-                tables.into_iter().map(Option::unwrap_or_default).collect();
-            let skipped = usize::from(defect::is(Defect::SettledPageSkipped));
-            let all = unequal(&tables, in_sync, syncing);
-            for operation in by_operation(all.into_iter().skip(skipped)) {
-                make_operation_equal(state, column, in_sync, &operation).await?;
-            }
-        }
+    if settling.parties.len() > 1 && !defect::is(Defect::NotSettled) {
+        settling.make_all_equal(tables).await?;
     }
     // A stale leg may lack what is in flight here: the table is kept for its
     // return, beside the pages' stamps.
-    finish(state, column, all, !stale).await?;
+    settling.finish(!stale).await?;
     let mut model = state.edit();
     let keep = &mut model.columns[column];
     if !keep.has_source() {
@@ -88,24 +80,209 @@ pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupt
     Ok(())
 }
 
-async fn finish(state: &State, column: usize, legs: Mask, forget: bool) -> Result<(), Interrupted> {
-    let told_complete = copy::tell_complete(state, &parties(state, column, legs)).await;
-    told_complete.map_err(|failure| told(state, column, failure))?;
-    let requests = [SliceRequest::Flush, SliceRequest::Settled];
-    for request in requests.iter().take(1 + usize::from(forget)) {
-        for party in parties(state, column, legs) {
-            if let Err(error) = party.control.ask(state, request.clone()).await {
-                return Err(interrupted(state, column, party.leg, Some(error)));
-            }
-        }
-    }
-    Ok(())
+/// One settling of a column.
+struct Settling<'a> {
+    state: &'a State,
+    column: usize,
+    /// All legs that are written, as they were connected when it began: one that
+    /// is lost meanwhile must fail it. Nothing else would tell that it lacks what
+    /// the others then forget.
+    parties: Vec<Party>,
+    in_sync: Mask,
+    syncing: Mask,
 }
 
-fn interrupted(state: &State, column: usize, leg: usize, error: Option<SliceError>) -> Interrupted {
-    let strange = SliceError::Refused("a strange answer".into());
-    failed(state, column, leg, &error.unwrap_or(strange));
-    Interrupted
+impl Settling<'_> {
+    fn parties(&self, legs: Mask) -> Vec<Party> {
+        let wanted = self.parties.iter().filter(|party| legs.has(party.leg));
+        wanted.cloned().collect()
+    }
+
+    async fn make_all_equal(&self, tables: Vec<Option<Vec<InFlight>>>) -> Result<(), Interrupted> {
+        if tables.iter().any(Option::is_none) {
+            let is_unlisted = |leg| self.in_sync.has(leg) && tables[leg].is_none();
+            return self.compare_all(Mask::where_leg(is_unlisted)).await;
+        }
+        let tables: Vec<Vec<InFlight>> =
+            tables.into_iter().map(Option::unwrap_or_default).collect();
+        let skipped = usize::from(defect::is(Defect::SettledPageSkipped));
+        let all = unequal(&tables, self.in_sync, self.syncing);
+        for operation in by_operation(all.into_iter().skip(skipped)) {
+            self.make_operation_equal(&operation).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&self, forget: bool) -> Result<(), Interrupted> {
+        let told_complete = copy::tell_complete(self.state, &self.parties).await;
+        told_complete.map_err(|failure| self.told(failure))?;
+        let requests = [SliceRequest::Flush, SliceRequest::Settled];
+        for request in requests.iter().take(1 + usize::from(forget)) {
+            for party in &self.parties {
+                if let Err(error) = party.control.ask(self.state, request.clone()).await {
+                    return Err(self.interrupted(party.leg, Some(error)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupted(&self, leg: usize, error: Option<SliceError>) -> Interrupted {
+        let strange = SliceError::Refused("a strange answer".into());
+        failed(self.state, self.column, leg, &error.unwrap_or(strange));
+        Interrupted
+    }
+
+    fn told(&self, CopyError { leg, error }: CopyError) -> Interrupted {
+        self.interrupted(leg, Some(error))
+    }
+
+    /// As one where it can be a transaction; what was one always can.
+    async fn make_operation_equal(&self, operation: &[Unequal]) -> Result<(), Interrupted> {
+        let pages: u64 = operation.iter().map(|unequal| unequal.count).sum();
+        let end = self.bytes() / PAGE_BYTES as u64;
+        let is_within = operation.iter().all(|it| it.page + it.count <= end);
+        let is_one = (2..=TRANSACTION_PAGES_MAX).contains(&pages) && is_within;
+        if is_one && !defect::is(Defect::SettledByPage) {
+            let (winner, behind) = (operation[0].winner, operation[0].behind);
+            let equal = self.in_sync.without(behind).without(Mask::of(winner));
+            let mut sources = vec![
+                std::iter::once(winner)
+                    .chain(equal.legs())
+                    .collect::<Vec<_>>(),
+            ];
+            // If nobody who has it can give every page, it is taken back.
+            sources.extend(self.in_sync.and(behind).legs().map(|leg| vec![leg]));
+            for sources in sources {
+                let all = self.in_sync.or(behind);
+                if self.copy_operation(&sources, all, operation).await? {
+                    self.settled(pages * PAGE_BYTES as u64);
+                    return Ok(());
+                }
+            }
+        }
+        for unequal in operation {
+            self.make_equal(*unequal).await?;
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.state.model().columns[self.column].bytes
+    }
+
+    fn settled(&self, bytes: u64) {
+        self.state.hub.tally.add(Count::BytesSettled, bytes);
+    }
+
+    /// Copies an operation from the first of these legs to all that are not among
+    /// them; a page that is damaged there comes from the next, and all get it.
+    /// False if no source has some page.
+    async fn copy_operation(
+        &self,
+        sources: &[usize],
+        all: Mask,
+        operation: &[Unequal],
+    ) -> Result<bool, Interrupted> {
+        let mut targets = all;
+        sources.iter().for_each(|leg| targets.remove(*leg));
+        let mut parts = Vec::new();
+        for page in operation.iter().flat_map(|it| it.page..it.page + it.count) {
+            let offset = page * PAGE_BYTES as u64;
+            let mut part = None;
+            for &source in sources {
+                let Some(party) = self.parties(Mask::of(source)).pop() else {
+                    return Err(Interrupted);
+                };
+                match copy::read_page(self.state, &party, offset).await {
+                    Ok(found) => {
+                        part = Some(found);
+                        break;
+                    }
+                    Err(failure) if failure.is_damage() => targets.add(source),
+                    Err(failure) => return Err(self.told(failure)),
+                }
+            }
+            let Some(part) = part else {
+                return Ok(false);
+            };
+            parts.push(part);
+        }
+        let copied = copy::transact(self.state, &self.parties(targets), &parts).await;
+        copied.map_err(|failure| self.told(failure))?;
+        Ok(true)
+    }
+
+    async fn make_equal(&self, unequal: Unequal) -> Result<(), Interrupted> {
+        let page = PAGE_BYTES as u64;
+        let (start, stop) = (unequal.page * page, (unequal.page + unequal.count) * page);
+        let winner = self.parties(Mask::of(unequal.winner));
+        let targets = self.parties(unequal.behind);
+        for range in chunks(start, stop.min(self.bytes())) {
+            let copied =
+                copy::copy_chunk(self.state, &winner, &targets, range, Holes::Cleared).await;
+            match copied {
+                Err(failure) if failure.is_damage_of(unequal.winner) => {
+                    self.make_pages_equal(unequal, range).await?;
+                }
+                other => other.map_err(|failure| self.told(failure))?,
+            }
+            self.settled(range.1);
+        }
+        Ok(())
+    }
+
+    /// The winner cannot give every page. Those that it can it gives; each of the
+    /// others comes from the first leg that has it, and goes to all: a leg must
+    /// not stay ahead because it was the one to be copied from.
+    async fn make_pages_equal(
+        &self,
+        unequal: Unequal,
+        (offset, len): (u64, u64),
+    ) -> Result<(), Interrupted> {
+        let all = self.in_sync.or(unequal.behind);
+        let sources = self.in_sync.without(unequal.behind).legs();
+        let sources = sources.chain(self.in_sync.and(unequal.behind).legs());
+        let sources = sources.filter(|leg| *leg != unequal.winner);
+        let sources: Vec<usize> = std::iter::once(unequal.winner).chain(sources).collect();
+        for at in (offset..offset + len).step_by(PAGE_BYTES) {
+            let one = (at, (PAGE_BYTES as u64).min(offset + len - at));
+            let mut copied = Ok(());
+            for &source in &sources {
+                let from = self.parties(Mask::of(source));
+                let to = self.parties(all.without(Mask::of(source)));
+                copied = copy::copy_chunk(self.state, &from, &to, one, Holes::Cleared).await;
+                let damaged = |failure: &CopyError| failure.is_damage_of(source);
+                if !copied.as_ref().is_err_and(damaged) {
+                    break;
+                }
+            }
+            copied.map_err(|failure| self.told(failure))?;
+        }
+        Ok(())
+    }
+
+    /// No leg knows what was in flight, so each page is compared. Where legs differ,
+    /// one that has more in flight than it can list is ahead of one that lists
+    /// nothing there.
+    async fn compare_all(&self, unlisted: Mask) -> Result<(), Interrupted> {
+        let mut sources = self.parties(unlisted);
+        sources.extend(self.parties(self.in_sync.without(unlisted)));
+        let Some(first) = sources.first() else {
+            return Err(Interrupted);
+        };
+        let all = self.in_sync.or(self.syncing);
+        let targets = self.parties(all.without(Mask::of(first.leg)));
+        for (offset, len) in chunks(0, self.bytes()) {
+            for range in differing(self.state, first, &targets, offset, len).await {
+                let copied =
+                    copy::copy_chunk(self.state, &sources, &targets, range, Holes::Cleared).await;
+                self.settled(range.1);
+                copied.map_err(|failure| self.told(failure))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Puts what one operation changed together, in the order of its first pages.
@@ -125,177 +302,6 @@ fn by_operation(all: impl Iterator<Item = Unequal>) -> Vec<Vec<Unequal>> {
         }
     }
     operations
-}
-
-/// As one where it can be a transaction; what was one always can.
-async fn make_operation_equal(
-    state: &State,
-    column: usize,
-    in_sync: Mask,
-    operation: &[Unequal],
-) -> Result<(), Interrupted> {
-    let pages: u64 = operation.iter().map(|unequal| unequal.count).sum();
-    let end = state.model().columns[column].bytes / PAGE_BYTES as u64;
-    let is_within = operation.iter().all(|it| it.page + it.count <= end);
-    let is_one = (2..=TRANSACTION_PAGES_MAX).contains(&pages) && is_within;
-    if is_one && !defect::is(Defect::SettledByPage) {
-        let (winner, behind) = (operation[0].winner, operation[0].behind);
-        let equal = in_sync.without(behind).without(Mask::of(winner)).legs();
-        let mut sources = vec![std::iter::once(winner).chain(equal).collect::<Vec<_>>()];
-        // If nobody who has it can give every page, it is taken back.
-        sources.extend(in_sync.and(behind).legs().map(|leg| vec![leg]));
-        for sources in sources {
-            if copy_operation(state, column, &sources, in_sync.or(behind), operation).await? {
-                state
-                    .hub
-                    .tally
-                    .add(Count::BytesSettled, pages * PAGE_BYTES as u64);
-                return Ok(());
-            }
-        }
-    }
-    for unequal in operation {
-        make_equal(state, column, in_sync, *unequal).await?;
-    }
-    Ok(())
-}
-
-/// Copies an operation from the first of these legs to all that are not among
-/// them; a page that is damaged there comes from the next, and all get it.
-/// False if no source has some page.
-async fn copy_operation(
-    state: &State,
-    column: usize,
-    sources: &[usize],
-    all: Mask,
-    operation: &[Unequal],
-) -> Result<bool, Interrupted> {
-    let mut targets = all;
-    sources.iter().for_each(|leg| targets.remove(*leg));
-    let mut parts = Vec::new();
-    for page in operation.iter().flat_map(|it| it.page..it.page + it.count) {
-        let offset = page * PAGE_BYTES as u64;
-        let mut part = None;
-        for &source in sources {
-            let Some(party) = parties(state, column, Mask::of(source)).pop() else {
-                return Err(Interrupted);
-            };
-            match copy::read_page(state, &party, offset).await {
-                Ok(found) => {
-                    part = Some(found);
-                    break;
-                }
-                Err(failure) if failure.is_damage() => targets.add(source),
-                Err(failure) => return Err(told(state, column, failure)),
-            }
-        }
-        let Some(part) = part else {
-            return Ok(false);
-        };
-        parts.push(part);
-    }
-    let copied = copy::transact(state, &parties(state, column, targets), &parts).await;
-    copied.map_err(|failure| told(state, column, failure))?;
-    Ok(true)
-}
-
-async fn make_equal(
-    state: &State,
-    column: usize,
-    in_sync: Mask,
-    unequal: Unequal,
-) -> Result<(), Interrupted> {
-    let page = PAGE_BYTES as u64;
-    let end = state.model().columns[column].bytes;
-    let (start, stop) = (unequal.page * page, (unequal.page + unequal.count) * page);
-    let winner = parties(state, column, Mask::of(unequal.winner));
-    let targets = parties(state, column, unequal.behind);
-    for (offset, len) in chunks(start, stop.min(end)) {
-        let range = (offset, len);
-        let copied = copy::copy_chunk(state, &winner, &targets, range, Holes::Cleared).await;
-        match copied {
-            Err(failure) if failure.is_damage_of(unequal.winner) => {
-                make_pages_equal(state, column, in_sync, unequal, range).await?;
-            }
-            other => other.map_err(|failure| told(state, column, failure))?,
-        }
-        state.hub.tally.add(Count::BytesSettled, len);
-    }
-    Ok(())
-}
-
-fn told(state: &State, column: usize, CopyError { leg, error }: CopyError) -> Interrupted {
-    interrupted(state, column, leg, Some(error))
-}
-
-/// The winner cannot give every page. Those that it can it gives; each of the
-/// others comes from the first leg that has it, and goes to all: a leg must
-/// not stay ahead because it was the one to be copied from.
-async fn make_pages_equal(
-    state: &State,
-    column: usize,
-    in_sync: Mask,
-    unequal: Unequal,
-    (offset, len): (u64, u64),
-) -> Result<(), Interrupted> {
-    let all = in_sync.or(unequal.behind);
-    let sources = in_sync.without(unequal.behind).legs();
-    let sources = sources.chain(in_sync.and(unequal.behind).legs());
-    let sources = sources.filter(|leg| *leg != unequal.winner);
-    let sources: Vec<usize> = std::iter::once(unequal.winner).chain(sources).collect();
-    for at in (offset..offset + len).step_by(PAGE_BYTES) {
-        let one = (at, (PAGE_BYTES as u64).min(offset + len - at));
-        let mut copied = Ok(());
-        for &source in &sources {
-            let from = parties(state, column, Mask::of(source));
-            let to = parties(state, column, all.without(Mask::of(source)));
-            copied = copy::copy_chunk(state, &from, &to, one, Holes::Cleared).await;
-            let damaged = |failure: &CopyError| failure.is_damage_of(source);
-            if !copied.as_ref().is_err_and(damaged) {
-                break;
-            }
-        }
-        copied.map_err(|failure| told(state, column, failure))?;
-    }
-    Ok(())
-}
-
-async fn copy_or_fail(
-    state: &State,
-    column: usize,
-    sources: &[Party],
-    targets: &[Party],
-    offset: u64,
-    len: u64,
-) -> Result<(), Interrupted> {
-    let copied = copy::copy_chunk(state, sources, targets, (offset, len), Holes::Cleared).await;
-    state.hub.tally.add(Count::BytesSettled, len);
-    copied.map_err(|failure| told(state, column, failure))
-}
-
-/// No leg knows what was in flight, so each page is compared.
-async fn compare_all(
-    state: &State,
-    column: usize,
-    in_sync: Mask,
-    unlisted: Mask,
-    all: Mask,
-) -> Result<(), Interrupted> {
-    // Where legs differ, one that has more in flight than it can list is ahead
-    // of one that lists nothing there.
-    let mut sources = parties(state, column, unlisted);
-    sources.extend(parties(state, column, in_sync.without(unlisted)));
-    let Some(first) = sources.first() else {
-        return Err(Interrupted);
-    };
-    let targets = parties(state, column, all.without(Mask::of(first.leg)));
-    let end = state.model().columns[column].bytes;
-    for (offset, len) in chunks(0, end) {
-        for (offset, len) in differing(state, first, &targets, offset, len).await {
-            copy_or_fail(state, column, &sources, &targets, offset, len).await?;
-        }
-    }
-    Ok(())
 }
 
 /// Whether a chunk differs between legs, as far as can be told; what cannot be

@@ -102,6 +102,7 @@ impl State {
 
     pub(super) fn begin_turn(&self, now: Duration) {
         self.now.set(now);
+        self.lose_what_ended();
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -276,6 +277,24 @@ impl State {
 
     // What happens to legs.
 
+    /// Finds the connections that ended although nobody asked anything.
+    fn lose_what_ended(&self) {
+        for control in self.controls.borrow().iter().filter_map(Weak::upgrade) {
+            // Also those of no leg yet: their ends would be waited for in vain.
+            control.ended();
+        }
+        let mut ended = vec![];
+        for (column, keep) in self.model().columns.iter().enumerate() {
+            for (leg, keep) in keep.legs.iter().enumerate() {
+                let why = keep.control.as_ref().and_then(|control| control.ended());
+                ended.extend(why.map(|why| (column, leg, why)));
+            }
+        }
+        for (column, leg, why) in ended {
+            self.lose(column, leg, &why);
+        }
+    }
+
     fn lose_if(&self, column: usize, leg: usize, serial: u64, why: &str) {
         if self.serial(column, leg) == serial {
             self.lose(column, leg, why);
@@ -291,15 +310,20 @@ impl State {
     }
 
     /// A leg cannot be reached, or cannot go on.
-    pub(super) fn lose(&self, column: usize, leg: usize, why: &str) {
+    pub(super) fn lose(&self, number: usize, leg: usize, why: &str) {
         let now = self.now();
         let mut model = self.edit();
-        let column = &mut model.columns[column];
+        let column = &mut model.columns[number];
         let keep = &mut column.legs[leg];
         if let Some(control) = keep.control.take() {
             control.give_up(why);
             tracing::warn!(volume = %self.name, brick = %keep.leg.brick, why, "lost a leg");
             self.hub.tally.add(Count::LegsLost, 1);
+            // Not only with the next view: that may have to wait for others.
+            let seat = (number, leg);
+            for member in crate::hub::guard(&self.hub.members).values() {
+                member.end_links(|&place, _| place == seat);
+            }
         }
         keep.promotion = None;
         keep.raised = None;

@@ -732,6 +732,13 @@ impl Leg for FakeLeg {
         into.append(&mut connection.arrived);
     }
 
+    fn ended(&mut self) -> Option<SliceError> {
+        let bricks = guard(&self.fabric.0);
+        let connection = bricks.connections.get(&self.number).expect("connection");
+        let is_idle = connection.arrived.is_empty();
+        (connection.lost && is_idle).then(|| SliceError::Lost("the connection broke".into()))
+    }
+
     fn wait_on(&self, _into: &mut Vec<RawFd>) {}
 
     fn now(&self) -> Option<Instant> {

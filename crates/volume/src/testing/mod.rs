@@ -4,6 +4,7 @@
 
 mod brick;
 mod client;
+mod hedged;
 mod manager;
 mod oracle;
 mod scenarios;

@@ -83,6 +83,31 @@ impl World {
         panic!("an attach does not end");
     }
 
+    /// The client dies, with what it had sent, and another one begins to attach:
+    /// so many steps, one message at a time.
+    pub(crate) fn attach_in_part(&mut self, steps: usize) {
+        guard(&self.fabric.0).hold_back();
+        self.channels.clear();
+        self.client = Client::new(&self.fabric, &self.manager);
+        let orphans = guard(&self.fabric.0).orphans();
+        for number in orphans {
+            guard(&self.fabric.0).cut(number);
+        }
+        for _ in 0..steps {
+            let busy = guard(&self.fabric.0).busy();
+            match busy.first() {
+                Some(&connection) => {
+                    guard(&self.fabric.0).step(connection, &mut self.dice);
+                    self.client.turn();
+                }
+                None => {
+                    self.client.turn();
+                    self.client.call();
+                }
+            }
+        }
+    }
+
     pub(crate) fn open(&mut self) -> usize {
         self.channels.push(self.client.open());
         self.rest();
