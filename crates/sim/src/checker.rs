@@ -226,7 +226,7 @@ impl Checker {
         let (mut searched, mut given_up) = (Searched::default(), BTreeSet::new());
         let (mut last, mut was_searched): (&[Event], _) = (&[], true);
         for (sector, events) in (0..).zip(&of_sector) {
-            if sector == 0 || last != events || !self.saw_the_same(sector, events) {
+            if sector == 0 || last != events || !self.saw_the_same(sector, sector - 1, events) {
                 let mut search = Search::new(self, sector, &none);
                 was_searched = match search.run(events) {
                     Ok(was_searched) => was_searched,
@@ -265,13 +265,13 @@ impl Checker {
         of_sector
     }
 
-    /// Whether all operations did in a sector what they did in the one before:
-    /// with the same events, its search comes to the same.
-    fn saw_the_same(&self, sector: u64, events: &[Event]) -> bool {
+    /// Whether all operations did in a sector what they did in another: with the
+    /// same events, its search comes to the same.
+    fn saw_the_same(&self, sector: u64, other: u64, events: &[Event]) -> bool {
         events.iter().all(|event| match *event {
             Event::Begin(number) => {
                 let operation = &self.operations[number];
-                operation.value(sector) == operation.value(sector - 1)
+                operation.value(sector) == operation.value(other)
             }
             _ => true,
         })

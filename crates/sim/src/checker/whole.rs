@@ -96,14 +96,17 @@ impl Checker {
             happened: true,
             vanished: true,
         };
-        let mut last: &[Event] = &[];
+        let mut last: Option<u64> = None;
         let mut told: Option<(u64, bool)> = None;
         for &sector in sectors {
             let events = &of_sector[sector as usize];
-            if !last.is_empty() && last == events && self.saw_the_same(sector, events) {
+            let is_like = |other: u64| {
+                of_sector[other as usize] == *events && self.saw_the_same(sector, other, events)
+            };
+            if last.is_some_and(is_like) {
                 continue;
             }
-            last = events;
+            last = Some(sector);
             let mut may = |outcome| {
                 outcomes.insert(number, outcome);
                 let mut search = Search::new(self, sector, outcomes);
@@ -167,7 +170,9 @@ mod tests {
     /// client attaches.
     fn cut_off(checker: &mut Checker, value: u64, parts: &[u64]) -> usize {
         let parts: Vec<_> = parts.iter().map(|at| (*at..at + 8, value)).collect();
-        let hull = parts[0].0.start..parts[parts.len() - 1].0.end;
+        let first = parts.iter().map(|it| it.0.start).min().expect("a part");
+        let end = parts.iter().map(|it| it.0.end).max().expect("a part");
+        let hull = first..end;
         checker.begin(1, 1, hull, Kind::Transact(parts))
     }
 
@@ -211,6 +216,21 @@ mod tests {
         checker.attached(2, false);
         let searched = checker.check(64).expect("nothing is wrong");
         assert_eq!((searched.happened, searched.open), (0, 1));
+    }
+
+    /// The sector before in the transaction need not be the one before on the volume
+    /// (seed 2905).
+    #[test]
+    fn parts_come_in_any_order() {
+        for (seen, half) in [(7, false), (0, true)] {
+            let mut checker = Checker::default();
+            checker.attached(1, false);
+            cut_off(&mut checker, 7, &[16, 0]);
+            checker.attached(2, false);
+            sees(&mut checker, 20, 7);
+            sees(&mut checker, 3, seen);
+            assert_eq!(checker.check(64).is_err(), half, "{seen}");
+        }
     }
 
     /// Of two on the same sectors the later one hides the earlier, which must have
