@@ -110,6 +110,9 @@ pub enum Command {
     /// Make, look at, grow and delete volumes.
     #[command(subcommand)]
     Volume(Volume),
+    /// Add copies to volumes, remove them, and go on with one of them.
+    #[command(subcommand)]
+    Replica(Replica),
     /// Serve volumes to applications.
     #[command(subcommand)]
     Export(Export),
@@ -317,6 +320,58 @@ pub enum Layout {
     StripeMirror,
 }
 
+/// Add copies to volumes, remove them, and go on with one of them.
+#[derive(Subcommand)]
+pub enum Replica {
+    /// Add a copy to a volume, also while it is in use: it is filled meanwhile, and
+    /// then has every write before it is acknowledged.
+    Attach {
+        /// Which volume.
+        volume: Name,
+        /// The UUID of the brick that it goes to; by default wherever there is room
+        /// in a failure domain that has no copy yet.
+        #[arg(long)]
+        brick: Option<uuid::Uuid>,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Remove a copy of a volume.
+    Detach {
+        /// Which volume.
+        volume: Name,
+        /// Which copy, counted from 0.
+        #[arg(long)]
+        copy: usize,
+        /// Although a client has the volume, which is then fenced.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Go on with one copy alone. Not needed while an in-sync copy can be reached:
+    /// then the next client goes on by itself. The others become copies of this one.
+    Promote {
+        /// Which volume.
+        volume: Name,
+        /// Which copy, counted from 0.
+        #[arg(long)]
+        copy: usize,
+        /// Although a client has the volume, which is then fenced; and although the
+        /// copy is not in-sync: what it lacks is given up.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Show the copies of a volume.
+    Status {
+        /// Which volume.
+        volume: Name,
+        #[command(flatten)]
+        client: Client,
+    },
+}
+
 /// Make, look at, grow and delete volumes.
 #[derive(Subcommand)]
 pub enum Volume {
@@ -374,8 +429,8 @@ pub enum Volume {
         #[command(flatten)]
         client: Client,
     },
-    /// Forget which client attached a volume, as when its machine is gone. The
-    /// client itself is fenced only when another one attaches.
+    /// Forget which client attached a volume, as when its machine is gone. If it runs
+    /// after all, it is fenced when it asks the manager next, within ten seconds.
     Detach {
         /// Which.
         name: Name,

@@ -21,6 +21,7 @@ mod mount;
 mod output;
 mod pool;
 mod pool_check;
+mod replica;
 mod status;
 mod up;
 mod volume;
@@ -75,6 +76,7 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         },
         Command::Manager(manager) => manager::run(&manager)?,
         Command::Volume(command) => return volume::run(&command),
+        Command::Replica(command) => replica::run(&command)?,
         Command::Export(command) => export::run(&command)?,
         Command::Fs(command) => files::run(&command)?,
         Command::Mount(mount) => mount::run(&mount)?,

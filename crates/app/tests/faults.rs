@@ -32,6 +32,8 @@ mod partitions;
 mod power;
 #[path = "faults/races.rs"]
 mod races;
+#[path = "faults/replicas.rs"]
+mod replicas;
 #[path = "faults/rig.rs"]
 mod rig;
 #[path = "faults/storm.rs"]

@@ -139,6 +139,10 @@ pub struct Leg {
     pub slice: SliceId,
     /// What it may be used for.
     pub state: LegState,
+    /// It was not in-sync since it was added, or since another copy was promoted:
+    /// whatever rounds say, all of it may differ.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fresh: bool,
 }
 
 /// A column: the same bytes in each leg.

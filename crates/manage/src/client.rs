@@ -6,9 +6,9 @@
 
 use crate::token::token;
 use crate::wire::{
-    AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, Code, CreateVolume, Deleted,
-    DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply, LegChange, ScrubBrick, Sized,
-    Status, VolumeDetail, VolumeInfo,
+    AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
+    Code, CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply,
+    LegChange, ScrubBrick, Sized, Status, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
@@ -236,6 +236,40 @@ impl Client {
             LONG_CALL_TIMEOUT,
             &GrowVolume { size_bytes },
         )
+    }
+
+    /// Adds a copy to every column of a volume, on this brick or where there is room.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn attach_replica(
+        &self,
+        name: &Name,
+        brick: Option<BrickId>,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas");
+        let wish = AttachReplica { brick };
+        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
+    }
+
+    /// Removes a copy of a volume.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn detach_replica(
+        &self,
+        name: &Name,
+        choice: ChooseReplica,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas/detach");
+        self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &choice)
+    }
+
+    /// Has a volume go on with one copy alone.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn promote_replica(
+        &self,
+        name: &Name,
+        choice: ChooseReplica,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/replicas/promote");
+        self.call(Method::POST, &path, CALL_TIMEOUT, &choice)
     }
 
     /// Deletes a volume; with `force` also while a client has it.

@@ -210,6 +210,8 @@ impl Fault {
                 ChangeError::Conflict { .. } => Code::EpochConflict,
                 ChangeError::NoSuchLeg { .. }
                 | ChangeError::NamedTwice { .. }
+                | ChangeError::NoSuchCopy(_)
+                | ChangeError::OtherColumns
                 | ChangeError::Empty => Code::BadRequest,
                 _ => Code::InUse,
             },
@@ -289,6 +291,12 @@ fn change_hint(change: &ChangeError) -> &'static str {
         }
         ChangeError::LastInSync { .. } => {
             "bring another leg of the column in-sync first; the last one holds the only data"
+        }
+        ChangeError::NoSuchCopy(_) => "see the copies with: pagemesh replica status",
+        ChangeError::OtherColumns => "try again",
+        ChangeError::TooManyCopies => "detach a replica first",
+        ChangeError::NeverInSync(_) => {
+            "start the bricks of a copy that was, and attach the volume for the rest to follow"
         }
         ChangeError::TooManySegments | ChangeError::EpochsUsedUp => "copy the volume to a new one",
     }

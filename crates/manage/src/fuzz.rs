@@ -62,6 +62,7 @@ fn layout() -> Layout {
         brick: BRICK,
         slice: SliceId(Uuid::from_u128(slice)),
         state,
+        fresh: false,
     };
     let column = |slice| Column {
         legs: vec![

@@ -10,7 +10,7 @@
 
 use crate::shape::VOLUME_BYTES_MAX;
 use pagemesh_base::layout::{
-    COLUMNS_MAX, COPIES_MAX, Column, EpochNumber, Layout, LegState, SEGMENTS_MAX, Segment,
+    COLUMNS_MAX, COPIES_MAX, Column, EpochNumber, Layout, Leg, LegState, SEGMENTS_MAX, Segment,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -55,6 +55,13 @@ pub enum Change {
     },
     /// The volume grows.
     Grow(Vec<Segment>),
+    /// Each column gets a leg more: by segment and column.
+    AddCopy(Vec<Vec<Leg>>),
+    /// Each column loses its leg of this number.
+    RemoveCopy(usize),
+    /// The legs of this number become in-sync, and the others stale and fresh: what
+    /// they hold beyond them is given up.
+    Promote(usize),
 }
 
 /// Why a change is not made.
@@ -107,6 +114,18 @@ pub enum ChangeError {
     /// A change of nothing.
     #[error("the change names no leg")]
     Empty,
+    /// Other segments or columns than the volume has.
+    #[error("the new copy does not have the volume's columns")]
+    OtherColumns,
+    /// No place for one more.
+    #[error("a column has {COPIES_MAX} copies at most")]
+    TooManyCopies,
+    /// No such copy in some column.
+    #[error("the volume has no copy {0}; copies are counted from 0")]
+    NoSuchCopy(usize),
+    /// It never held all of the volume.
+    #[error("copy {0} has never been in-sync, and lacks parts of the volume")]
+    NeverInSync(usize),
     /// Grown too often.
     #[error("the volume would have more than {SEGMENTS_MAX} segments")]
     TooManySegments,
@@ -167,6 +186,9 @@ impl Ledger {
             Change::Attach => {}
             Change::Legs { expected, turns } => next.turn(*expected, turns)?,
             Change::Grow(segments) => next.grow(segments)?,
+            Change::AddCopy(legs) => next.add_copy(legs)?,
+            Change::RemoveCopy(copy) => next.remove_copy(*copy)?,
+            Change::Promote(copy) => next.promote(*copy)?,
         }
         let epoch = next.layout.epoch.0.checked_add(1);
         next.layout.epoch = EpochNumber(epoch.ok_or(ChangeError::EpochsUsedUp)?);
@@ -179,6 +201,69 @@ impl Ledger {
         }
         self.last_rounds.extend(segments.iter().map(no_rounds));
         self.layout.segments.extend_from_slice(segments);
+        Ok(())
+    }
+
+    fn add_copy(&mut self, copy: &[Vec<Leg>]) -> Result<(), ChangeError> {
+        let segments = &mut self.layout.segments;
+        let columns = |legs: &Vec<Leg>, segment: &Segment| legs.len() == segment.columns.len();
+        let alike = copy.len() == segments.len();
+        if !alike || !copy.iter().zip(&*segments).all(|(it, of)| columns(it, of)) {
+            return Err(ChangeError::OtherColumns);
+        }
+        for (segment, legs) in segments.iter_mut().zip(copy) {
+            for (column, leg) in segment.columns.iter_mut().zip(legs) {
+                if column.legs.len() >= COPIES_MAX {
+                    return Err(ChangeError::TooManyCopies);
+                }
+                column.legs.push(Leg {
+                    state: LegState::Stale,
+                    fresh: true,
+                    ..leg.clone()
+                });
+            }
+        }
+        self.settle_all()
+    }
+
+    fn remove_copy(&mut self, copy: usize) -> Result<(), ChangeError> {
+        for column in self.columns_with(copy)? {
+            column.legs.remove(copy);
+        }
+        self.settle_all()
+    }
+
+    fn promote(&mut self, copy: usize) -> Result<(), ChangeError> {
+        for column in self.columns_with(copy)? {
+            if column.legs[copy].fresh {
+                return Err(ChangeError::NeverInSync(copy));
+            }
+            for (number, leg) in column.legs.iter_mut().enumerate() {
+                (leg.state, leg.fresh) = match number == copy {
+                    true => (LegState::InSync, false),
+                    false => (LegState::Stale, true),
+                };
+            }
+        }
+        self.settle_all()
+    }
+
+    /// All columns, each of which has a leg of this number.
+    fn columns_with(&mut self, copy: usize) -> Result<Vec<&mut Column>, ChangeError> {
+        let segments = self.layout.segments.iter_mut();
+        let columns: Vec<_> = segments.flat_map(|segment| &mut segment.columns).collect();
+        match columns.iter().all(|column| copy < column.legs.len()) {
+            true => Ok(columns),
+            false => Err(ChangeError::NoSuchCopy(copy)),
+        }
+    }
+
+    fn settle_all(&mut self) -> Result<(), ChangeError> {
+        for segment in 0..self.layout.segments.len() {
+            for column in 0..self.layout.segments[segment].columns.len() {
+                self.settle(segment, column)?;
+            }
+        }
         Ok(())
     }
 
@@ -223,6 +308,7 @@ impl Ledger {
             | (LegState::Syncing, LegState::InSync) => leg.state = turn.to,
             (from, to) => return Err(ChangeError::Step { from, to }),
         }
+        leg.fresh &= leg.state != LegState::InSync;
         Ok(())
     }
 
@@ -257,6 +343,6 @@ fn is_sound((column, last): (&Column, &u8)) -> bool {
 }
 
 fn in_sync(column: &Column) -> usize {
-    let in_sync = |leg: &&pagemesh_base::layout::Leg| leg.state == LegState::InSync;
+    let in_sync = |leg: &&Leg| leg.state == LegState::InSync;
     column.legs.iter().filter(in_sync).count()
 }

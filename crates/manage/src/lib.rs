@@ -31,6 +31,7 @@ pub mod ledger;
 mod manager;
 pub mod placement;
 pub mod records;
+mod replicas;
 pub mod server;
 pub mod shape;
 pub mod store;

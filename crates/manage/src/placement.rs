@@ -147,6 +147,62 @@ pub fn place(candidates: &[Candidate], wish: &Wish) -> Result<Placement, PlaceEr
     placed.ok_or_else(|| explain(candidates, &pools, wish))
 }
 
+/// A column that is to get a copy more.
+#[derive(Clone, Debug)]
+pub struct Thin {
+    /// Bytes that a brick is promised to it.
+    pub bytes: u64,
+    /// The failure domains of the copies that it has.
+    pub domains: BTreeSet<String>,
+}
+
+/// Finds a brick for a further copy of each column, by the same rules.
+///
+/// # Errors
+/// When there is none for some column.
+pub fn place_copy(
+    candidates: &[Candidate],
+    durability: Durability,
+    factor: u64,
+    columns: &[Thin],
+) -> Result<Vec<BrickId>, PlaceError> {
+    let mut rooms = rooms(candidates, durability, factor);
+    if rooms.is_empty() {
+        return Err(PlaceError::NoBricks(Some(durability)));
+    }
+    let mut chosen = Vec::with_capacity(columns.len());
+    for column in columns {
+        let others = rooms.iter().enumerate();
+        let apart: Vec<usize> = others
+            .filter(|(_, room)| !column.domains.contains(&room.domain))
+            .map(|(at, _)| at)
+            .collect();
+        let with_room = apart
+            .iter()
+            .filter(|&&at| rooms[at].headroom >= column.bytes);
+        let best = with_room.min_by_key(|&&at| {
+            let room = &rooms[at];
+            (room.slices, std::cmp::Reverse(room.free), room.brick)
+        });
+        let Some(&best) = best else {
+            return Err(match apart.iter().map(|&at| rooms[at].headroom).max() {
+                None => PlaceError::TooFewDomains {
+                    copies: column.domains.len() + 1,
+                    domains: column.domains.len(),
+                    durability: Some(durability),
+                },
+                Some(largest_bytes) => PlaceError::NoRoom {
+                    bytes: column.bytes,
+                    largest_bytes,
+                },
+            });
+        };
+        rooms[best].take(column.bytes);
+        chosen.push(rooms[best].brick);
+    }
+    Ok(chosen)
+}
+
 /// What one brick has left.
 #[derive(Clone, Debug)]
 struct Room {

@@ -115,6 +115,26 @@ fn nearest(asked: u64) -> String {
 }
 
 impl Shape {
+    /// The same with another number of copies.
+    ///
+    /// # Errors
+    /// When there would be none, or too many.
+    pub fn with_copies(self, copies: usize) -> Result<Shape, ShapeError> {
+        let striped = matches!(self.kind, Kind::Stripe | Kind::StripeMirror);
+        let kind = match (striped, copies) {
+            (false, 1) => Kind::Concat,
+            (true, 1) => Kind::Stripe,
+            (false, 2..=COPIES_MAX) => Kind::Mirror,
+            (true, 2..=COPIES_MAX) => Kind::StripeMirror,
+            _ => return Err(ShapeError::Copies(copies)),
+        };
+        Ok(Shape {
+            kind,
+            copies,
+            ..self
+        })
+    }
+
     /// Checks a wish; what is not said has a default.
     ///
     /// # Errors

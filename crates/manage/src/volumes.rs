@@ -5,6 +5,7 @@
 //! that list by the transaction that publishes it. Whatever happens between,
 //! the sweep finds it.
 
+use crate::durability::Durability;
 use crate::fault::Fault;
 use crate::ledger::{Change, Ledger, LegTurn};
 use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places, promised};
@@ -52,7 +53,9 @@ impl Manager {
             if files_bytes.is_some() {
                 make_thin(&mut placement, bytes)?;
             }
-            self.plan(&mut book, &wish.name, placement, files_bytes)?
+            let durability = placement.durability;
+            let segments = self.name_slices(&placement);
+            self.plan(&mut book, &wish.name, durability, segments, files_bytes)?
         };
         self.build(&plan.segments)?;
         let layout = Layout {
@@ -105,7 +108,10 @@ impl Manager {
             if segments + placement.segments.len() > SEGMENTS_MAX {
                 return Err(crate::ledger::ChangeError::TooManySegments.into());
             }
-            (self.plan(&mut book, name, placement, None)?, size)
+            let durability = placement.durability;
+            let segments = self.name_slices(&placement);
+            let plan = self.plan(&mut book, name, durability, segments, None)?;
+            (plan, size)
         };
         self.build(&plan.segments)?;
         let change = Change::Grow(plan.segments.clone());
@@ -262,26 +268,29 @@ impl Manager {
         }
     }
 
-    fn replace(&self, book: &mut Book, record: &VolumeRecord) -> Result<(), Fault> {
+    pub(crate) fn replace(&self, book: &mut Book, record: &VolumeRecord) -> Result<(), Fault> {
         self.store.commit(&[Write::PutVolume(record)])?;
         let name = record.ledger.layout.name.clone();
         book.volumes.insert(name, record.clone());
         Ok(())
     }
 
-    /// Names the slices of a placement and writes them down as doomed.
-    fn plan<'a>(
+    fn name_slices(&self, placement: &Placement) -> Vec<Segment> {
+        let placed = placement.segments.iter();
+        placed
+            .map(|placed| segment(placed, self.settings.new_id))
+            .collect()
+    }
+
+    /// Writes the slices of a placement down as doomed.
+    pub(crate) fn plan<'a>(
         &'a self,
         book: &mut Book,
         name: &Name,
-        placement: Placement,
+        durability: Durability,
+        segments: Vec<Segment>,
         files_bytes: Option<u64>,
     ) -> Result<Plan<'a>, Fault> {
-        let segments: Vec<Segment> = placement
-            .segments
-            .iter()
-            .map(|placed| segment(placed, self.settings.new_id))
-            .collect();
         let places: Vec<Place> = promised(&segments, files_bytes).collect();
         let doom = |place: &Place| Doomed {
             brick: place.brick,
@@ -302,12 +311,12 @@ impl Manager {
         Ok(Plan {
             manager: self,
             name: name.clone(),
-            durability: placement.durability,
+            durability,
             segments,
         })
     }
 
-    fn remember(book: &mut Book, doomed: &[Doomed]) {
+    pub(crate) fn remember(book: &mut Book, doomed: &[Doomed]) {
         let doom = |&record: &Doomed| ((record.brick, record.slice), Doom::new(record));
         book.doomed.extend(doomed.iter().map(doom));
     }
@@ -315,7 +324,7 @@ impl Manager {
     /// One transaction: the volume is there, and its slices are its own. The
     /// record is made under the lock, as clients may have changed it since
     /// the slices were placed.
-    fn publish(
+    pub(crate) fn publish(
         &self,
         built: &[Segment],
         record: impl FnOnce(&Book) -> Result<VolumeRecord, Fault>,
@@ -336,7 +345,7 @@ impl Manager {
         Ok(detail)
     }
 
-    fn detail(&self, book: &Book, record: &VolumeRecord) -> VolumeDetail {
+    pub(crate) fn detail(&self, book: &Book, record: &VolumeRecord) -> VolumeDetail {
         VolumeDetail {
             info: self.volume_info(book, record),
             bricks: book.addresses(&record.ledger.layout.segments),
@@ -374,11 +383,11 @@ impl Manager {
 
 /// A placement with names. While it lives, the sweep leaves its slices alone
 /// and nobody else creates, grows or deletes the volume.
-struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     manager: &'a Manager,
     name: Name,
-    durability: crate::durability::Durability,
-    segments: Vec<Segment>,
+    durability: Durability,
+    pub segments: Vec<Segment>,
 }
 
 impl Drop for Plan<'_> {
@@ -392,6 +401,7 @@ fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
         brick: *brick,
         slice: SliceId(new_id()),
         state: LegState::InSync,
+        fresh: false,
     };
     let column = |bricks: &Vec<BrickId>| Column {
         legs: bricks.iter().map(leg).collect(),
@@ -432,7 +442,7 @@ fn refuse_a_taken_name(book: &Book, name: &Name) -> Result<(), Fault> {
     Ok(())
 }
 
-fn refuse_a_busy_one(book: &Book, name: &Name) -> Result<(), Fault> {
+pub(crate) fn refuse_a_busy_one(book: &Book, name: &Name) -> Result<(), Fault> {
     if book.building.contains_key(name) {
         return Err(Fault::VolumeBusy(name.clone()));
     }

@@ -244,6 +244,28 @@ pub struct GrowVolume {
     pub size_bytes: u64,
 }
 
+/// A further copy of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachReplica {
+    /// The brick it goes to; if missing, each column goes where there is room.
+    #[serde(default)]
+    #[schema(value_type = Option<uuid::Uuid>)]
+    pub brick: Option<BrickId>,
+}
+
+/// A copy of a volume that is to be removed, or promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChooseReplica {
+    /// Which, counted from 0 as in the layout's columns.
+    pub copy: usize,
+    /// Although a client has the volume, which is then fenced; and, to promote it,
+    /// although the copy is not in-sync.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// A volume that was created or has grown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sized {

@@ -34,6 +34,7 @@ fn leg(number: u128, state: LegState) -> Leg {
         brick: BrickId(Uuid::from_u128(number)),
         slice: SliceId(Uuid::from_u128(10 + number)),
         state,
+        fresh: false,
     }
 }
 

@@ -306,6 +306,7 @@ mod tests {
             brick: BrickId(Uuid::from_u128(leg)),
             slice: slice(column, leg),
             state,
+            fresh: false,
         };
         let column = |number, first| Column {
             legs: vec![leg(number, 0, first), leg(number, 1, InSync)],

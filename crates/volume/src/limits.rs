@@ -99,3 +99,7 @@ pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Completions of a mapped leg between two reaps: every request in flight.
 pub(crate) const MAPPED_DONE_MAX: usize = pagemesh_base::slice::LEG_REQUESTS_MAX;
+
+/// How often a client asks the manager whether operators have changed the layout:
+/// one call of a few kilobytes.
+pub const LAYOUT_EVERY: Duration = Duration::from_secs(10);

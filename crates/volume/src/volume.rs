@@ -8,7 +8,7 @@ use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
 };
-use crate::limits::DOWN_LIMIT;
+use crate::limits::{DOWN_LIMIT, LAYOUT_EVERY};
 use crate::status::{CheckReport, VolumeStatus};
 use crate::view::View;
 use mio::unix::SourceFd;
@@ -154,8 +154,9 @@ impl Volume {
         let run = {
             let (name, hub, mailbox) = (name.clone(), Arc::clone(&hub), Arc::clone(&mailbox));
             move || {
+                let own = Arc::clone(&mailbox);
                 let keeper = Keeper::new(name, hub, member, mailbox, Box::new(threads));
-                keep(keeper, poll, &tell);
+                keep(keeper, &own, poll, &tell);
             }
         };
         let keeper = Some(thread.spawn(run).map_err(system)?);
@@ -280,17 +281,29 @@ impl Drop for Volume {
 }
 
 /// The keeper's thread.
-fn keep(mut keeper: Keeper, mut poll: Poll, attached: &Sender<Result<(), AttachFailure>>) {
+fn keep(
+    mut keeper: Keeper,
+    mailbox: &Mailbox,
+    mut poll: Poll,
+    attached: &Sender<Result<(), AttachFailure>>,
+) {
     let start = Instant::now();
+    let mut look_at = LAYOUT_EVERY;
     let mut events = Events::with_capacity(64);
     while !keeper.is_ended() {
-        let next = keeper.turn(start.elapsed());
+        if start.elapsed() >= look_at {
+            look_at = start.elapsed() + LAYOUT_EVERY;
+            // Who changed it was told, and nobody waits here.
+            let (answer, _) = mpsc::channel();
+            mailbox.post(Event::Refresh(answer));
+        }
+        let next = keeper.turn(start.elapsed()).unwrap_or(look_at).min(look_at);
         if let Some(result) = keeper.take_attached() {
             // An attach that nobody waits for ends with the volume's drop.
             let _ = attached.send(result);
         }
-        let wait = next.map(|at| at.saturating_sub(start.elapsed()));
-        if keeper.is_ended() || wait == Some(Duration::ZERO) {
+        let wait = next.saturating_sub(start.elapsed());
+        if keeper.is_ended() || wait == Duration::ZERO {
             continue;
         }
         if let Err(error) = sleep(&keeper, &mut poll, &mut events, wait) {
@@ -304,7 +317,7 @@ fn sleep(
     keeper: &Keeper,
     poll: &mut Poll,
     events: &mut Events,
-    wait: Option<Duration>,
+    wait: Duration,
 ) -> std::io::Result<()> {
     let mut fds: Vec<RawFd> = vec![];
     let deadline = keeper.wait_on(&mut fds);
@@ -315,8 +328,8 @@ fn sleep(
             .register(&mut SourceFd(fd), PollToken(0), Interest::READABLE)?;
     }
     let leg_wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    let wait = wait.into_iter().chain(leg_wait).min();
-    let polled = poll.poll(events, wait);
+    let wait = leg_wait.map_or(wait, |leg_wait| leg_wait.min(wait));
+    let polled = poll.poll(events, Some(wait));
     for fd in &fds {
         poll.registry().deregister(&mut SourceFd(fd))?;
     }

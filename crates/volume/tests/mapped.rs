@@ -249,6 +249,7 @@ impl World {
             brick: house.id,
             slice: slice(leg),
             state: LegState::InSync,
+            fresh: false,
         });
         let column = Column {
             legs: legs.collect(),

@@ -51,6 +51,9 @@ pub struct Leg {
     pub slice: Uuid,
     /// What it may be used for.
     pub state: LegState,
+    /// Whether all of it may differ, whatever rounds say.
+    #[serde(default)]
+    pub fresh: bool,
 }
 
 /// What a leg may be used for.
@@ -73,7 +76,8 @@ pub enum LegState {
         handlers::list_bricks, handlers::heartbeat, handlers::forget_brick, handlers::scrub_brick,
         handlers::list_volumes, handlers::create_volume, handlers::show_volume,
         handlers::delete_volume, handlers::grow_volume, handlers::attach_volume,
-        handlers::detach_volume, handlers::change_legs),
+        handlers::detach_volume, handlers::change_legs, handlers::attach_replica,
+        handlers::detach_replica, handlers::promote_replica),
     security(("token" = [])),
     modifiers(&Token)
 )]

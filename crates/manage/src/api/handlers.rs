@@ -5,9 +5,9 @@ use super::document::document;
 use super::reply::{Asked, Body, Named, Refusal};
 use crate::fault::{Code, Fault};
 use crate::wire::{
-    AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, CreateVolume, Deleted,
-    DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply, ScrubBrick, Sized,
-    Status, VolumeDetail, VolumeInfo,
+    AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
+    CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply,
+    ScrubBrick, Sized, Status, VolumeDetail, VolumeInfo,
 };
 use axum::Json;
 use axum::extract::State;
@@ -170,6 +170,50 @@ pub(super) async fn grow_volume(
     api.slow(move |manager| manager.grow(&name, wish))
         .await
         .map(Json)
+}
+
+/// Adds a copy to every column of a volume, attached or not.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = AttachReplica,
+    responses((status = 201, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 502, body = ErrorBody), (status = 507, body = ErrorBody)))]
+pub(super) async fn attach_replica(
+    State(api): State<Api>,
+    Named(name): Named<Name>,
+    Body(wish): Body<AttachReplica>,
+) -> Result<(StatusCode, Json<VolumeDetail>), Refusal> {
+    let attach = move |manager: &crate::Manager| manager.attach_replica(&name, wish);
+    Ok((StatusCode::CREATED, Json(api.slow(attach).await?)))
+}
+
+/// Removes a copy of a volume; with force also while a client has it.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/detach", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn detach_replica(
+    State(api): State<Api>,
+    Named(name): Named<Name>,
+    Body(wish): Body<ChooseReplica>,
+) -> Answer<VolumeDetail> {
+    let detach = move |manager: &crate::Manager| manager.detach_replica(&name, wish);
+    api.slow(detach).await.map(Json)
+}
+
+/// Has a volume go on with one copy alone; with force also one that is behind, or
+/// while a client has it.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/replicas/promote", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = ChooseReplica,
+    responses((status = 200, body = VolumeDetail), (status = 400, body = ErrorBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn promote_replica(
+    State(api): State<Api>,
+    Named(name): Named<Name>,
+    Body(wish): Body<ChooseReplica>,
+) -> Answer<VolumeDetail> {
+    let promote = move |manager: &crate::Manager| manager.promote_replica(&name, wish);
+    api.quick(promote).await.map(Json)
 }
 
 /// Gives a volume to a client and fences the client before.

@@ -71,6 +71,15 @@ impl Api {
             )
             .route("/volumes/{name}", one)
             .route("/volumes/{name}/grow", post(handlers::grow_volume))
+            .route("/volumes/{name}/replicas", post(handlers::attach_replica))
+            .route(
+                "/volumes/{name}/replicas/detach",
+                post(handlers::detach_replica),
+            )
+            .route(
+                "/volumes/{name}/replicas/promote",
+                post(handlers::promote_replica),
+            )
             .route("/volumes/{name}/attach", post(handlers::attach_volume))
             .route("/volumes/{name}/detach", post(handlers::detach_volume))
             .route("/volumes/{name}/legs", post(handlers::change_legs));

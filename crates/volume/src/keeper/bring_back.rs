@@ -4,7 +4,8 @@
 //!    copied, and it forgets its table. From here on it differs only where
 //!    the source's pages carry the round's stamp.
 //! 2. It becomes syncing: every write goes to it, too.
-//! 3. The stamped pages are copied, paced, under range locks.
+//! 3. The stamped pages are copied, paced, under range locks. Of a leg that is
+//!    fresh nothing is known: all pages are compared, and copied if they differ.
 //! 4. It becomes in-sync.
 
 use super::control::Control;
@@ -24,6 +25,9 @@ use pagemesh_base::slice::{Run, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 use std::time::Duration;
+
+/// Bytes of a column whose pages in use are asked for at once.
+const LOOK_BYTES: u64 = 1 << 30;
 
 /// What is done about pages that may differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -117,7 +121,11 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
         },
         None => prepare(state, column, leg).await?,
     };
-    way.copy_stamped(Pass::Copy).await?;
+    let is_fresh = state.model().columns[column].legs[leg].leg.fresh;
+    match is_fresh {
+        true => way.copy_mapped().await?,
+        false => way.copy_stamped(Pass::Copy).await?,
+    }
     way.ask(SliceRequest::Flush).await?;
     // Before the barrier that follows notes the last copy as in flight.
     let told = copy::tell_complete(state, &way.target()).await;
@@ -334,16 +342,53 @@ impl Way<'_> {
         self.state.model().columns[self.column].bytes
     }
 
-    async fn copy_runs(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
+    /// Compares all that the source or the leg holds. What neither does, and is
+    /// written later, goes to both.
+    async fn copy_mapped(&self) -> Result<(), String> {
+        let end = self.bytes();
+        let windows = || (0..end).step_by(LOOK_BYTES as usize);
+        for at in windows() {
+            let runs = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
+            self.progress(self.reach(&runs).map(|(from, to)| to - from).sum(), 0);
+        }
+        for at in windows() {
+            let runs = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
+            self.copy_all(&runs, Pass::Compare).await?;
+        }
+        Ok(())
+    }
+
+    async fn mapped(&self, at: u64, end: u64) -> Result<Vec<Run>, String> {
+        let mut runs = vec![];
+        let source = self.sources()?.swap_remove(0);
+        for party in self.target().iter().chain([&source]) {
+            let found = copy::mapped(self.state, party, at, end).await;
+            runs.extend(found.map_err(|failure| {
+                self.blame(failure.leg, &failure.error);
+                failure.error.to_string()
+            })?);
+        }
+        Ok(merge(runs))
+    }
+
+    /// The bytes of runs within the column.
+    fn reach(&self, runs: &[Run]) -> impl Iterator<Item = (u64, u64)> {
         let page = PAGE_BYTES as u64;
         let end = self.bytes();
-        let reach = |run: &Run| {
+        runs.iter().map(move |run| {
             let stop = (run.page.0 + run.count).saturating_mul(page).min(end);
             (run.page.0.saturating_mul(page).min(end), stop)
-        };
-        let sum = runs.iter().map(reach).map(|(from, to)| to - from).sum();
+        })
+    }
+
+    async fn copy_runs(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
+        let sum = self.reach(runs).map(|(from, to)| to - from).sum();
         self.progress(sum, 0);
-        for (start, stop) in runs.iter().map(reach) {
+        self.copy_all(runs, pass).await
+    }
+
+    async fn copy_all(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
+        for (start, stop) in self.reach(runs) {
             for (offset, len) in chunks(start, stop) {
                 self.copy_chunk(offset, len, pass).await?;
             }

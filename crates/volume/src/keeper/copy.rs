@@ -8,7 +8,10 @@ use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
 use crate::view::Mask;
 use bytes::Bytes;
-use pagemesh_base::slice::{Part, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::ids::PageNo;
+use pagemesh_base::slice::{
+    Part, Run, SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp,
+};
 use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -182,6 +185,31 @@ pub(super) async fn transact(state: &State, to: &[Party], parts: &[Part]) -> Res
         stamp,
     };
     change(state, to, transact).await
+}
+
+/// The pages of a range that a leg holds something in.
+pub(super) async fn mapped(
+    state: &State,
+    of: &Party,
+    mut at: u64,
+    end: u64,
+) -> Result<Vec<Run>, CopyError> {
+    let page = PAGE_BYTES as u64;
+    let mut runs = vec![];
+    while at < end {
+        for extent in extents(state, of, at, end).await? {
+            let stop = (at + extent.len).min(end);
+            if extent.mapped && stop > at {
+                let first = at / page;
+                runs.push(Run {
+                    page: PageNo(first),
+                    count: stop.div_ceil(page) - first,
+                });
+            }
+            at = stop;
+        }
+    }
+    Ok(runs)
 }
 
 /// What a leg holds from `at` on; never nothing, and maybe not up to the end.

@@ -242,7 +242,7 @@ impl ColumnKeep {
                 keep.tended = tended;
                 continue;
             }
-            keep.leg.state = leg.state;
+            keep.leg.clone_from(leg);
             if keep.promotion == Some(leg.state) {
                 keep.promotion = None;
             }

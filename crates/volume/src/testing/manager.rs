@@ -43,6 +43,7 @@ pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) 
             (number * 1000 + column * 10 + copy + 1) as u128,
         )),
         state: LegState::InSync,
+        fresh: false,
     };
     let column = |column| Column {
         legs: (0..copies).map(|copy| leg(column, copy)).collect(),
@@ -82,6 +83,23 @@ impl Manager {
         store.layout.epoch.0 += 1;
     }
 
+    /// An operator adds a copy on this brick to the only column.
+    pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId) {
+        let mut store = guard(&self.0);
+        let column = &mut store.layout.segments[0].columns[0];
+        column.legs.push(Leg {
+            brick,
+            slice,
+            state: LegState::Stale,
+            fresh: true,
+        });
+        if column.round == 0 {
+            column.round = 1;
+            store.rounds.insert((0, 0), 1);
+        }
+        store.layout.epoch.0 += 1;
+    }
+
     pub(crate) fn answer(&self, how: Answering) {
         guard(&self.0).answering = how;
     }
@@ -118,7 +136,9 @@ impl Store {
 
     fn change(&mut self, change: &LegChange) {
         let column = &mut self.layout.segments[change.segment].columns[change.column];
-        column.legs[change.leg].state = change.to;
+        let leg = &mut column.legs[change.leg];
+        leg.state = change.to;
+        leg.fresh &= change.to != LegState::InSync;
         let in_sync = column
             .legs
             .iter()

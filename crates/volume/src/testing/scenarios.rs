@@ -11,11 +11,12 @@ use crate::keeper::Event;
 use crate::limits::{DOWN_LIMIT, HEDGE_DELAY_MAX, MANAGER_RETRY_MAX};
 use crate::status::VolumeState;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::layout::{LegState, STRIPE_BYTES};
+use pagemesh_base::layout::{LegState, STRIPE_BYTES, SliceId};
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Reply, Request, SpaceError};
 use std::sync::mpsc;
 use std::time::Duration;
+use uuid::Uuid;
 
 #[test]
 fn without_a_manager_requests_go_on() {
@@ -555,6 +556,49 @@ fn a_volume_grows_in_use() {
 
 /// Concatenated segments, stripes, and stripes of mirrors: every page at its
 /// place, on every copy.
+/// A copy that is added holds whatever it holds: all that any copy has is compared.
+#[test]
+fn a_copy_is_added_in_use() {
+    for copies in [1, 2] {
+        let mut world = World::mirror(copies);
+        world.write(0, 4 * PAGE, 1);
+        world.discard(2 * PAGE, PAGE);
+        let new = (brick(2), SliceId(Uuid::from_u128(77)));
+        world.add_copy(new.0, new.1);
+        world.write(PAGE, PAGE, 2);
+        world.look_again();
+        let busy = world.submit(0, write(8 * PAGE, 4 * PAGE, 3));
+        world.until(VolumeState::Healthy);
+        assert_eq!(world.ending(busy), Some(Ok(Reply::Done)));
+        world.legs_are_equal();
+        let leg = world.leg(copies);
+        assert_eq!((leg.brick, leg.state), (new.0, LegState::InSync));
+        (0..copies as u128).for_each(|number| world.kill(number));
+        world.until(VolumeState::Degraded);
+        for (page, value) in [(0, 1), (1, 2), (2, 0), (3, 1), (11, 3)] {
+            world.holds(page * PAGE, PAGE, value);
+        }
+        world.heals();
+    }
+}
+
+/// It is lost on the way, before its return began and in the middle of it.
+#[test]
+fn a_copy_that_is_added_is_lost_before_it_is_whole() {
+    for steps in 0..120 {
+        let mut world = World::mirror(1);
+        world.write(0, 16 * PAGE, 1);
+        world.add_copy(brick(1), SliceId(Uuid::from_u128(77)));
+        world.ask_to_look();
+        world.steps(steps);
+        world.kill(1);
+        world.write(7 * PAGE, PAGE, 2);
+        world.heals();
+        let status = world.leg(1);
+        assert_eq!(status.state, LegState::InSync, "after {steps} steps");
+    }
+}
+
 #[test]
 fn layouts_put_every_page_at_its_place() {
     for (columns, copies, segments) in [(1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 2, 2), (3, 3, 2)] {

@@ -7,12 +7,14 @@ use super::manager::{Answering, Manager, brick, segment};
 use super::oracle::fill;
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
+use crate::keeper::Event;
 use crate::status::{Counters, LegStatus, VolumeState};
 use bytes::Bytes;
-use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment};
+use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES, Segment, SliceId};
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 use std::time::Duration;
 
 pub(crate) const PAGE: u64 = 4096;
@@ -93,6 +95,11 @@ impl World {
         for number in orphans {
             guard(&self.fabric.0).cut(number);
         }
+        self.steps(steps);
+    }
+
+    /// One message or call at a time.
+    pub(crate) fn steps(&mut self, steps: usize) {
         for _ in 0..steps {
             let busy = guard(&self.fabric.0).busy();
             match busy.first() {
@@ -101,11 +108,33 @@ impl World {
                     self.client.turn();
                 }
                 None => {
+                    self.client.now += Duration::from_millis(10);
                     self.client.turn();
                     self.client.call();
                 }
             }
         }
+    }
+
+    /// An operator adds a copy to the only column.
+    pub(crate) fn add_copy(&mut self, brick: BrickId, slice: SliceId) {
+        let bytes = self.manager.layout().segments[0].slice_bytes();
+        let mut bricks = guard(&self.fabric.0);
+        bricks.add(brick, false);
+        bricks.create(brick, slice, bytes);
+        drop(bricks);
+        self.manager.add_copy(brick, slice);
+    }
+
+    /// The client is told that its layout may have changed.
+    pub(crate) fn ask_to_look(&mut self) {
+        let (answer, _) = mpsc::channel();
+        self.client.mailbox.post(Event::Refresh(answer));
+    }
+
+    pub(crate) fn look_again(&mut self) {
+        self.ask_to_look();
+        self.rest();
     }
 
     pub(crate) fn open(&mut self) -> usize {

@@ -1,0 +1,159 @@
+//! `pagemesh replica`: a copy more of a volume, one less, and the one that goes on
+//! alone.
+
+use crate::args::{self, Replica as Command};
+use crate::output::{self, table};
+use crate::status::word;
+use crate::volume::client;
+use anyhow::Context;
+use pagemesh_base::layout::{BrickId, Column, LegState, Name};
+use pagemesh_manage::wire::{ChooseReplica, VolumeDetail};
+use serde::Serialize;
+
+/// Attaches, detaches, promotes and shows replicas.
+pub fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Attach {
+            volume,
+            brick,
+            client: args,
+        } => {
+            let detail = client(args)?.attach_replica(volume, brick.map(BrickId))?;
+            let copy = detail.info.copies - 1;
+            tell(
+                args,
+                &detail,
+                &format!("{volume} has copy {copy} now; {}", filling(&detail)),
+            )
+        }
+        Command::Detach {
+            volume,
+            copy,
+            force,
+            client: args,
+        } => {
+            let choice = ChooseReplica {
+                copy: *copy,
+                force: *force,
+            };
+            let detail = client(args)?.detach_replica(volume, choice)?;
+            tell(
+                args,
+                &detail,
+                &format!("{volume} has no copy {copy} any more"),
+            )
+        }
+        Command::Promote {
+            volume,
+            copy,
+            force,
+            client: args,
+        } => {
+            let choice = ChooseReplica {
+                copy: *copy,
+                force: *force,
+            };
+            let detail = client(args)?.promote_replica(volume, choice)?;
+            tell(
+                args,
+                &detail,
+                &format!(
+                    "{volume} goes on with copy {copy}; {}",
+                    next(volume, &detail)
+                ),
+            )
+        }
+        Command::Status {
+            volume,
+            client: args,
+        } => {
+            let detail = client(args)?.volume(volume)?;
+            let copies = copies(&detail)?;
+            output::print(args.output, &copies, || show(&copies))
+        }
+    }
+}
+
+fn tell(args: &args::Client, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {
+    let copies = copies(detail)?;
+    output::print(args.output, &copies, || {
+        format!("{what}\n\n{}", show(&copies))
+    })
+}
+
+fn filling(detail: &VolumeDetail) -> &'static str {
+    match detail.info.attached {
+        Some(_) => "the client that has it will fill the copy, and tells how far it is",
+        None => "the next client that attaches it fills the copy",
+    }
+}
+
+fn next(volume: &Name, detail: &VolumeDetail) -> String {
+    let verb = match detail.info.content {
+        pagemesh_manage::wire::Content::Blocks => format!("pagemesh export nbd {volume}"),
+        pagemesh_manage::wire::Content::Files => format!("pagemesh mount {volume} DIR"),
+    };
+    format!("use it with: {verb}")
+}
+
+/// One copy of all columns of a volume.
+#[derive(Serialize)]
+struct Copy {
+    copy: usize,
+    state: LegState,
+    /// Columns by the states of their legs.
+    in_sync: usize,
+    syncing: usize,
+    stale: usize,
+    bricks: Vec<BrickId>,
+}
+
+fn copies(detail: &VolumeDetail) -> anyhow::Result<Vec<Copy>> {
+    let columns = || detail.layout.segments.iter().flat_map(|it| &it.columns);
+    let count = columns().map(|column| column.legs.len()).max();
+    let count = count.context("the volume has no columns")?;
+    Ok((0..count).map(|copy| one(copy, columns())).collect())
+}
+
+fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>) -> Copy {
+    let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
+    let count = |state| legs.iter().filter(|leg| leg.state == state).count();
+    let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
+    bricks.sort_unstable();
+    bricks.dedup();
+    let (in_sync, syncing, stale) = (
+        count(LegState::InSync),
+        count(LegState::Syncing),
+        count(LegState::Stale),
+    );
+    let state = match (syncing, stale) {
+        (0, 0) => LegState::InSync,
+        (_, 0) => LegState::Syncing,
+        _ => LegState::Stale,
+    };
+    Copy {
+        copy,
+        state,
+        in_sync,
+        syncing,
+        stale,
+        bricks,
+    }
+}
+
+fn show(copies: &[Copy]) -> String {
+    let rows = copies.iter().map(|copy| {
+        let bricks: Vec<String> = copy.bricks.iter().map(ToString::to_string).collect();
+        vec![
+            copy.copy.to_string(),
+            word(&copy.state),
+            format!(
+                "{}/{}",
+                copy.in_sync,
+                copy.in_sync + copy.syncing + copy.stale
+            ),
+            bricks.join(", "),
+        ]
+    });
+    table(&[">COPY", "STATE", ">IN-SYNC COLUMNS", "BRICKS"], rows)
+}

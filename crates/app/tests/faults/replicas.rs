@@ -1,0 +1,131 @@
+//! Copies that are added to a volume in use, go on alone, and are given up.
+
+use crate::load::Plan;
+use crate::rig::{Rig, VOLUME, legs};
+use crate::support::{Cluster, Pools, until};
+use serde_json::Value;
+
+/// The number of the brick that has this copy.
+fn brick_of(cluster: &Cluster, bricks: usize, copy: usize) -> usize {
+    let copies = cluster.json(&["replica", "status", VOLUME]);
+    let id = copies[copy]["bricks"][0].as_str().unwrap().to_owned();
+    (0..bricks).find(|n| cluster.brick_id(*n) == id).unwrap()
+}
+
+fn a_copy_is_added_under_load(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 3, 32, &["--layout", "concat"], seed);
+    rig.serve(transport);
+    let load = rig.load(&Plan::default());
+    load.await_answers(2000);
+    let first = brick_of(&rig.cluster, 3, 0);
+    let other = rig.cluster.brick_id((first + 1) % 3);
+    let attached = rig
+        .cluster
+        .json(&["replica", "attach", VOLUME, "--brick", &other]);
+    assert_eq!(attached[1]["state"], "stale", "{attached}");
+    until("the copy is filled", || {
+        legs(&rig.export().status()) == ["in-sync", "in-sync"]
+    });
+    load.await_answers(1000);
+    rig.cluster.kill_brick(first);
+    load.await_answers(1000);
+    rig.cluster.restart_brick(first);
+    rig.export().await_state("healthy");
+    load.await_answers(1000);
+    let report = load.finish();
+    report.expect_good();
+    rig.end_and_check();
+    // The new copy holds everything alone, and stays when the first is given up.
+    rig.cluster.kill_brick(first);
+    rig.serve(transport);
+    rig.verify();
+    rig.take_export().stop();
+    rig.cluster.restart_brick(first);
+    rig.serve(transport);
+    rig.export().await_state("healthy");
+    let said = rig
+        .cluster
+        .refused(&["replica", "detach", VOLUME, "--copy", "0"], &["attached"]);
+    assert!(said.contains("force"), "{said}");
+    rig.take_export().stop();
+    let left = rig
+        .cluster
+        .json(&["replica", "detach", VOLUME, "--copy", "0"]);
+    assert_eq!(left.as_array().map(Vec::len), Some(1), "{left}");
+    rig.cluster.stop_brick(first);
+    rig.serve(transport);
+    rig.verify();
+    rig.take_export().stop();
+}
+
+#[test]
+fn a_copy_is_added_to_a_mapped_volume_under_load() {
+    a_copy_is_added_under_load("map", 0xd1);
+}
+
+#[test]
+fn a_copy_is_added_over_tcp_under_load() {
+    a_copy_is_added_under_load("tcp", 0xd2);
+}
+
+/// A client that lives is fenced without another one, since it asks the manager.
+#[test]
+fn a_forced_promotion_fences_a_client_that_lives() {
+    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0xd4);
+    rig.serve("map");
+    rig.export().io(&["write -P 1 0 64k"]);
+    rig.cluster.refused(
+        &["replica", "promote", VOLUME, "--copy", "1"],
+        &["attached"],
+    );
+    rig.cluster
+        .json(&["replica", "promote", VOLUME, "--copy", "1", "--force"]);
+    rig.export().await_state("fenced");
+    rig.take_export().stop();
+    rig.serve("map");
+    rig.export().await_state("healthy");
+    rig.export().io(&["read -P 1 0 64k"]);
+    rig.end_and_check();
+}
+
+/// The only in-sync copy is gone for good. The stale one goes on when it is told to,
+/// and the other becomes its copy when it returns after all.
+#[test]
+fn a_stale_copy_is_promoted_and_followed() {
+    let mut rig = Rig::new(Pools::Memory, 2, 16, &[], 0xd3);
+    rig.serve("tcp");
+    rig.export().io(&["write -P 1 0 1M"]);
+    let (stale, newest) = (brick_of(&rig.cluster, 2, 0), brick_of(&rig.cluster, 2, 1));
+    rig.cluster.kill_brick(stale);
+    rig.export().await_state("degraded");
+    rig.export().io(&["write -P 2 0 64k", "write -P 2 2M 64k"]);
+    rig.take_export().stop();
+    rig.cluster.kill_brick(newest);
+    rig.cluster.restart_brick(stale);
+    rig.cluster.refused(
+        &["replica", "promote", VOLUME, "--copy", "0"],
+        &["copy 0 is stale", "acknowledged writes"],
+    );
+    let promoted = rig
+        .cluster
+        .json(&["replica", "promote", VOLUME, "--copy", "0", "--force"]);
+    let states: Vec<&Value> = promoted
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|copy| &copy["state"])
+        .collect();
+    assert_eq!(states, ["in-sync", "stale"]);
+    rig.serve("tcp");
+    rig.export()
+        .io(&["read -P 1 0 1M", "read -P 0 2M 64k", "write -P 3 512k 4k"]);
+    rig.cluster.restart_brick(newest);
+    rig.export().await_state("healthy");
+    rig.cluster.kill_brick(stale);
+    rig.export().await_state("degraded");
+    rig.export()
+        .io(&["read -P 1 0 512k", "read -P 3 512k 4k", "read -P 0 2M 64k"]);
+    rig.cluster.restart_brick(stale);
+    rig.export().await_state("healthy");
+    rig.end_and_check();
+}

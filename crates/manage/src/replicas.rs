@@ -1,0 +1,194 @@
+//! Replicas: a copy more of a volume, one less, and the one that goes on alone.
+
+use crate::fault::Fault;
+use crate::ledger::{Change, ChangeError};
+use crate::manager::{Book, Manager, Place, places};
+use crate::placement::{Candidate, Thin, place_copy};
+use crate::records::{Doomed, VolumeRecord};
+use crate::store::Write;
+use crate::volumes::refuse_a_busy_one;
+use crate::wire::{AttachReplica, ChooseReplica, VolumeDetail};
+use pagemesh_base::layout::{BrickId, COPIES_MAX, Column, Leg, LegState, Name, Segment, SliceId};
+
+impl Manager {
+    /// Adds a copy to every column of a volume, attached or not: the slices are made
+    /// on their bricks, then published. It is filled by the client that has the
+    /// volume, or by the next one.
+    ///
+    /// # Errors
+    /// When there are enough copies, no brick in a failure domain of its own has
+    /// room, or a brick fails.
+    pub fn attach_replica(&self, name: &Name, wish: AttachReplica) -> Result<VolumeDetail, Fault> {
+        let plan = {
+            let mut book = self.book();
+            refuse_a_busy_one(&book, name)?;
+            let volume = book.volume(name)?.clone();
+            if volume.shape.copies >= COPIES_MAX {
+                return Err(ChangeError::TooManyCopies.into());
+            }
+            let candidates = self.replica_candidates(&book, wish.brick)?;
+            let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
+            let thin = thin_columns(&book, &volume);
+            let bricks = place_copy(&candidates, durability, factor, &thin)?;
+            let segments = self.copy_on(&volume.ledger.layout.segments, &bricks);
+            self.plan(&mut book, name, durability, segments, volume.files_bytes)?
+        };
+        self.build(&plan.segments)?;
+        let copy = plan.segments.iter().map(|segment| {
+            let columns = segment.columns.iter();
+            columns.flat_map(|column| column.legs.clone()).collect()
+        });
+        let change = Change::AddCopy(copy.collect());
+        self.publish(&plan.segments, |book| {
+            let mut record = book.volume(name)?.clone();
+            record.ledger = record.ledger.apply(&change)?;
+            record.shape = record.shape.with_copies(record.shape.copies + 1)?;
+            Ok(record)
+        })
+    }
+
+    /// Removes a copy of a volume; its slices are deleted. Copies behind it move up
+    /// by one, so a client that has the volume has to be ended.
+    ///
+    /// # Errors
+    /// When there is no such copy, none would be left that holds everything, or a
+    /// client has the volume and `force` is not set.
+    pub fn detach_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
+        let (doomed, detail) = {
+            let mut book = self.book();
+            let mut record = self.replica_record(&book, name, wish.force)?;
+            let before = places(&record.ledger.layout.segments).collect::<Vec<Place>>();
+            record.ledger = record.ledger.apply(&Change::RemoveCopy(wish.copy))?;
+            record.shape = record.shape.with_copies(record.shape.copies - 1)?;
+            record.notes.retain(|note| note.leg != wish.copy);
+            let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
+            behind.for_each(|note| note.leg -= 1);
+            let left = places(&record.ledger.layout.segments).collect::<Vec<Place>>();
+            let gone = before.into_iter().filter(|place| !left.contains(place));
+            let doomed: Vec<Doomed> = gone
+                .map(|place| Doomed {
+                    brick: place.brick,
+                    slice: place.slice,
+                    uncertain: false,
+                })
+                .collect();
+            let mut writes: Vec<_> = doomed.iter().map(|&doomed| Write::Doom(doomed)).collect();
+            writes.push(Write::PutVolume(&record));
+            self.store.commit(&writes)?;
+            Manager::remember(&mut book, &doomed);
+            let detail = self.detail(&book, &record);
+            book.volumes.insert(name.clone(), record);
+            (doomed, detail)
+        };
+        self.retire(&doomed);
+        Ok(detail)
+    }
+
+    /// Has a volume go on with one copy alone, as when the bricks of all others are
+    /// gone for good. They come back as copies of it, by comparison.
+    ///
+    /// # Errors
+    /// When there is no such copy, or it never held all of the volume; without
+    /// `force` also when it is not in-sync, or a client has the volume.
+    pub fn promote_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
+        let mut book = self.book();
+        let mut record = self.replica_record(&book, name, wish.force)?;
+        let columns = record
+            .ledger
+            .layout
+            .segments
+            .iter()
+            .flat_map(|it| &it.columns);
+        let mut legs = columns.filter_map(|column| column.legs.get(wish.copy));
+        let behind = legs.find(|leg| leg.state != LegState::InSync);
+        if let Some(leg) = behind.filter(|leg| !wish.force && !leg.fresh) {
+            let (copy, state) = (wish.copy, crate::ledger::word(leg.state));
+            return Err(Fault::bad(
+                format!(
+                    "copy {copy} is {state} on brick {}: it lacks acknowledged writes",
+                    leg.brick
+                ),
+                "start the bricks of an in-sync copy, or use force, which gives these writes up",
+            ));
+        }
+        record.ledger = record.ledger.apply(&Change::Promote(wish.copy))?;
+        record.notes.clear();
+        self.replace(&mut book, &record)?;
+        Ok(self.detail(&book, &record))
+    }
+
+    /// A volume that nobody has any more.
+    fn replica_record(&self, book: &Book, name: &Name, force: bool) -> Result<VolumeRecord, Fault> {
+        refuse_a_busy_one(book, name)?;
+        let mut record = book.volume(name)?.clone();
+        if let Some(attachment) = record.attachment.take_if(|_| !force) {
+            return Err(Fault::Attached {
+                name: name.clone(),
+                client: attachment.client,
+            });
+        }
+        record.attachment = None;
+        Ok(record)
+    }
+
+    fn replica_candidates(
+        &self,
+        book: &Book,
+        only: Option<BrickId>,
+    ) -> Result<Vec<Candidate>, Fault> {
+        let mut candidates = self.candidates(book);
+        if let Some(brick) = only {
+            if !book.bricks.contains_key(&brick) {
+                return Err(Fault::NoSuchBrick(brick));
+            }
+            candidates.retain(|candidate| candidate.brick == brick);
+            if candidates.is_empty() {
+                return Err(Fault::BrickDead(brick));
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// The slices of one copy, with names.
+    fn copy_on(&self, segments: &[Segment], bricks: &[BrickId]) -> Vec<Segment> {
+        let mut bricks = bricks.iter();
+        let column = |brick: &BrickId| Column {
+            legs: vec![Leg {
+                brick: *brick,
+                slice: SliceId((self.settings.new_id)()),
+                state: LegState::Stale,
+                fresh: true,
+            }],
+            round: 0,
+        };
+        let copy = segments.iter().map(|segment| Segment {
+            bytes: segment.bytes,
+            columns: bricks
+                .by_ref()
+                .take(segment.columns.len())
+                .map(column)
+                .collect(),
+        });
+        copy.collect()
+    }
+}
+
+/// The columns of a volume, in order.
+fn thin_columns(book: &Book, volume: &VolumeRecord) -> Vec<Thin> {
+    let segments = volume.ledger.layout.segments.iter();
+    let columns = segments.flat_map(|segment| {
+        let bytes = segment.slice_bytes();
+        segment.columns.iter().map(move |column| (bytes, column))
+    });
+    let domain = |leg: &Leg| {
+        book.bricks
+            .get(&leg.brick)
+            .map(|it| it.record.domain.clone())
+    };
+    columns
+        .map(|(bytes, column)| Thin {
+            bytes: bytes.min(volume.files_bytes.unwrap_or(u64::MAX)),
+            domains: column.legs.iter().filter_map(domain).collect(),
+        })
+        .collect()
+}

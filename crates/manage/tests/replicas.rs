@@ -1,0 +1,194 @@
+//! Copies that are added to volumes, removed, and promoted, over HTTP.
+
+mod cluster;
+
+use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, wish};
+use pagemesh_base::layout::{EpochNumber, LegState};
+use pagemesh_manage::wire::{ChooseReplica, Code, Health, LegChange, VolumeDetail};
+use pagemesh_manage::{Client, Kind};
+
+fn choice(copy: usize) -> ChooseReplica {
+    ChooseReplica { copy, force: false }
+}
+
+fn forced(copy: usize) -> ChooseReplica {
+    ChooseReplica { copy, force: true }
+}
+
+/// State and freshness of each leg.
+fn states(volume: &VolumeDetail) -> Vec<(LegState, bool)> {
+    let legs = legs(&volume.layout);
+    legs.map(|leg| (leg.state, leg.fresh)).collect()
+}
+
+/// A client takes the volume, has a leg take these states, and gives it back.
+fn turn(client: &Client, leg: usize, to: &[LegState]) {
+    let v = name("v");
+    let attached = client.attach(&v, "one").expect("attached");
+    let attachment = attached.layout.epoch;
+    let mut epoch = attachment;
+    for &to in to {
+        let change = LegChange {
+            segment: 0,
+            column: 0,
+            leg,
+            to,
+            note: None,
+        };
+        let changed = client.change_legs(&v, Some(attachment), epoch, &[change]);
+        epoch = changed.expect("changed").epoch;
+    }
+    client.detach(&v, Some(attachment)).expect("detached");
+}
+
+use LegState::{InSync, Stale, Syncing};
+
+#[test]
+fn a_volume_gets_copies_and_loses_them() {
+    let cluster = Cluster::new(4);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    let made = client
+        .create(&wish("v", Kind::Concat, MIB))
+        .expect("made")
+        .volume;
+    let first = made.layout.segments[0].columns[0].legs[0].brick;
+    client.attach(&v, "one").expect("attached, and it stays so");
+
+    refused(
+        client.attach_replica(&v, Some(brick_id(9))),
+        Code::NotFound,
+        &[],
+    );
+    refused(
+        client.attach_replica(&v, Some(first)),
+        Code::NoRoom,
+        &["failure domains"],
+    );
+    let other = (0..4)
+        .map(brick_id)
+        .find(|brick| *brick != first)
+        .expect("four");
+    let two = client.attach_replica(&v, Some(other)).expect("attached");
+    assert_eq!(states(&two), [(InSync, false), (Stale, true)]);
+    assert_eq!(two.layout.segments[0].columns[0].legs[1].brick, other);
+    assert_eq!((two.info.layout, two.info.copies), (Kind::Mirror, 2));
+    assert_eq!(
+        (two.layout.epoch, two.info.health),
+        (EpochNumber(3), Health::Degraded)
+    );
+    assert_eq!(
+        two.layout.segments[0].columns[0].round, 1,
+        "changes are tracked"
+    );
+    assert_eq!(two.info.attached.expect("still").client, "one");
+    let three = client.attach_replica(&v, None).expect("attached");
+    assert_eq!(three.info.copies, 3);
+    refused(client.attach_replica(&v, None), Code::InUse, &["3 copies"]);
+    let crashed = cluster.crashed_without_beats();
+    assert_eq!(crashed.show(&v).expect("there").layout, three.layout);
+    let grown = client.grow(&v, 2 * MIB).expect("grown").volume;
+    assert_eq!(grown.layout.segments[1].columns[0].legs.len(), 3);
+    cluster.assert_no_orphans(served.handle.manager());
+
+    refused(client.detach_replica(&v, choice(1)), Code::InUse, &["one"]);
+    refused(
+        client.detach_replica(&v, forced(0)),
+        Code::InUse,
+        &["in-sync"],
+    );
+    refused(
+        client.detach_replica(&v, forced(3)),
+        Code::BadRequest,
+        &["copy 3"],
+    );
+    let left = client.detach_replica(&v, forced(1)).expect("detached");
+    assert_eq!(states(&left)[..2], [(InSync, false), (Stale, true)]);
+    assert_eq!((left.info.copies, left.info.attached), (2, None));
+    let left = client.detach_replica(&v, choice(1)).expect("detached");
+    assert_eq!(
+        (left.info.layout, left.info.health),
+        (Kind::Concat, Health::InSync)
+    );
+    refused(
+        client.detach_replica(&v, choice(0)),
+        Code::InUse,
+        &["in-sync"],
+    );
+    cluster.assert_no_orphans(served.handle.manager());
+    served.handle.stop();
+}
+
+#[test]
+fn a_copy_is_promoted() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    client.attach_replica(&v, None).expect("attached");
+    // It holds nothing yet, and force does not change that.
+    for choice in [choice(1), forced(1)] {
+        refused(client.promote_replica(&v, choice), Code::InUse, &["never"]);
+    }
+    turn(client, 1, &[Syncing, InSync]);
+    assert_eq!(
+        states(&client.volume(&v).expect("shown")),
+        [(InSync, false); 2]
+    );
+    turn(client, 1, &[Stale]);
+    refused(
+        client.promote_replica(&v, choice(1)),
+        Code::BadRequest,
+        &["copy 1", "stale", "acknowledged writes"],
+    );
+    client.attach(&v, "two").expect("attached");
+    refused(client.promote_replica(&v, choice(0)), Code::InUse, &["two"]);
+    let promoted = client.promote_replica(&v, forced(1)).expect("promoted");
+    assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
+    assert_eq!(promoted.info.attached, None);
+    // The one before comes back as a copy of it, and may be promoted then.
+    refused(
+        client.promote_replica(&v, forced(0)),
+        Code::InUse,
+        &["never"],
+    );
+    turn(client, 0, &[Syncing, InSync]);
+    let back = client.promote_replica(&v, choice(0)).expect("promoted");
+    assert_eq!(states(&back), [(InSync, false), (Stale, true)]);
+    refused(
+        client.promote_replica(&v, forced(2)),
+        Code::BadRequest,
+        &["copy 2"],
+    );
+    served.handle.stop();
+}
+
+/// A brick that fails in between leaves the volume as it was.
+#[test]
+fn a_copy_that_cannot_be_made_leaves_nothing() {
+    for mood in [Mood::Away, Mood::Full, Mood::Mute, Mood::Deaf, Mood::Denies] {
+        let cluster = Cluster::new(2);
+        let served = cluster.serve_living();
+        let (client, v) = (&served.client, name("v"));
+        let made = client
+            .create(&wish("v", Kind::Concat, MIB))
+            .expect("made")
+            .volume;
+        let first = made.layout.segments[0].columns[0].legs[0].brick;
+        let other = cluster
+            .fakes
+            .iter()
+            .find(|fake| fake.id != first)
+            .expect("two");
+        other.set(mood);
+        refused(client.attach_replica(&v, None), Code::BrickFailed, &[]);
+        assert_eq!(client.volume(&v).expect("shown").layout, made.layout);
+        cluster.cheer();
+        other.deliver();
+        cluster.sweep_out(served.handle.manager());
+        cluster.assert_no_orphans(served.handle.manager());
+        client.attach_replica(&v, None).expect("attached");
+        cluster.assert_no_orphans(served.handle.manager());
+        served.handle.stop();
+    }
+}
