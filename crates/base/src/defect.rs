@@ -100,6 +100,8 @@ pub enum Defect {
     GroupWithoutLeaf,
 
     // Of what threads do at the same time: caught by the models.
+    /// Who mends a slot does not look whether it is still the same.
+    MendedBlindly,
     /// Who waits for a lock word sleeps without a mark on it.
     WaiterUnmarked,
     /// The lock words of a dead session stay taken.

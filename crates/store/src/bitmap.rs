@@ -292,6 +292,26 @@ impl Bitmap {
     }
 }
 
+/// Whether a frame of the pool was in use at the checkpoint, as the medium tells it:
+/// no, if the seal of its line does not fit.
+pub(crate) fn is_used_on<M: Media>(
+    media: &M,
+    geometry: &Geometry,
+    pool: Uuid,
+    frame: FrameNo,
+) -> bool {
+    let number = (frame.0 / LINE_FRAMES) as usize;
+    let mut bytes = [0; LINE_BYTES];
+    media.read(
+        geometry.bitmap.start as usize + number * LINE_BYTES,
+        &mut bytes,
+    );
+    let line = words_of(&bytes);
+    let bit = frame.0 % LINE_FRAMES;
+    line[LINE_WORDS] == seal(crc32c(pool.as_bytes()), number, &line)
+        && line[(bit / 64) as usize] >> (bit % 64) & 1 != 0
+}
+
 /// The last word of a line: the CRC32C of pool, place and bits.
 #[inline]
 fn seal(seed: u32, number: usize, line: &Line) -> u64 {

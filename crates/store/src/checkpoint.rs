@@ -16,11 +16,11 @@ use crate::pool::{OWN, ObjectError, Pool};
 use crate::record::{Change, Entry, ObjectRecord, PAGES_MAX, Record, lines};
 use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
-use crate::table::{Location, Table};
+use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
 use crate::wait::{self, Deadline};
 use pagemesh_base::checksum::crc32c;
-use pagemesh_base::ids::{ObjectId, PageNo, Seq};
+use pagemesh_base::ids::{FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Unfenced};
 use std::sync::atomic::Ordering;
@@ -473,8 +473,8 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         let walk = || {
-            let table = self.view.table(&self.view.data, record.object);
-            match table.locate(record.level, record.page)? {
+            let view = &self.view;
+            match view.locate_on(&view.data, record.object, record.level, record.page)? {
                 Location::At(at) => Ok::<_, PoolError>(Some(at)),
                 // The object was deleted since, and this node with it.
                 Location::Unlinked(_) => Ok(None),
@@ -498,9 +498,8 @@ impl<M: Media> Pool<M> {
             records.sort_unstable_by_key(|record| record.seq);
         }
         for record in &records {
-            let root_at = self.view.entry_at(record.object) + ROOT_AT;
-            let table = Table::new(data, root_at, HEIGHT, self.view.geometry.frame_numbers());
-            let Location::At(at) = table.locate(record.level, record.page)? else {
+            let found = (self.view).locate_on(data, record.object, record.level, record.page)?;
+            let Location::At(at) = found else {
                 return Err(PoolError::Data(record.seq));
             };
             for (i, change) in record.changes.iter().enumerate() {
@@ -617,10 +616,15 @@ impl<M: Media> Pool<M> {
                 let at = self.view.geometry.frame_entry_at(frame);
                 self.view.meta.store(at, u64::from(change.data_crc));
             }
-            // Whoever finds it swapped already was the session itself.
+            // Whoever finds it swapped already was the session itself. What does not
+            // check is damage, and whoever mends it may do so now.
             let at = at + i * 8;
             let (old, new) = (change.old.encode(), change.new.encode());
-            let _ = self.view.meta.swap(at, old, new);
+            let meta = &*self.view.meta;
+            while let Err(found) = meta.swap(at, old, new)
+                && Slot::decode(found).is_err()
+                && meta.swap(at, found, new).is_err()
+            {}
         }
         Ok(())
     }
@@ -792,7 +796,11 @@ impl<M: Media> Pool<M> {
         let Location::At(at) = self.view.locate(handle.object, 0, page)? else {
             return Ok(());
         };
-        let old = self.view.slot(at, page)?;
+        // Lists of dirty pages name a damaged slot whatever the round: it counts as
+        // stamped.
+        let Ok(old) = self.view.slot(at, page) else {
+            return Ok(());
+        };
         if old.track() == round || old == Slot::EMPTY {
             return Ok(());
         }
@@ -842,13 +850,13 @@ impl<M: Media> Pool<M> {
         let root_at = self.view.entry_at(handle.object) + ROOT_AT;
         let (mut at, mut level, mut page) = (root_at, HEIGHT, 0u64);
         loop {
-            let slot = Slot::decode(self.view.meta.load(at));
-            // A damaged node loses what is below it; the frames are found by a
-            // check of the pool.
-            let node = slot.ok().and_then(Slot::frame);
+            // What is below a slot that cannot be mended is lost; the frames are found
+            // by a check of the pool.
+            let node = self.node_at(handle.object, level, page, at);
             let Some(node) =
                 node.filter(|node| self.view.geometry.frame_numbers().contains(&node.0))
             else {
+                self.clear_root(handle)?;
                 return Ok(false);
             };
             if level == 1
@@ -859,11 +867,18 @@ impl<M: Media> Pool<M> {
                 self.retrying(|own| own.commit_changes(handle, 0, page, slots_at, &changes))?;
                 return Ok(true);
             }
-            let below = (0..NODE_SLOTS as usize).find(|&i| level > 1 && self.is_linked(node, i));
+            let page_of = |i: usize| page + ((i as u64) << (9 * u32::from(level - 1)));
+            let below = (0..NODE_SLOTS as usize).find(|&i| {
+                let at = frame_at(node) + i * 8;
+                level > 1
+                    && self
+                        .node_at(handle.object, level - 1, page_of(i), at)
+                        .is_some()
+            });
             match below {
                 Some(i) => {
+                    page = page_of(i);
                     level -= 1;
-                    page += (i as u64) << (9 * u32::from(level));
                     at = frame_at(node) + i * 8;
                 }
                 None => {
@@ -888,7 +903,28 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn is_linked(&self, node: pagemesh_base::ids::FrameNo, index: usize) -> bool {
+    /// Empties the root slot of a deleted object if it does not check: a new object
+    /// finds it empty.
+    fn clear_root(&mut self, handle: &Handle) -> Result<(), ObjectError> {
+        let at = self.view.entry_at(handle.object) + ROOT_AT;
+        if Slot::decode(self.view.meta.load(at)).is_ok() {
+            return Ok(());
+        }
+        let change = [Change {
+            old: Slot::EMPTY,
+            new: Slot::EMPTY,
+            data_crc: 0,
+        }];
+        self.retrying(|own| own.commit_changes(handle, HEIGHT, PageNo(0), at, &change))
+    }
+
+    /// The node that the slot of `level` above `page` names, which lies at this byte.
+    fn node_at(&self, object: ObjectId, level: u8, page: u64, at: usize) -> Option<FrameNo> {
+        let slot = self.view.node_slot(object, level, PageNo(page), at);
+        slot.ok().and_then(Slot::frame)
+    }
+
+    fn is_linked(&self, node: FrameNo, index: usize) -> bool {
         let slot = Slot::decode(self.view.meta.load(frame_at(node) + index * 8));
         slot.is_ok_and(|slot| slot.frame().is_some())
     }
@@ -896,7 +932,7 @@ impl<M: Media> Pool<M> {
     /// The first run of mapped slots of a leaf, as changes.
     fn unmap_some(
         &self,
-        node: pagemesh_base::ids::FrameNo,
+        node: FrameNo,
         unmapped: impl Fn(Slot) -> Slot,
     ) -> Option<(usize, Vec<Change>)> {
         let limit = (self.view.geometry.lane_lines() as usize / 4 - 1) * 3;

@@ -5,6 +5,7 @@
 //!     0  magic 8, version 4, lanes 4, incarnation 4
 //!    64  next seq 8                               (every writer's shared line)
 //!   128  bell 4, sleeping 4                       (wakes the owner)
+//!   136  mended slots 8                           (by whoever met them)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
 //!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
@@ -36,6 +37,7 @@ const VERSION: u32 = 0;
 const SEQ_AT: usize = 64;
 const BELL_AT: usize = 128;
 const SLEEPING_AT: usize = 132;
+const MENDED_AT: usize = 136;
 const LOCKS_AT: usize = PAGE_BYTES;
 /// Lock words: collisions of unrelated ranges stay rare, and the table fits
 /// into a second-level cache.
@@ -258,6 +260,12 @@ impl Control {
     pub(crate) fn seq(&self) -> &AtomicU64 {
         wait::step(SEQ_AT);
         self.shared.word(SEQ_AT)
+    }
+
+    /// Slots of page tables that were mended since the opening, by the owner or any
+    /// session.
+    pub(crate) fn mended_slots(&self) -> &AtomicU64 {
+        self.shared.word(MENDED_AT)
     }
 
     fn half(&self, at: usize) -> &AtomicU32 {

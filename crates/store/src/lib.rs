@@ -14,6 +14,8 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
+#[cfg(test)]
+mod buried;
 pub mod check;
 mod checkpoint;
 pub mod control;

@@ -64,6 +64,7 @@ pub struct Pool<M> {
     pub(crate) kept_superblocks: u64,
     /// Those that a scrub has counted.
     pub(crate) told_records: u64,
+    pub(crate) told_slots: u64,
     pub(crate) failed: bool,
 }
 
@@ -238,6 +239,7 @@ impl<M: Media> Pool<M> {
             mended_records: 0,
             kept_superblocks: 0,
             told_records: 0,
+            told_slots: 0,
             failed: false,
             view,
             block,
@@ -287,6 +289,13 @@ impl<M: Media> Pool<M> {
     #[must_use]
     pub fn mended_records(&self) -> u64 {
         self.mended_records
+    }
+
+    /// Slots above the leaves with a flipped bit that were mended since the
+    /// opening, whoever met them.
+    #[must_use]
+    pub fn mended_slots(&self) -> u64 {
+        self.view.control.mended_slots().load(Ordering::Relaxed)
     }
 
     /// How full the pool is.

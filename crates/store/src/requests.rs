@@ -134,7 +134,9 @@ fn extents<M: Media>(
     let mut extents: Vec<Extent> = Vec::new();
     let pages = offset / PAGE..end.div_ceil(PAGE);
     let stop = session.visit_slots(&handle, pages, epoch, |_, count, slot| {
-        let (mapped, len) = (slot.frame().is_some(), count * PAGE);
+        // Of a damaged slot nobody knows: who reads the page is told.
+        let mapped = slot.is_none_or(|slot| slot.frame().is_some());
+        let len = count * PAGE;
         let is_full = extents.len() == EXTENTS_MAX;
         match extents.last_mut() {
             Some(last) if last.mapped == mapped => last.len += len,
@@ -165,7 +167,8 @@ fn dirty<M: Media>(
     let start = from.0.min(end);
     let mut runs: Vec<Run> = Vec::new();
     let stop = session.visit_slots(&handle, start..end, epoch, |page, count, slot| {
-        if slot.track() != round || round == 0 {
+        // Of a damaged slot nobody knows: it may be of this round.
+        if round == 0 || slot.is_some_and(|slot| slot.track() != round) {
             return true;
         }
         let is_full = runs.len() == LISTED_MAX;

@@ -13,17 +13,15 @@
 //! its head and what its session has published as committed is read: there the
 //! session writes nothing, until the owner, who is here, moves the head.
 
-use crate::control::Range;
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
 use crate::lane::{Chunk, Lane};
 use crate::object::{Object, State};
-use crate::pool::{OWN, ObjectError, Pool};
+use crate::pool::{ObjectError, Pool};
 use crate::record::Record;
 use crate::recovery::{PoolError, store_entry, write_superblock};
-use crate::slot::Slot;
 use crate::superblock::Superblock;
-use crate::table::{BadTable, Location, reach, slots_in_use};
+use crate::table::{BadTable, Location, reach};
 use crate::view::NODE_SLOTS;
 use pagemesh_base::ids::{ObjectId, PageNo};
 use pagemesh_base::units::PAGE_BYTES;
@@ -85,7 +83,8 @@ pub struct Scrubbed {
     pub bitmap_lines: u64,
     /// Entries of the object table written anew.
     pub objects: u64,
-    /// Slots of page tables mended.
+    /// Slots of page tables mended, also by whoever met them since the scrub
+    /// before.
     pub slots: u64,
     /// Places that only `pool check`, or another copy, can help.
     pub damaged: u64,
@@ -127,6 +126,16 @@ impl<M: Media> Pool<M> {
         };
         found.records += self.mended_records - self.told_records;
         self.told_records = self.mended_records;
+        let slots = self.mended_slots();
+        let mended = slots - std::mem::replace(&mut self.told_slots, slots);
+        found.slots += mended;
+        let stepped = match mended {
+            0 => stepped,
+            _ => stepped.and_then(|next| {
+                self.view.data.sync().map_err(PoolError::from)?;
+                Ok(next)
+            }),
+        };
         if stepped.is_err() {
             self.failed = true;
             self.view.abandon();
@@ -390,20 +399,10 @@ impl<M: Media> Pool<M> {
                 return Ok(Some(Stage::Tables(index + 1, 0)));
             }
             found.checked += 1;
-            let way = self
-                .view
-                .table(&self.view.meta, object)
-                .locate(0, PageNo(page));
+            let way = (self.view).locate_on(&self.view.meta, object, 0, PageNo(page));
             let level = match way {
                 Ok(Location::At(_)) => 1,
                 Ok(Location::Unlinked(level)) => level,
-                Err(BadTable::Damaged { level, .. })
-                    if self.mend_slot(object, level, PageNo(page))? =>
-                {
-                    found.slots += 1;
-                    // The same way again, which has further slots.
-                    continue;
-                }
                 Err(BadTable::Damaged { level, .. } | BadTable::NoSuchFrame { level, .. }) => {
                     found.damaged += 1;
                     level
@@ -413,49 +412,5 @@ impl<M: Media> Pool<M> {
             page = (page / reach(level) + 1) * reach(level);
         }
         Ok(Some(Stage::Tables(index, page)))
-    }
-
-    /// Mends the slot of `level` above `page`; false if it cannot be.
-    fn mend_slot(&mut self, object: ObjectId, level: u8, page: PageNo) -> Result<bool, PoolError> {
-        let table = self.view.table(&self.view.meta, object);
-        let Ok(Location::At(at)) = table.locate(level, page) else {
-            return Ok(false);
-        };
-        // Whoever links a node here holds this, too.
-        let range = Range::of_node(object, level, page);
-        if self.view.control.lock(&range, OWN).is_err() {
-            return Ok(false);
-        }
-        let is_mended = self.mend_at(&self.view.meta, at);
-        // On `file-sync` pools the overlay showed what the file has.
-        if is_mended && self.view.has_overlay() {
-            self.mend_at(&self.view.data, at);
-        }
-        self.view.control.unlock(&range);
-        self.view.data.sync()?;
-        Ok(is_mended)
-    }
-
-    fn mend_at(&self, media: &M, at: usize) -> bool {
-        let bits = media.load(at);
-        if Slot::decode(bits).is_ok() {
-            return true;
-        }
-        let Some(slot) = Slot::mend(bits).filter(|slot| self.names_node(*slot)) else {
-            return false;
-        };
-        media.store(at, slot.encode());
-        let _fenced = media.fence(media.flush(at, 8));
-        true
-    }
-
-    /// Whether what a mended slot names speaks for it: no data looks like a
-    /// node, and an empty node would not be told from zeroes.
-    fn names_node(&self, slot: Slot) -> bool {
-        let Some(frame) = slot.frame() else {
-            return slot == Slot::EMPTY;
-        };
-        self.view.geometry.frame_numbers().contains(&frame.0)
-            && slots_in_use(&*self.view.meta, frame).is_some_and(|slots| slots > 0)
     }
 }

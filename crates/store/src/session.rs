@@ -1190,8 +1190,8 @@ impl<M: Media> Session<M> {
         Ok(())
     }
 
-    /// Changes that unmap the first run of mapped pages of a range: how many
-    /// pages lie before it, and its length.
+    /// Changes that unmap the first run of mapped or damaged pages of a range: how
+    /// many pages lie before it, and its length.
     pub(crate) fn fill_unmap(
         &mut self,
         at: usize,
@@ -1202,8 +1202,13 @@ impl<M: Media> Session<M> {
         self.record.changes.clear();
         let mut skipped = 0;
         for i in 0..count {
-            let old = self.view.slot(at + i as usize * 8, PageNo(page.0 + i))?;
-            if old.frame().is_some() {
+            let page = PageNo(page.0 + i);
+            // As for a write: what a damaged slot named need not be known.
+            let (old, is_damaged) = match Slot::decode(self.view.meta.load(at + i as usize * 8)) {
+                Err(_) => (Slot::EMPTY, true),
+                Ok(slot) => (self.view.within(slot, page)?, false),
+            };
+            if old.frame().is_some() || is_damaged {
                 let change = Change {
                     old,
                     new: old.unmap(round),
@@ -1332,9 +1337,9 @@ impl<M: Media> Session<M> {
         })
     }
 
-    /// Calls `visit` with runs of pages of a range and their slots; a leaf
-    /// that is not linked comes as one run of empty slots. Stops when it
-    /// returns false, and returns the page after the last one visited.
+    /// Calls `visit` with runs of pages of a range and their slots, none where a
+    /// slot is damaged; a leaf that is not linked comes as one run of empty slots.
+    /// Stops when it returns false, and returns the page after the last one visited.
     ///
     /// # Errors
     /// As [`Session::read`].
@@ -1343,7 +1348,7 @@ impl<M: Media> Session<M> {
         handle: &Handle,
         pages: std::ops::Range<u64>,
         epoch: Epoch,
-        mut visit: impl FnMut(PageNo, u64, Slot) -> bool,
+        mut visit: impl FnMut(PageNo, u64, Option<Slot>) -> bool,
     ) -> Result<u64, StoreError> {
         self.within(handle, epoch, |session| {
             let mut page = pages.start;
@@ -1351,13 +1356,13 @@ impl<M: Media> Session<M> {
                 let in_leaf = ((page / NODE_SLOTS + 1) * NODE_SLOTS).min(pages.end);
                 match session.slot_at(handle, PageNo(page))? {
                     None => {
-                        if !visit(PageNo(page), in_leaf - page, Slot::EMPTY) {
+                        if !visit(PageNo(page), in_leaf - page, Some(Slot::EMPTY)) {
                             return Ok(page);
                         }
                         page = in_leaf;
                     }
                     Some(at) => {
-                        let slot = session.view.slot(at, PageNo(page))?;
+                        let slot = session.view.slot(at, PageNo(page)).ok();
                         if !visit(PageNo(page), 1, slot) {
                             return Ok(page);
                         }

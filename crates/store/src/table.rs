@@ -83,17 +83,43 @@ pub fn reach(height: u8) -> u64 {
     1 << (NODE_SHIFT * u32::from(height))
 }
 
-/// How many slots of a node name something; none if not all of them are slots,
-/// so that the frame is no sound node.
-pub(crate) fn slots_in_use<M: Media>(media: &M, node: FrameNo) -> Option<usize> {
-    let slots = (0..1 << NODE_SHIFT)
-        .map(|slot| media.load(node.0 as usize * PAGE_BYTES + slot * SLOT_BYTES));
-    let mut in_use = 0;
-    for bits in slots {
-        Slot::decode(bits).ok()?;
-        in_use += usize::from(bits != 0);
+/// What a frame holds that may be a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeSlots {
+    /// Sound slots that are not empty.
+    pub(crate) in_use: usize,
+    /// Words that are one bit from such a slot.
+    pub(crate) damaged: usize,
+    /// What the last of those was.
+    pub(crate) mended: Option<Slot>,
+}
+
+impl NodeSlots {
+    /// Counts them. None if it is no node: some word is no slot, or names no frame of
+    /// the pool's `frames`, or there are many numbers of one bit, which are one bit from
+    /// an empty slot.
+    pub(crate) fn of<M: Media>(media: &M, node: FrameNo, frames: &Range<u64>) -> Option<NodeSlots> {
+        let is_ours = |slot: &Slot| slot.frame().is_none_or(|it| frames.contains(&it.0));
+        if !frames.contains(&node.0) {
+            return None;
+        }
+        let (mut found, mut strays) = (NodeSlots::default(), 0);
+        for slot in 0..1 << NODE_SHIFT {
+            let bits = media.load(node.0 as usize * PAGE_BYTES + slot * SLOT_BYTES);
+            match Slot::decode(bits) {
+                Ok(slot) if is_ours(&slot) => found.in_use += usize::from(bits != 0),
+                Ok(_) => return None,
+                Err(_) => match Slot::mend(bits).filter(is_ours)? {
+                    Slot::EMPTY => strays += 1,
+                    slot => {
+                        found.damaged += 1;
+                        found.mended = Some(slot);
+                    }
+                },
+            }
+        }
+        (strays <= found.in_use + found.damaged).then_some(found)
     }
-    Some(in_use)
 }
 
 impl<'m, M: Media> Table<'m, M> {

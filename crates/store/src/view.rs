@@ -3,7 +3,8 @@
 //!
 //! Invariants: every page is checked against its checksum before anyone sees
 //! it; a copy counts only if its slot was the same before and after. A view
-//! never changes anything.
+//! changes nothing but slots above the leaves that lost a bit, back to what they
+//! were ([`crate::ways`]).
 
 use crate::control::Control;
 use crate::defect::{self, Defect};
@@ -213,6 +214,11 @@ impl<M: Media> View<M> {
         }
     }
 
+    /// Whether the object is live, as its entry says.
+    pub(crate) fn is_live(&self, object: ObjectId) -> bool {
+        Gate(self.meta.load(self.entry_at(object) + GATE_AT)).is_live()
+    }
+
     /// The object's size.
     #[must_use]
     pub fn size_bytes(&self, handle: &Handle) -> u64 {
@@ -247,15 +253,15 @@ impl<M: Media> View<M> {
         Table::new(media, root_at, HEIGHT, self.geometry.frame_numbers())
     }
 
-    /// Where the slot of `level` above `page` lies.
+    /// Where the slot of `level` above `page` lies. Slots on the way that lost a
+    /// bit are mended.
     pub(crate) fn locate(
         &self,
         object: ObjectId,
         level: u8,
         page: PageNo,
     ) -> Result<Location, StoreError> {
-        self.table(&self.meta, object)
-            .locate(level, page)
+        self.locate_on(&self.meta, object, level, page)
             .map_err(damaged)
     }
 

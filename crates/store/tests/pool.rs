@@ -234,7 +234,7 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
     // The round is stamped on what was in flight.
     let mut dirty = Vec::new();
     one.visit_slots(&handle, 0..SIZE / 4096, Epoch(2), |page, _, slot| {
-        if slot.track() == 3 {
+        if slot.is_some_and(|slot| slot.track() == 3) {
             dirty.push(page.0);
         }
         true

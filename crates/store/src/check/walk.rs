@@ -6,7 +6,7 @@ use crate::object::{HEIGHT, Object};
 use crate::seen::Seen;
 use crate::slot::Slot;
 use crate::superblock::Superblock;
-use crate::table::{reach, slots_in_use};
+use crate::table::{NodeSlots, reach};
 use crate::view::frame_at;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{FrameNo, ObjectId};
@@ -185,7 +185,7 @@ impl<'c, 'p, M: Media> Walk<'c, 'p, M> {
             let (found, expected) = self.sums(frame);
             return found == expected;
         }
-        slots_in_use(self.media, frame).is_some()
+        NodeSlots::of(self.media, frame, &self.geometry.frame_numbers()).is_some()
     }
 
     /// What is below this slot is not known any more.

@@ -8,7 +8,7 @@ use super::budget::{Budget, Part};
 use super::fixed::{self, base};
 use super::model::{Found, Oracle, Wrong, wrong};
 use super::ops::{self, MAIN, Op};
-use super::recover::{self, Kind};
+use super::recover::{self, Kind, LAST};
 use super::world::World;
 use crate::bitmap;
 use crate::check::{Options, Plan, Report, check};
@@ -31,13 +31,15 @@ const STEPS_MAX: u32 = 1000;
 enum Act {
     Scrub,
     Checkpoint,
+    /// A session that looks for a page.
+    Walk,
     /// The next opening, after everybody died.
     Open,
     /// `pool check --repair`.
     Repair,
 }
 
-use Act::{Checkpoint, Open, Repair, Scrub};
+use Act::{Checkpoint, Open, Repair, Scrub, Walk};
 
 /// What the pool does when it is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,11 +155,11 @@ fn damages(world: &World<'_>, kind: Kind, life: Life) -> Vec<Damage> {
     }
     let table = Table::new(data, entry + 64, 4, geometry.frame_numbers());
     let acts: &'static [Act] = match (kind, life) {
-        // What the owner stored meanwhile hides what the file has.
-        (Kind::File, Life::Works) => &[Open, Repair],
-        // A checkpoint that must find the slot fails the pool, and the next
-        // opening mends it.
-        _ => &[Scrub, Open, Repair],
+        // What the owner stored meanwhile hides what the file has from all but the
+        // checkpoint, which goes the ways of the file.
+        (Kind::File, Life::Works) => &[Checkpoint, Open, Repair],
+        (Kind::Memory, Life::Works) => &[Scrub, Checkpoint, Walk, Open, Repair],
+        (_, Life::Opened) => &[Scrub, Walk, Open, Repair],
     };
     for level in 0..=4 {
         let Ok(Location::At(at)) = table.locate(level, PageNo(1)) else {
@@ -235,6 +237,17 @@ fn meet(kind: Kind, world: &World<'_>, act: Act) -> Result<Vec<CrashPoint>, Wron
         Checkpoint => {
             let done = world.pool.borrow_mut().checkpoint();
             done.or_else(|cause| wrong("a checkpoint", cause.to_string()))?;
+        }
+        Walk => {
+            let handle = world.handle(MAIN);
+            let walked = recover::session(&world.pool).checksums(&handle, PageNo(1), 1, LAST);
+            if let Err(cause) = walked {
+                return wrong("reading", cause.to_string());
+            }
+            let mended = world.pool.borrow().mended_slots();
+            if mended != 1 {
+                return wrong("mending", format!("{mended} slots"));
+            }
         }
         Open => {
             let image = recorder.crash_point().image(0);
@@ -314,7 +327,7 @@ pub(super) fn mendings(kind: Kind, budget: Budget, tally: &mut Tally) -> Result<
     for life in [Life::Works, Life::Opened] {
         let count = damages(&prepare(kind, life, &mut Tally::default())?, kind, life).len();
         for number in 0..count {
-            for act in [Scrub, Checkpoint, Open, Repair] {
+            for act in [Scrub, Checkpoint, Walk, Open, Repair] {
                 let mut own = Tally::default();
                 let world = prepare(kind, life, &mut own)?;
                 let damage = damages(&world, kind, life).swap_remove(number);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 /// Later than every epoch of a workload.
-const LAST: Epoch = Epoch(1 << 20);
+pub(super) const LAST: Epoch = Epoch(1 << 20);
 /// Free frames with which a write of two pages must succeed: they, and the
 /// nodes above them.
 const ROOM_FRAMES: u64 = 24;
@@ -107,7 +107,7 @@ fn read(
 ) -> Result<BTreeMap<u64, u32>, Wrong> {
     let mut mapped = Vec::new();
     let visited = session.visit_slots(handle, 0..pages, LAST, |page, _, slot| {
-        if slot.frame().is_some() {
+        if slot.is_none_or(|slot| slot.frame().is_some()) {
             mapped.push(page.0);
         }
         true

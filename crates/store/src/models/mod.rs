@@ -9,6 +9,7 @@ mod endings;
 mod grants;
 mod locks;
 mod medium;
+mod mending;
 mod scrub;
 mod slots;
 mod transactions;
