@@ -30,6 +30,10 @@ pub enum Defect {
     GroupPublishedEarly,
     /// Recovery does not look at the data of the last record.
     SkippedCrc,
+    /// Slots above the leaves that lost a bit stay as they are in a pool at work.
+    NodesNotMended,
+    /// Pages with a damaged slot are not cleared.
+    DamageNotCleared,
     /// A session does not flush the slots that it says are settled.
     SlotsNotSettled,
     /// A session says that the slots of its last record are settled, too.

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::cluster::tell;
 use crate::house::Death;
 use crate::life::{Life, SEVERED};
-use crate::medium::Mishap;
+use crate::medium::{Flipped, Medium, Mishap};
 use crate::network::{Peer, Weather};
 use crate::workload::PAGE_SECTORS;
 use std::ops::Range;
@@ -663,6 +663,9 @@ impl Life {
         else {
             return;
         };
+        if self.plan.flips_slots && self.flipping.one_in(2) {
+            return self.flip_slot(&running.medium);
+        }
         let choice = self.dice.word();
         match choice >> 60 {
             0..=7 => {
@@ -680,5 +683,17 @@ impl Life {
             }
         }
         tell!(self.cluster, "the medium goes wrong");
+    }
+
+    fn flip_slot(&mut self, medium: &Medium) {
+        let Some(Flipped { level, is_mapped }) = medium.flip_slot(&mut self.flipping) else {
+            return;
+        };
+        tell!(self.cluster, "a slot of level {level} loses a bit");
+        self.count(match level {
+            0 => "slot of a page flipped",
+            _ => "slot above the leaves flipped",
+        });
+        self.frames_withheld += u64::from(level == 0 && is_mapped);
     }
 }

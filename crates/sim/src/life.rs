@@ -27,6 +27,8 @@ const SEVERING: u64 = 0x7365_7665_7265_6421;
 const TRANSACTING: u64 = 0x7472_616e_7361_6374;
 /// Tells the dice of traps from all others of a seed.
 const AMBUSHING: u64 = 0x616d_6275_7368_6520;
+/// Tells the dice of flipped slots from all others of a seed.
+const FLIPPING: u64 = 0x666c_6970_7069_6e67;
 /// Steps without anything to do after which time is moved on.
 const IDLE_STEPS: u32 = 2;
 
@@ -58,6 +60,8 @@ pub(crate) struct Plan {
     pub(crate) transacts: bool,
     /// Traps are set, see [`Life::ambush`].
     pub(crate) ambushes: bool,
+    /// Where a medium goes wrong, slots of its page tables flip, too.
+    pub(crate) flips_slots: bool,
 }
 
 impl Plan {
@@ -104,6 +108,7 @@ impl Plan {
             severs: false,
             transacts: false,
             ambushes: false,
+            flips_slots: false,
         }
     }
 }
@@ -139,6 +144,9 @@ pub(crate) struct Life {
     pub(crate) severing: Dice,
     pub(crate) transacting: Dice,
     pub(crate) ambushing: Dice,
+    pub(crate) flipping: Dice,
+    /// Slots of pages that lost what they named.
+    pub(crate) frames_withheld: u64,
     /// The next connection that carries something to a brick is severed.
     pub(crate) is_severing: bool,
     pub(crate) cluster: Arc<Cluster>,
@@ -179,6 +187,8 @@ impl Life {
         plan.transacts = transacting.one_in(2);
         let mut ambushing = Dice::new(seed ^ AMBUSHING);
         plan.ambushes = plan.transacts && ambushing.one_in(2);
+        let mut flipping = Dice::new(seed ^ FLIPPING);
+        plan.flips_slots = plan.damaged.is_some() && flipping.one_in(2);
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -203,6 +213,8 @@ impl Life {
             severing,
             transacting,
             ambushing,
+            flipping,
+            frames_withheld: 0,
             is_severing: false,
             cluster,
             desk,

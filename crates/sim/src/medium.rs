@@ -5,14 +5,20 @@
 //! its stack unwinds, goes to a copy that nobody looks at: the state that
 //! counts was set aside when the fuse blew.
 
+use crate::dice::Dice;
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Fenced, Media, Recorder, Unfenced};
-use pagemesh_store::geometry::Geometry;
+use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
+use pagemesh_store::object::HEIGHT;
+use pagemesh_store::slot::Slot;
 use std::collections::BTreeSet;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Where the root slot lies in the entry of an object.
+const ROOT_AT: usize = 64;
 
 /// What is wrong with the next page that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +28,17 @@ pub(crate) enum Mishap {
     /// It arrives in place of another page; the number chooses which.
     Misdirected(u64),
 }
+
+/// A slot of a page table that lost a bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flipped {
+    pub(crate) level: u8,
+    /// Whether it named a frame.
+    pub(crate) is_mapped: bool,
+}
+
+/// A slot that is sound and in use: its level, its byte, and what it says.
+type Place = (u8, usize, Slot);
 
 /// A brick's memory.
 pub(crate) struct Medium {
@@ -87,11 +104,50 @@ impl Medium {
             return false;
         };
         let at = page + (choice >> 32) as usize % (PAGE_BYTES / 8) * 8;
-        let word = self.inner.load(at) ^ (1 << ((choice >> 20) % 64));
-        self.inner.store(at, word);
+        self.flip_bit(at, (choice >> 20) % 64);
+        true
+    }
+
+    fn flip_bit(&self, at: usize, bit: u64) {
+        self.inner.store(at, self.inner.load(at) ^ 1 << bit);
         let flipped = self.inner.flush(at, 8);
         let _fenced = self.inner.fence(flipped);
-        true
+    }
+
+    /// Flips a bit of a slot in use, if there is one. Above the leaves there are
+    /// few, so that every second one is of those.
+    pub(crate) fn flip_slot(&self, dice: &mut Dice) -> Option<Flipped> {
+        let is_above = dice.one_in(2);
+        let mut slots = self.slots();
+        slots.retain(|(level, _, _)| (*level > 0) == is_above);
+        let (level, at, slot) = dice.pick(&slots)?;
+        self.flip_bit(at, dice.roll(64));
+        Some(Flipped {
+            level,
+            is_mapped: slot.frame().is_some(),
+        })
+    }
+
+    /// The slots of all page tables that are sound and not empty.
+    fn slots(&self) -> Vec<Place> {
+        let plan = Geometry::plan(self.inner.len_bytes() as u64).expect("the size of a pool");
+        let roots = (0..u64::from(plan.object_count()))
+            .map(|object| (plan.objects.start + object * OBJECT_BYTES) as usize)
+            .map(|entry| (HEIGHT, entry + ROOT_AT));
+        let (mut slots, mut next): (Vec<Place>, Vec<_>) = (vec![], roots.collect());
+        while let Some((level, at)) = next.pop() {
+            let found = Slot::decode(self.inner.load(at));
+            let Some(slot) = found.ok().filter(|slot| *slot != Slot::EMPTY) else {
+                continue;
+            };
+            slots.push((level, at, slot));
+            if let (1.., Some(frame)) = (level, slot.frame()) {
+                let node = frame.0 as usize * PAGE_BYTES;
+                let below = (node..node + PAGE_BYTES).step_by(size_of::<Slot>());
+                next.extend(below.map(|at| (level - 1, at)));
+            }
+        }
+        slots
     }
 
     fn page(&self, choice: u64) -> Option<usize> {

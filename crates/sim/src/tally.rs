@@ -46,6 +46,8 @@ const FAULTS: &[&str] = &[
     "second client",
     "settling interrupted",
     "siege",
+    "slot above the leaves flipped",
+    "slot of a page flipped",
     "slow brick",
     "transaction acknowledged",
     "transaction of unknown outcome",

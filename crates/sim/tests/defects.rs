@@ -16,6 +16,7 @@ const NOT_LINEARIZABLE: &str = " is not what it should be";
 const SUPERSEDED: &str = " was acknowledged, though attachment ";
 const STALE_READ: &str = "a stale leg was read";
 const NO_REST: &str = "no rest";
+const POOL_FAILED: &str = "the pool of brick ";
 
 const HALF: &str = "half of a transaction";
 
@@ -26,6 +27,8 @@ const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
 /// another one would mean that something else is wrong.
 const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::SettledByPage, &[HALF]),
+    (Defect::DamageNotCleared, &[NO_REST]),
+    (Defect::NodesNotMended, &[NO_REST, POOL_FAILED]),
     (Defect::OldConnectionTaken, DIVERGED),
     (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),
     (Defect::ReadNotHeld, &[NOT_LINEARIZABLE]),

@@ -1205,6 +1205,7 @@ impl<M: Media> Session<M> {
             let page = PageNo(page.0 + i);
             // As for a write: what a damaged slot named need not be known.
             let (old, is_damaged) = match Slot::decode(self.view.meta.load(at + i as usize * 8)) {
+                Err(_) if defect::is(Defect::DamageNotCleared) => return Err(damaged_page(page)),
                 Err(_) => (Slot::EMPTY, true),
                 Ok(slot) => (self.view.within(slot, page)?, false),
             };

@@ -212,7 +212,7 @@ impl<M: Media> View<M> {
         let slot = Slot::mend(bits).filter(|slot| {
             self.may_be_there(object, *slot) && witness.speaks_for(level, *slot, &is_used)
         });
-        let Some(slot) = slot else {
+        let Some(slot) = slot.filter(|_| !defect::is(Defect::NodesNotMended)) else {
             return false;
         };
         // On `file-sync` pools the overlay may show what the file has.
