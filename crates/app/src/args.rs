@@ -665,6 +665,21 @@ pub enum Bench {
         #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
     },
+    /// A database: pgbench on PostgreSQL, whose files are on mounts with one and two
+    /// copies, beside its own synchronous replication. Needs root.
+    Database {
+        #[command(flatten)]
+        measure: Measure,
+        /// Connections at the same time.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+        clients: u32,
+        /// Units of 100 000 accounts.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=20))]
+        scale: u32,
+        /// Threads that serve each mount.
+        #[arg(long, default_value_t = 4, value_parser = threads())]
+        threads: usize,
+    },
     /// Mount what does nothing: what others are measured against.
     #[command(hide = true)]
     Null(NullMount),

@@ -18,11 +18,13 @@ use pagemesh_bench::peers::{self, Peer};
 use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{idle, load, mirror, ramp, sweep, table};
+use pagemesh_bench::{database, idle, load, mirror, ramp, sweep, table};
 use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -47,7 +49,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 struct Scratch {
     cluster: Cluster,
     dir: TempDir,
-    _pools: TempDir,
+    pools: TempDir,
 }
 
 impl Scratch {
@@ -68,7 +70,7 @@ impl Scratch {
         Ok(Scratch {
             cluster,
             dir,
-            _pools: pools,
+            pools,
         })
     }
 
@@ -106,6 +108,9 @@ impl Scratch {
             .args(["--manager", &self.cluster.url])
             .arg("--key")
             .arg(self.dir.path().join("key"));
+        if rustix::process::geteuid().is_root() {
+            command.arg("--allow-other");
+        }
         let (daemon, dir) = Daemon::start(command)?;
         let mut pids = self.cluster.brick_pids();
         pids.push(daemon.0.id());
@@ -246,6 +251,20 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             };
             finish(&mirrored(measure, &options, *threads)?, measure)
         }
+        Bench::Database {
+            measure,
+            clients,
+            scale,
+            threads,
+        } => {
+            let options = database::Options {
+                rounds: measure.rounds,
+                runtime: Duration::from_secs(measure.seconds),
+                scale: *scale,
+                clients: *clients,
+            };
+            finish(&on_mounts(measure, &options, *threads)?, measure)
+        }
         Bench::Null(wish) => mount::run_null(wish),
     }
 }
@@ -376,6 +395,50 @@ fn mirrored(
         ..options.clone()
     };
     Ok(mirror::run_mirror(&places, &options)?)
+}
+
+fn on_mounts(
+    measure: &Measure,
+    options: &database::Options,
+    threads: usize,
+) -> anyhow::Result<Report> {
+    let scratch = Scratch::start(measure, 2, 3)?;
+    // PostgreSQL is another user.
+    for dir in [scratch.dir.path(), scratch.pools.path()] {
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+    }
+    let mounts = [
+        ("unmirrored", 1, "map"),
+        ("map", 2, "map"),
+        ("tcp", 2, "tcp"),
+    ];
+    let mounts = mounts.map(|(name, copies, over)| scratch.mount(name, copies, over, threads));
+    let (mut _daemons, mut places) = (vec![], vec![]);
+    for mount in mounts {
+        let (
+            daemon,
+            mirror::Place {
+                name, class, dir, ..
+            },
+        ) = mount?;
+        _daemons.push(daemon);
+        places.push(database::Place {
+            name,
+            class,
+            dir,
+            standby: None,
+        });
+    }
+    let [first, second] = ["first", "second"].map(|name| scratch.pools.path().join(name));
+    std::fs::create_dir(&first)?;
+    std::fs::create_dir(&second)?;
+    places.push(database::Place {
+        name: "its own replication".into(),
+        class: "none".into(),
+        dir: first,
+        standby: Some(second),
+    });
+    Ok(database::run_database(&places, options)?)
 }
 
 fn idle(measure: &Measure) -> anyhow::Result<Report> {

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod database;
 mod error;
 mod fio;
 pub mod idle;

@@ -1,0 +1,234 @@
+//! A database on files: transactions of pgbench on PostgreSQL, whose data directory
+//! lies on mounts with one and two copies, beside PostgreSQL's own synchronous
+//! replication with both directories in memory.
+//!
+//! Two kinds of transactions: pgbench's own (like TPC-B), and a script of the shape of
+//! TPC-C's new order. Each as fast as it goes, and at half of the rate that
+//! the place with one copy reached in the same round. In each round every case visits every
+//! place, after a checkpoint; who comes first moves on by one.
+
+mod postgresql;
+
+use crate::error::BenchError;
+use crate::process;
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::{median, median_ratio};
+pub use postgresql::Sample;
+use postgresql::{Load, PACKAGE, Server};
+use serde_json::json;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Makes the tables of the second kind: a warehouse for each unit of scale.
+const ORDERS: &str = "
+create table district (w int, d int, next_order int not null, taken numeric not null, primary key (w, d));
+create table customer (w int, d int, c int, balance numeric not null, orders int not null, primary key (w, d, c));
+create table item (i int primary key, price numeric not null);
+create table stock (w int, i int, quantity int not null, sold int not null, primary key (w, i));
+create table orders (w int, d int, o int, c int not null, at timestamptz not null, primary key (w, d, o));
+create table order_line (w int, d int, o int, line int, i int not null, quantity int not null, amount numeric not null, primary key (w, d, o, line));
+insert into district select w, d, 1, 0 from generate_series(1, :scale) w, generate_series(1, 10) d;
+insert into customer select w, d, c, 0, 0 from generate_series(1, :scale) w, generate_series(1, 10) d, generate_series(1, 300) c;
+insert into item select i, 1 + i % 100 from generate_series(1, 10000) i;
+insert into stock select w, i, 100, 0 from generate_series(1, :scale) w, generate_series(1, 10000) i;
+";
+
+/// A new order of five lines. Items are taken in ascending order, so that
+/// transactions never wait for each other in a circle.
+const NEW_ORDER: &str = "\\set w random(1, :scale)
+\\set d random(1, 10)
+\\set c random(1, 300)
+\\set first random(1, 9000)
+begin;
+update district set next_order = next_order + 1 where w = :w and d = :d returning next_order as o \\gset
+insert into orders values (:w, :d, :o, :c, now());
+update stock set quantity = case when quantity > 10 then quantity - 5 else quantity + 91 end, sold = sold + 5 where w = :w and i in (:first, :first + 200, :first + 400, :first + 600, :first + 800);
+insert into order_line select :w, :d, :o, row_number() over (order by i), i, 5, 5 * price from item where i in (:first, :first + 200, :first + 400, :first + 600, :first + 800);
+update customer set balance = balance + 5, orders = orders + 1 where w = :w and d = :d and c = :c;
+update district set taken = taken + 5 where w = :w and d = :d;
+commit;
+";
+
+/// Where a data directory lies.
+pub struct Place {
+    /// What reports call it.
+    pub name: String,
+    /// A pool's durability class, or `none`.
+    pub class: String,
+    /// A directory that any user may go through.
+    pub dir: PathBuf,
+    /// Where a second server has its data, that follows the first synchronously.
+    pub standby: Option<PathBuf>,
+}
+
+/// How to compare.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds, at least [`crate::session::ROUNDS_MIN`].
+    pub rounds: usize,
+    /// Time of one case at one place in one round, in whole seconds.
+    pub runtime: Duration,
+    /// Units of 100 000 accounts, and warehouses.
+    pub scale: u32,
+    /// Connections at the same time.
+    pub clients: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            rounds: 5,
+            runtime: Duration::from_secs(3),
+            scale: 4,
+            clients: 4,
+        }
+    }
+}
+
+/// The servers of a place.
+struct Served {
+    primary: Server,
+    _standby: Option<Server>,
+}
+
+impl Served {
+    fn start(place: &Place, options: &Options, tables: &str) -> Result<Served, BenchError> {
+        let mut primary = Server::new(&place.name, place.dir.join("data"))?;
+        primary.make()?;
+        primary.start()?;
+        primary.fill(options.scale)?;
+        primary.ask(tables)?;
+        let Some(dir) = &place.standby else {
+            return Ok(Served {
+                primary,
+                _standby: None,
+            });
+        };
+        let mut standby = Server::new(&format!("{}, second", place.name), dir.join("data"))?;
+        standby.follow(&primary)?;
+        let host = primary.socket_dir().display();
+        standby.configure(&format!("primary_conninfo = 'host={host} user=bench'\n"))?;
+        standby.start()?;
+        primary.ask("alter system set synchronous_standby_names = '*'")?;
+        primary.ask("select pg_reload_conf()")?;
+        let state = "select count(*) from pg_stat_replication where sync_state = 'sync'";
+        for _ in 0..100 {
+            if primary.ask(state)? == "1" {
+                return Ok(Served {
+                    primary,
+                    _standby: Some(standby),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(BenchError::Program {
+            program: format!("postgres on {}", place.name),
+            cause: "its second server does not follow it synchronously".into(),
+        })
+    }
+}
+
+const CASES: [(&str, bool); 4] = [
+    ("like TPC-B", false),
+    ("like TPC-B, half the rate", true),
+    ("new orders", false),
+    ("new orders, half the rate", true),
+];
+
+/// Compares; see the module. The first place has one copy, the last is PostgreSQL's own
+/// replication.
+///
+/// # Errors
+/// When an option makes no sense, PostgreSQL is missing or fails, or a transaction fails.
+pub fn run_database(places: &[Place], options: &Options) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    if places.len() < 2 || options.clients == 0 || options.scale == 0 {
+        let text = "there is nothing to compare; name at least two places and one client";
+        return Err(BenchError::Option(text.into()));
+    }
+    process::require("pgbench", PACKAGE)?;
+    let cannot = || BenchError::system("write a script for pgbench");
+    let mut script = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile()
+        .map_err(cannot())?;
+    script.write_all(NEW_ORDER.as_bytes()).map_err(cannot())?;
+    let tables = ORDERS.replace(":scale", &options.scale.to_string());
+    let servers = places
+        .iter()
+        .map(|place| Served::start(place, options, &tables));
+    let servers: Vec<Served> = servers.collect::<Result<_, _>>()?;
+    let mut samples = vec![vec![Vec::new(); places.len()]; CASES.len()];
+    for round in 0..options.rounds {
+        for (case, (_, is_half)) in CASES.into_iter().enumerate() {
+            let before: Option<f64> = match is_half {
+                true => samples[case - 1][0].last().map(|s: &Sample| s.tps),
+                false => None,
+            };
+            for turn in 0..places.len() {
+                let at = (turn + round) % places.len();
+                servers[at].primary.ask("checkpoint")?;
+                let sample = servers[at].primary.measure(Load {
+                    script: (case >= 2).then_some(script.path()),
+                    clients: options.clients,
+                    rate: before.map(|tps| tps / 2.0),
+                    scale: options.scale,
+                    runtime: options.runtime,
+                })?;
+                samples[case][at].push(sample);
+            }
+        }
+    }
+    Ok(report(places, options, &samples))
+}
+
+fn report(places: &[Place], options: &Options, samples: &[Vec<Vec<Sample>>]) -> Report {
+    let title = "pgbench on PostgreSQL, all in one alternating run";
+    let last = places.len() - 1;
+    let to_first = format!("TPS to {}", places[0].name);
+    let to_last = format!("TPS to {}", places[last].name);
+    let columns = [
+        ("transactions", ""),
+        ("place", ""),
+        ("TPS", "1/s"),
+        ("mean latency", "ms"),
+        (to_first.as_str(), "×"),
+        (to_last.as_str(), "×"),
+    ];
+    let mut report = Report::new("database", title, &places[0].class, &columns);
+    for ((case, _), of_case) in CASES.iter().zip(samples) {
+        let tps = |at: usize| of_case[at].iter().map(|s| s.tps).collect::<Vec<f64>>();
+        for (at, place) in places.iter().enumerate() {
+            let latencies: Vec<f64> = of_case[at].iter().map(|s| s.latency_ms).collect();
+            report.push(vec![
+                Cell::from(*case),
+                place.name.as_str().into(),
+                median(&tps(at)).into(),
+                median(&latencies).into(),
+                median_ratio(&tps(at), &tps(0)).into(),
+                median_ratio(&tps(at), &tps(last)).into(),
+            ]);
+        }
+    }
+    report.note(format!(
+        "medians of {} alternating rounds of {} s per cell, each after a checkpoint; {} \
+         connections, scale {}; ratios are medians of the rounds' own",
+        options.rounds,
+        options.runtime.as_secs(),
+        options.clients,
+        options.scale
+    ));
+    report.note(
+        "half the rate: of what the first place reached as fast as it goes, in the same \
+         round; the latency is that of the schedule"
+            .to_owned(),
+    );
+    report.raw = json!({
+        "cases": CASES.map(|(name, _)| name),
+        "places": places.iter().map(|place| &place.name).collect::<Vec<_>>(),
+        "samples_by_case_place_round": samples,
+    });
+    report
+}

@@ -1,0 +1,252 @@
+//! A PostgreSQL server in a directory, and pgbench on it.
+
+use crate::error::BenchError;
+use crate::process::{Child, bound};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _};
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+pub(super) const PACKAGE: &str = "postgresql";
+/// It refuses to run as root, and runs as this user then.
+const NOBODY: u32 = 65534;
+/// What any tool may take, filling the tables included.
+const TOOL_MAX: Duration = Duration::from_secs(120);
+/// What pgbench may take beyond its time.
+const MARGIN: Duration = Duration::from_secs(30);
+/// Between two looks whether the server answers.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What pgbench measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Transactions per second.
+    pub tps: f64,
+    /// Mean latency, with a rate that of the schedule.
+    pub latency_ms: f64,
+}
+
+/// Which transactions pgbench does, and how often.
+#[derive(Clone, Copy)]
+pub(super) struct Load<'a> {
+    /// A script; none is its own, like TPC-B.
+    pub script: Option<&'a Path>,
+    pub clients: u32,
+    /// Per second; none is as many as it can.
+    pub rate: Option<f64>,
+    pub scale: u32,
+    pub runtime: Duration,
+}
+
+/// A server; dropping it ends it.
+pub(super) struct Server {
+    name: String,
+    bin: PathBuf,
+    dir: PathBuf,
+    /// For its socket; nobody reaches it otherwise.
+    sockets: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn own(path: &Path) -> Result<(), BenchError> {
+    if is_root() {
+        let cannot = BenchError::system(format!("give {} away", path.display()));
+        chown(path, Some(NOBODY), Some(NOBODY)).map_err(cannot)?;
+    }
+    Ok(())
+}
+
+/// Where the programs of the newest version are.
+fn find_programs() -> Result<PathBuf, BenchError> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let bins = versions.flatten().map(|entry| entry.path().join("bin"));
+    let newest = bins.filter(|bin| bin.join("postgres").exists()).max();
+    newest.ok_or(BenchError::Missing {
+        program: "postgres".into(),
+        package: PACKAGE,
+    })
+}
+
+impl Server {
+    /// A server that has yet to be made. `name` is what errors call it.
+    pub(super) fn new(name: &str, dir: PathBuf) -> Result<Server, BenchError> {
+        let sockets = tempfile::tempdir().map_err(BenchError::system("make a directory"))?;
+        own(sockets.path())?;
+        Ok(Server {
+            name: name.to_owned(),
+            bin: find_programs()?,
+            dir,
+            sockets,
+            child: None,
+        })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let program = self.bin.join(program).display().to_string();
+        let nobody = NOBODY.to_string();
+        let mut command = bound("env");
+        if is_root() {
+            // Before the program, and before the signal at this thread's end is asked for.
+            command = Command::new("setpriv");
+            command
+                .args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups"])
+                .args(["--pdeathsig", "KILL", "--", "env"]);
+        }
+        command
+            .arg(program)
+            .env("PGHOST", self.sockets.path())
+            .env("PGUSER", "bench")
+            .env("PGDATABASE", "postgres")
+            .current_dir("/")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, program: &str, args: &[&str], limit: Duration) -> Result<String, BenchError> {
+        let cannot = || BenchError::system(format!("keep what {program} says"));
+        let mut said = tempfile::tempfile().map_err(cannot())?;
+        let output = said.try_clone().map_err(cannot())?;
+        let mut command = self.command(program);
+        command.args(args).stdout(output);
+        let label = format!("{program} on {}", self.name);
+        Child::start(&label, command)?.succeed_within(limit)?;
+        let mut text = String::new();
+        said.rewind()
+            .and_then(|()| said.read_to_string(&mut text))
+            .map_err(cannot())?;
+        Ok(text)
+    }
+
+    /// Makes an empty database.
+    pub(super) fn make(&self) -> Result<(), BenchError> {
+        self.make_dir()?;
+        let dir = self.dir.display().to_string();
+        let args = ["-D", &dir, "-U", "bench", "-A", "trust", "--no-sync"];
+        self.run("initdb", &args, TOOL_MAX).map(drop)
+    }
+
+    fn make_dir(&self) -> Result<(), BenchError> {
+        let cannot = BenchError::system(format!("make {}", self.dir.display()));
+        fs::create_dir(&self.dir).map_err(cannot)?;
+        own(&self.dir)
+    }
+
+    /// Makes a copy of a running server that follows it.
+    pub(super) fn follow(&self, primary: &Server) -> Result<(), BenchError> {
+        self.make_dir()?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let cannot = BenchError::system(format!("close {}", self.dir.display()));
+        fs::set_permissions(&self.dir, mode).map_err(cannot)?;
+        let dir = self.dir.display().to_string();
+        let args = ["-D", &dir, "-R", "-X", "stream", "-c", "fast", "--no-sync"];
+        primary.run("pg_basebackup", &args, TOOL_MAX).map(drop)
+    }
+
+    /// Starts it, and waits until it answers.
+    pub(super) fn start(&mut self) -> Result<(), BenchError> {
+        let mut command = self.command("postgres");
+        command
+            .arg("-D")
+            .arg(&self.dir)
+            .arg("-k")
+            .arg(self.sockets.path())
+            .args(["-h", "", "-c", "shared_buffers=64MB"])
+            .args(["-c", "max_wal_size=256MB", "-c", "min_wal_size=80MB"])
+            .stdout(Stdio::null());
+        let child = Child::start(&format!("postgres on {}", self.name), command)?;
+        self.child = Some(child);
+        let looks = TOOL_MAX.as_millis() / LOOK_EVERY.as_millis();
+        for _ in 0..looks {
+            if let Some(child) = &mut self.child
+                && child.ends_within(LOOK_EVERY)?
+            {
+                return Err(child.failure("it ended"));
+            }
+            if self.run("pg_isready", &[], TOOL_MAX).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(BenchError::Program {
+            program: format!("postgres on {}", self.name),
+            cause: "it does not answer".into(),
+        })
+    }
+
+    pub(super) fn ask(&self, sql: &str) -> Result<String, BenchError> {
+        let args = ["-Atq", "-v", "ON_ERROR_STOP=1", "-c", sql];
+        Ok(self.run("psql", &args, TOOL_MAX)?.trim().to_owned())
+    }
+
+    pub(super) fn fill(&self, scale: u32) -> Result<(), BenchError> {
+        let args = ["-i", "-q", "-s", &scale.to_string()];
+        self.run("pgbench", &args, TOOL_MAX).map(drop)
+    }
+
+    pub(super) fn measure(&self, load: Load<'_>) -> Result<Sample, BenchError> {
+        let mut args = vec![
+            "-n".to_owned(),
+            format!("--client={}", load.clients),
+            "--jobs=2".into(),
+            format!("--time={}", load.runtime.as_secs().max(1)),
+            format!("--define=scale={}", load.scale),
+        ];
+        args.extend(load.rate.map(|rate| format!("--rate={rate:.1}")));
+        args.extend(load.script.map(|path| format!("--file={}", path.display())));
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let said = self.run("pgbench", &args, load.runtime + MARGIN)?;
+        let sample = understand(&said);
+        sample.ok_or_else(|| BenchError::Program {
+            program: format!("pgbench on {}", self.name),
+            cause: format!("its output is not understood: {said}"),
+        })
+    }
+
+    pub(super) fn socket_dir(&self) -> &Path {
+        self.sockets.path()
+    }
+
+    /// Adds lines to its configuration.
+    pub(super) fn configure(&self, lines: &str) -> Result<(), BenchError> {
+        let path = self.dir.join("postgresql.auto.conf");
+        let cannot = || BenchError::system(format!("change {}", path.display()));
+        let mut file = File::options().append(true).open(&path).map_err(cannot())?;
+        std::io::Write::write_all(&mut file, lines.as_bytes()).map_err(cannot())
+    }
+}
+
+/// What pgbench says at its end.
+fn understand(said: &str) -> Option<Sample> {
+    let number = |before: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(before))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    let failed: f64 = number("number of failed transactions: ").unwrap_or(0.0);
+    Some(Sample {
+        tps: number("tps = ").filter(|_| failed == 0.0)?,
+        latency_ms: number("latency average = ")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_pgbench_says_is_understood() {
+        let said = "transaction type: <builtin: TPC-B (sort of)>\nscaling factor: 10\n\
+            number of transactions actually processed: 1000/1000\n\
+            number of failed transactions: 0 (0.000%)\nlatency average = 1.250 ms\n\
+            initial connection time = 4.2 ms\ntps = 3200.5 (without initial connection time)\n";
+        let sample = understand(said).expect("understood");
+        assert_eq!((sample.tps, sample.latency_ms), (3200.5, 1.25));
+        assert!(understand(&said.replace("transactions: 0", "transactions: 3")).is_none());
+        assert!(understand("pgbench: error").is_none());
+    }
+}
