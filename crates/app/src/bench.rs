@@ -27,6 +27,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -54,6 +55,16 @@ struct Scratch {
 
 impl Scratch {
     fn start(measure: &Measure, bricks: u32, volumes: u64) -> anyhow::Result<Scratch> {
+        Scratch::with_mapped(measure, bricks, bricks, volumes)
+    }
+
+    /// Only the first `mapped` bricks are as if they were on this machine.
+    fn with_mapped(
+        measure: &Measure,
+        bricks: u32,
+        mapped: u32,
+        volumes: u64,
+    ) -> anyhow::Result<Scratch> {
         let ending = Ending::listen(false)?;
         let dir = tempfile::tempdir()?;
         let pools = TempDir::new_in(&measure.pools)
@@ -62,6 +73,7 @@ impl Scratch {
             dir: dir.path(),
             pools: pools.path(),
             bricks,
+            mapped,
             size_bytes: VOLUME_BYTES * volumes + ROOM_BYTES,
             listen: "127.0.0.1:0",
         };
@@ -176,14 +188,20 @@ impl Scratch {
     }
 }
 
-/// Ends this process when it is told to end, scratch directories first; its
+/// Ends this process when it is told to end, all scratch directories first; its
 /// children end with it.
 fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> anyhow::Result<()> {
-    let directories = directories.map(Path::to_owned);
+    static ALL: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+    let all = || ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_first = all().is_empty();
+    all().extend(directories.map(Path::to_owned));
+    if !is_first {
+        return Ok(());
+    }
     let thread = std::thread::Builder::new().name("ending".into());
     thread.spawn(move || {
         ending.wait();
-        for directory in directories {
+        for directory in all().iter() {
             // What cannot be removed is left: this is the end.
             let _ = std::fs::remove_dir_all(directory);
         }
@@ -383,10 +401,12 @@ fn mirrored(
 ) -> anyhow::Result<Report> {
     // Two numbers of jobs, each with files of its own, and what is not yet freed.
     let scratch = Scratch::start(measure, 2, 3)?;
+    let apart = Scratch::with_mapped(measure, 2, 1, 1)?;
     let mounts = [
         scratch.mount_null(threads)?,
         scratch.mount("unmirrored", 1, "map", threads)?,
         scratch.mount("map", 2, "map", threads)?,
+        apart.mount("map+tcp", 2, "auto", threads)?,
         scratch.mount("tcp", 2, "tcp", threads)?,
     ];
     let (_daemons, places): (Vec<Daemon>, Vec<mirror::Place>) = mounts.into_iter().unzip();
@@ -403,29 +423,24 @@ fn on_mounts(
     threads: usize,
 ) -> anyhow::Result<Report> {
     let scratch = Scratch::start(measure, 2, 3)?;
+    let apart = Scratch::with_mapped(measure, 2, 1, 1)?;
     // PostgreSQL is another user.
-    for dir in [scratch.dir.path(), scratch.pools.path()] {
-        std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+    for dir in [&scratch.dir, &scratch.pools, &apart.dir] {
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
     }
     let mounts = [
-        ("unmirrored", 1, "map"),
-        ("map", 2, "map"),
-        ("tcp", 2, "tcp"),
+        scratch.mount("unmirrored", 1, "map", threads)?,
+        scratch.mount("map", 2, "map", threads)?,
+        apart.mount("map+tcp", 2, "auto", threads)?,
+        scratch.mount("tcp", 2, "tcp", threads)?,
     ];
-    let mounts = mounts.map(|(name, copies, over)| scratch.mount(name, copies, over, threads));
     let (mut _daemons, mut places) = (vec![], vec![]);
-    for mount in mounts {
-        let (
-            daemon,
-            mirror::Place {
-                name, class, dir, ..
-            },
-        ) = mount?;
+    for (daemon, place) in mounts {
         _daemons.push(daemon);
         places.push(database::Place {
-            name,
-            class,
-            dir,
+            name: place.name,
+            class: place.class,
+            dir: place.dir,
             standby: None,
         });
     }

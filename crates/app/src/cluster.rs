@@ -145,6 +145,8 @@ pub struct Plan<'a> {
     pub pools: &'a Path,
     /// How many bricks.
     pub bricks: u32,
+    /// How many of them, from the first on, clients may map.
+    pub mapped: u32,
     /// Bytes of each new pool.
     pub size_bytes: u64,
     /// The manager's address; port 0 takes a free one.
@@ -296,8 +298,6 @@ fn brick(plan: &Plan<'_>, number: u32, url: &str, key: &Path) -> Vec<String> {
         "--until-stdin-ends",
         "--pool",
         &text(&pool_path(plan.pools, number)),
-        "--map",
-        &text(&plan.dir.join(format!("{name}.sock"))),
         "--domain",
         &name,
         "--manager",
@@ -305,5 +305,10 @@ fn brick(plan: &Plan<'_>, number: u32, url: &str, key: &Path) -> Vec<String> {
         "--key",
         &text(key),
     ];
-    arguments.map(str::to_owned).to_vec()
+    let mut arguments = arguments.map(str::to_owned).to_vec();
+    if number <= plan.mapped {
+        let socket = plan.dir.join(format!("{name}.sock"));
+        arguments.extend(["--map".to_owned(), text(&socket)]);
+    }
+    arguments
 }

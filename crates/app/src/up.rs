@@ -25,6 +25,7 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
         dir: &dir,
         pools: &pools,
         bricks: args.bricks,
+        mapped: args.bricks,
         size_bytes: args.size.0,
         listen: &args.listen,
     };
