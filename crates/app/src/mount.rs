@@ -151,8 +151,9 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     if fenced.is.load(Ordering::Acquire) {
         let name = &args.name;
         bail!(
-            "another client took over the file system {name}, and this mount has ended; what \
-             it had confirmed is there. Mount it again to take it back: pagemesh mount {name} {}",
+            "another client took over the file system {name}, or an operator took it away, and \
+             this mount has ended; what it had confirmed is there, unless a copy that lacks it \
+             was promoted by force. Mount it again to take it back: pagemesh mount {name} {}",
             dir.display()
         );
     }

@@ -7,6 +7,7 @@ use crate::status::word;
 use crate::volume::client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, Name};
+use pagemesh_manage::Client;
 use pagemesh_manage::wire::{ChooseReplica, VolumeDetail};
 use serde::Serialize;
 
@@ -32,11 +33,9 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             force,
             client: args,
         } => {
-            let choice = ChooseReplica {
-                copy: *copy,
-                force: *force,
-            };
-            let detail = client(args)?.detach_replica(volume, choice)?;
+            let client = client(args)?;
+            let choice = choose(&client, volume, *copy, *force)?;
+            let detail = client.detach_replica(volume, choice)?;
             tell(
                 args,
                 &detail,
@@ -49,11 +48,9 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             force,
             client: args,
         } => {
-            let choice = ChooseReplica {
-                copy: *copy,
-                force: *force,
-            };
-            let detail = client(args)?.promote_replica(volume, choice)?;
+            let client = client(args)?;
+            let choice = choose(&client, volume, *copy, *force)?;
+            let detail = client.promote_replica(volume, choice)?;
             tell(
                 args,
                 &detail,
@@ -72,6 +69,22 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             output::print(args.output, &copies, || show(&copies))
         }
     }
+}
+
+/// Names a copy by its number in the present layout: were the answer lost, and the
+/// command given again, the number would be another copy's.
+fn choose(
+    client: &Client,
+    volume: &Name,
+    copy: usize,
+    force: bool,
+) -> anyhow::Result<ChooseReplica> {
+    let expected = Some(client.volume(volume)?.layout.epoch);
+    Ok(ChooseReplica {
+        copy,
+        force,
+        expected,
+    })
 }
 
 fn tell(args: &args::Client, detail: &VolumeDetail, what: &str) -> anyhow::Result<()> {

@@ -32,7 +32,12 @@ struct Database {
 impl Database {
     fn new(dir: PathBuf) -> Database {
         let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed");
-        let newest = versions.map(|entry| entry.unwrap().path()).max();
+        let number = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.split('.').next().unwrap().parse::<u32>().unwrap_or(0)
+        };
+        let versions = versions.map(|entry| entry.unwrap().path());
+        let newest = versions.max_by_key(number);
         let sockets = tempfile::tempdir().unwrap();
         chown(sockets.path(), Some(NOBODY), Some(NOBODY)).unwrap();
         Database {

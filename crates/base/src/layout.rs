@@ -143,6 +143,9 @@ pub struct Leg {
     /// whatever rounds say, all of it may differ.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fresh: bool,
+    /// It was never in-sync: it may hold nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub empty: bool,
 }
 
 /// A column: the same bytes in each leg.

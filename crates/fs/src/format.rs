@@ -291,13 +291,16 @@ impl Inode {
         }
         let map = &self.map;
         let is_span = |at: u64, order: u8| {
-            order <= CHUNK_ORDER && at.is_multiple_of(1 << order) && at + (1 << order) <= pages
+            order <= CHUNK_ORDER
+                && at.is_multiple_of(1 << order)
+                && at.checked_add(1 << order).is_some_and(|end| end <= pages)
         };
         let spans = map.spans.iter().enumerate();
         let sound = spans.into_iter().all(|(i, &at)| is_span(at, span_order(i)))
             && is_span(self.xattrs.at, self.xattrs.order)
             && u64::from(self.xattrs.len) <= (PAGE_BYTES as u64) << self.xattrs.order
             && map.root < pages
+            && self.pages <= pages
             && map.height <= MAP_HEIGHT_MAX
             && (map.root == 0) == (map.height == 0);
         match sound {
@@ -378,4 +381,68 @@ impl Head {
 pub(crate) fn inode_at(ino: Ino) -> (u64, usize) {
     let index = (ino.0 % INODES_PER_PAGE) as usize;
     (ino.0 / INODES_PER_PAGE, index * INODE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 1 << 20;
+
+    /// What any client of the volume may have written where inodes lie.
+    fn some_inode() -> impl Strategy<Value = Vec<u8>> {
+        let words = prop::collection::vec(
+            prop_oneof![any::<u64>(), 0..PAGES, (u64::MAX - 600)..=u64::MAX, Just(0)],
+            INODE_BYTES / 8,
+        );
+        let mode = prop_oneof![
+            Just(0o100_644u16),
+            Just(0o040_755),
+            Just(0o120_777),
+            any::<u16>()
+        ];
+        (words, mode, any::<bool>()).prop_map(|(words, mode, inline)| {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes[..2].copy_from_slice(&mode.to_le_bytes());
+            if !inline {
+                bytes[2] &= !(INLINE as u8);
+            }
+            bytes
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn an_inode_of_any_bytes_names_pages_of_the_space_alone(bytes in some_inode()) {
+            if let Ok(inode) = Inode::decode(&bytes, PAGES) {
+                for (index, at) in inode.map.spans.iter().enumerate() {
+                    prop_assert!(*at <= PAGES - (1 << span_order(index)));
+                }
+                prop_assert!(inode.xattrs.at <= PAGES && inode.map.root < PAGES);
+                prop_assert!(inode.pages <= PAGES && inode.size <= FILE_BYTES_MAX);
+            }
+        }
+
+        #[test]
+        fn a_head_of_any_bytes_is_refused_or_sound(
+            words in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX - 7), 0..PAGES], 512),
+        ) {
+            let mut page = [0; PAGE_BYTES];
+            for (at, word) in words.iter().enumerate() {
+                page[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+            let _ = Head::decode(&page, PAGES);
+        }
+    }
+
+    /// The sum of such a place and the length of its span is 0.
+    #[test]
+    fn a_span_at_the_end_of_all_numbers_is_beyond_the_volume() {
+        let mut inode = Inode::decode(&[0; INODE_BYTES], PAGES).expect("a free one");
+        inode.map.spans[0] = u64::MAX - 7;
+        inode.check(PAGES).expect_err("beyond the volume");
+    }
 }

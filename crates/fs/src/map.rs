@@ -14,6 +14,9 @@ use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
 
+/// No space has a page of this number.
+const PAGES_MAX: u64 = u64::MAX / PAGE_BYTES as u64 / 2;
+
 /// Pages of the space in which consecutive pages of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -77,10 +80,11 @@ fn index_of(chunk: u64, level: u8) -> u64 {
 /// What an entry of a map page names; one of level 0 names a chunk.
 fn entry(page: &Page, index: u64, level: u8) -> Result<u64> {
     let at = get_u64(page, index as usize * 8);
-    // The space itself refuses pages beyond its end.
-    match level == 0 && !at.is_multiple_of(SMALL_PAGES) {
-        false => Ok(at),
-        true => Err(FsError::Damaged {
+    // The space itself refuses pages beyond its end; no sum with one may overflow.
+    let is_sound = at < PAGES_MAX && (level > 0 || at.is_multiple_of(SMALL_PAGES));
+    match is_sound {
+        true => Ok(at),
+        false => Err(FsError::Damaged {
             what: "the map of a file".into(),
             cause: Damaged(format!("a chunk begins at page {at}")),
         }),

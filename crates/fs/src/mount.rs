@@ -157,7 +157,8 @@ fn add_spans(inode: &Inode, port: &mut Port, found: &mut Found) -> Result<()> {
         },
         &mut |span| maps.insert(span.page),
     )?;
-    found.used += inode.pages + (maps.len() - before) as u64;
+    let own = inode.pages.saturating_add((maps.len() - before) as u64);
+    found.used = found.used.saturating_add(own);
     if inode.xattrs.at != 0 {
         let order = inode.xattrs.order;
         found.used += 1 << order;

@@ -43,7 +43,8 @@ impl Spans {
             end: pages / CHUNK_PAGES * CHUNK_PAGES,
         };
         for span in used {
-            if span.page < spans.frontier || span.end() > pages {
+            let is_within = span.page < pages && span.end() <= pages;
+            if span.page < spans.frontier || !is_within {
                 return Err(span);
             }
             spans.skip_to(span.page);

@@ -59,8 +59,8 @@ pub enum Change {
     AddCopy(Vec<Vec<Leg>>),
     /// Each column loses its leg of this number.
     RemoveCopy(usize),
-    /// The legs of this number become in-sync, and the others stale and fresh: what
-    /// they hold beyond them is given up.
+    /// Where the leg of this number is not in-sync, it becomes so, and the others stale
+    /// and fresh: what they hold beyond it is given up.
     Promote(usize),
 }
 
@@ -219,6 +219,7 @@ impl Ledger {
                 column.legs.push(Leg {
                     state: LegState::Stale,
                     fresh: true,
+                    empty: true,
                     ..leg.clone()
                 });
             }
@@ -235,8 +236,11 @@ impl Ledger {
 
     fn promote(&mut self, copy: usize) -> Result<(), ChangeError> {
         for column in self.columns_with(copy)? {
-            if column.legs[copy].fresh {
+            if column.legs[copy].empty {
                 return Err(ChangeError::NeverInSync(copy));
+            }
+            if column.legs[copy].state == LegState::InSync {
+                continue;
             }
             for (number, leg) in column.legs.iter_mut().enumerate() {
                 (leg.state, leg.fresh) = match number == copy {
@@ -309,6 +313,7 @@ impl Ledger {
             (from, to) => return Err(ChangeError::Step { from, to }),
         }
         leg.fresh &= leg.state != LegState::InSync;
+        leg.empty &= leg.state != LegState::InSync;
         Ok(())
     }
 

@@ -56,9 +56,12 @@ impl Manager {
     pub fn detach_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
         let (doomed, detail) = {
             let mut book = self.book();
-            let mut record = self.replica_record(&book, name, wish.force)?;
+            let mut record = self.replica_record(&book, name, wish)?;
             let before = places(&record.ledger.layout.segments).collect::<Vec<Place>>();
             record.ledger = record.ledger.apply(&Change::RemoveCopy(wish.copy))?;
+            if !wish.force {
+                self.refuse_without_living(&book, &record)?;
+            }
             record.shape = record.shape.with_copies(record.shape.copies - 1)?;
             record.notes.retain(|note| note.leg != wish.copy);
             let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
@@ -84,15 +87,17 @@ impl Manager {
         Ok(detail)
     }
 
-    /// Has a volume go on with one copy alone, as when the bricks of all others are
-    /// gone for good. They come back as copies of it, by comparison.
+    /// Has a volume go on with one copy where no in-sync one is left, as when their
+    /// bricks are gone for good. They come back as copies of it, by comparison.
+    /// Columns where the copy is in-sync stay as they are: the next client goes on
+    /// with whatever it reaches.
     ///
     /// # Errors
     /// When there is no such copy, or it never held all of the volume; without
     /// `force` also when it is not in-sync, or a client has the volume.
     pub fn promote_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
         let mut book = self.book();
-        let mut record = self.replica_record(&book, name, wish.force)?;
+        let mut record = self.replica_record(&book, name, wish)?;
         let columns = record
             .ledger
             .layout
@@ -101,7 +106,7 @@ impl Manager {
             .flat_map(|it| &it.columns);
         let mut legs = columns.filter_map(|column| column.legs.get(wish.copy));
         let behind = legs.find(|leg| leg.state != LegState::InSync);
-        if let Some(leg) = behind.filter(|leg| !wish.force && !leg.fresh) {
+        if let Some(leg) = behind.filter(|leg| !wish.force && !leg.empty) {
             let (copy, state) = (wish.copy, crate::ledger::word(leg.state));
             return Err(Fault::bad(
                 format!(
@@ -117,11 +122,42 @@ impl Manager {
         Ok(self.detail(&book, &record))
     }
 
+    /// The ledger calls a leg in-sync although its brick is gone, until a client has
+    /// met that.
+    fn refuse_without_living(&self, book: &Book, record: &VolumeRecord) -> Result<(), Fault> {
+        let mut columns = record
+            .ledger
+            .layout
+            .segments
+            .iter()
+            .flat_map(|it| &it.columns);
+        let is_living = |leg: &Leg| {
+            let brick = book.bricks.get(&leg.brick);
+            leg.state == LegState::InSync && brick.is_some_and(|brick| self.is_alive(brick))
+        };
+        match columns.all(|column| column.legs.iter().any(is_living)) {
+            true => Ok(()),
+            false => Err(Fault::bad(
+                "no brick that is alive would have an in-sync copy of all of the volume",
+                "start the bricks of another copy, or use force if they are only late",
+            )),
+        }
+    }
+
     /// A volume that nobody has any more.
-    fn replica_record(&self, book: &Book, name: &Name, force: bool) -> Result<VolumeRecord, Fault> {
+    fn replica_record(
+        &self,
+        book: &Book,
+        name: &Name,
+        wish: ChooseReplica,
+    ) -> Result<VolumeRecord, Fault> {
         refuse_a_busy_one(book, name)?;
         let mut record = book.volume(name)?.clone();
-        if let Some(attachment) = record.attachment.take_if(|_| !force) {
+        let current = record.ledger.layout.epoch;
+        if let Some(expected) = wish.expected.filter(|expected| *expected != current) {
+            return Err(ChangeError::Conflict { current, expected }.into());
+        }
+        if let Some(attachment) = record.attachment.take_if(|_| !wish.force) {
             return Err(Fault::Attached {
                 name: name.clone(),
                 client: attachment.client,
@@ -158,6 +194,7 @@ impl Manager {
                 slice: SliceId((self.settings.new_id)()),
                 state: LegState::Stale,
                 fresh: true,
+                empty: true,
             }],
             round: 0,
         };

@@ -402,6 +402,7 @@ fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
         slice: SliceId(new_id()),
         state: LegState::InSync,
         fresh: false,
+        empty: false,
     };
     let column = |bricks: &Vec<BrickId>| Column {
         legs: bricks.iter().map(leg).collect(),

@@ -260,10 +260,15 @@ pub struct AttachReplica {
 pub struct ChooseReplica {
     /// Which, counted from 0 as in the layout's columns.
     pub copy: usize,
-    /// Although a client has the volume, which is then fenced; and, to promote it,
-    /// although the copy is not in-sync.
+    /// Although a client has the volume, which is then fenced; to promote it, also
+    /// although the copy is not in-sync, and to remove it, although no brick that is
+    /// alive would have an in-sync one.
     #[serde(default)]
     pub force: bool,
+    /// The epoch of the layout that copies were counted in: another one refuses it.
+    #[serde(default)]
+    #[schema(value_type = Option<u32>)]
+    pub expected: Option<EpochNumber>,
 }
 
 /// A volume that was created or has grown.

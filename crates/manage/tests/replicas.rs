@@ -2,17 +2,25 @@
 
 mod cluster;
 
-use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, wish};
+use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
 use pagemesh_base::layout::{EpochNumber, LegState};
 use pagemesh_manage::wire::{ChooseReplica, Code, Health, LegChange, VolumeDetail};
-use pagemesh_manage::{Client, Kind};
+use pagemesh_manage::{Client, Kind, ManagerError};
 
 fn choice(copy: usize) -> ChooseReplica {
-    ChooseReplica { copy, force: false }
+    ChooseReplica {
+        copy,
+        force: false,
+        expected: None,
+    }
 }
 
 fn forced(copy: usize) -> ChooseReplica {
-    ChooseReplica { copy, force: true }
+    ChooseReplica {
+        copy,
+        force: true,
+        expected: None,
+    }
 }
 
 /// State and freshness of each leg.
@@ -146,20 +154,58 @@ fn a_copy_is_promoted() {
     let promoted = client.promote_replica(&v, forced(1)).expect("promoted");
     assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
     assert_eq!(promoted.info.attached, None);
-    // The one before comes back as a copy of it, and may be promoted then.
-    refused(
-        client.promote_replica(&v, forced(0)),
-        Code::InUse,
-        &["never"],
-    );
-    turn(client, 0, &[Syncing, InSync]);
-    let back = client.promote_replica(&v, choice(0)).expect("promoted");
-    assert_eq!(states(&back), [(InSync, false), (Stale, true)]);
+    // The one before may be the better one after all.
+    let behind = client.promote_replica(&v, choice(0));
+    refused(behind, Code::BadRequest, &["copy 0", "stale"]);
+    let other = client.promote_replica(&v, forced(0)).expect("promoted");
+    assert_eq!(states(&other), [(InSync, false), (Stale, true)]);
+    turn(client, 1, &[Syncing, InSync]);
+    // Where it is in-sync, no other copy is given up for it.
+    let same = client.promote_replica(&v, choice(0)).expect("promoted");
+    assert_eq!(states(&same), [(InSync, false); 2]);
     refused(
         client.promote_replica(&v, forced(2)),
         Code::BadRequest,
         &["copy 2"],
     );
+    served.handle.stop();
+}
+
+/// What only the ledger calls in-sync is not left alone, and a number is not taken
+/// for another copy's.
+#[test]
+fn a_copy_is_not_removed_by_mistake() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    let made = client
+        .create(&wish("v", Kind::Mirror, MIB))
+        .expect("made")
+        .volume;
+    let second = made.layout.segments[0].columns[0].legs[1].brick;
+    let expected = Some(EpochNumber(made.layout.epoch.0 + 1));
+    let other = client.detach_replica(
+        &v,
+        ChooseReplica {
+            expected,
+            ..choice(0)
+        },
+    );
+    assert!(
+        matches!(other, Err(ManagerError::Conflict { .. })),
+        "{other:?}"
+    );
+    cluster.clock.advance(std::time::Duration::from_secs(60));
+    let alive = (0..2).find(|n| brick_id(*n) != second).expect("two");
+    client.heartbeat(&registration(alive)).expect("heard");
+    refused(
+        client.detach_replica(&v, choice(0)),
+        Code::BadRequest,
+        &["alive"],
+    );
+    assert_eq!(client.volume(&v).expect("shown").layout, made.layout);
+    let left = client.detach_replica(&v, choice(1)).expect("detached");
+    assert_eq!(states(&left), [(InSync, false)]);
     served.handle.stop();
 }
 

@@ -307,6 +307,7 @@ mod tests {
             slice: slice(column, leg),
             state,
             fresh: false,
+            empty: false,
         };
         let column = |number, first| Column {
             legs: vec![leg(number, 0, first), leg(number, 1, InSync)],

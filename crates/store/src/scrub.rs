@@ -127,7 +127,8 @@ impl<M: Media> Pool<M> {
         found.records += self.mended_records - self.told_records;
         self.told_records = self.mended_records;
         let slots = self.mended_slots();
-        let mended = slots - std::mem::replace(&mut self.told_slots, slots);
+        // Whoever maps the pool may have written anything there.
+        let mended = slots.saturating_sub(std::mem::replace(&mut self.told_slots, slots));
         found.slots += mended;
         let stepped = match mended {
             0 => stepped,

@@ -288,22 +288,25 @@ fn keep(
     attached: &Sender<Result<(), AttachFailure>>,
 ) {
     let start = Instant::now();
-    let mut look_at = LAYOUT_EVERY;
+    // Only once it has attached: before, no layout is its own.
+    let mut look_at = None;
     let mut events = Events::with_capacity(64);
     while !keeper.is_ended() {
-        if start.elapsed() >= look_at {
-            look_at = start.elapsed() + LAYOUT_EVERY;
+        if look_at.is_some_and(|at| start.elapsed() >= at) {
+            look_at = Some(start.elapsed() + LAYOUT_EVERY);
             // Who changed it was told, and nobody waits here.
             let (answer, _) = mpsc::channel();
             mailbox.post(Event::Refresh(answer));
         }
-        let next = keeper.turn(start.elapsed()).unwrap_or(look_at).min(look_at);
+        let next = keeper.turn(start.elapsed());
         if let Some(result) = keeper.take_attached() {
+            look_at = result.is_ok().then(|| start.elapsed() + LAYOUT_EVERY);
             // An attach that nobody waits for ends with the volume's drop.
             let _ = attached.send(result);
         }
-        let wait = next.saturating_sub(start.elapsed());
-        if keeper.is_ended() || wait == Duration::ZERO {
+        let wait = next.into_iter().chain(look_at).min();
+        let wait = wait.map(|at| at.saturating_sub(start.elapsed()));
+        if keeper.is_ended() || wait == Some(Duration::ZERO) {
             continue;
         }
         if let Err(error) = sleep(&keeper, &mut poll, &mut events, wait) {
@@ -317,7 +320,7 @@ fn sleep(
     keeper: &Keeper,
     poll: &mut Poll,
     events: &mut Events,
-    wait: Duration,
+    wait: Option<Duration>,
 ) -> std::io::Result<()> {
     let mut fds: Vec<RawFd> = vec![];
     let deadline = keeper.wait_on(&mut fds);
@@ -328,8 +331,8 @@ fn sleep(
             .register(&mut SourceFd(fd), PollToken(0), Interest::READABLE)?;
     }
     let leg_wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    let wait = leg_wait.map_or(wait, |leg_wait| leg_wait.min(wait));
-    let polled = poll.poll(events, Some(wait));
+    let wait = wait.into_iter().chain(leg_wait).min();
+    let polled = poll.poll(events, wait);
     for fd in &fds {
         poll.registry().deregister(&mut SourceFd(fd))?;
     }

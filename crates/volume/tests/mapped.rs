@@ -250,6 +250,7 @@ impl World {
             slice: slice(leg),
             state: LegState::InSync,
             fresh: false,
+            empty: false,
         });
         let column = Column {
             legs: legs.collect(),

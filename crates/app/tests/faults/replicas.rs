@@ -4,6 +4,10 @@ use crate::load::Plan;
 use crate::rig::{Rig, VOLUME, legs};
 use crate::support::{Cluster, Pools, until};
 use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Ten seconds between two looks at the layout, and what a busy machine takes.
+const FENCED_MAX: Duration = Duration::from_secs(15);
 
 /// The number of the brick that has this copy.
 fn brick_of(cluster: &Cluster, bricks: usize, copy: usize) -> usize {
@@ -80,7 +84,9 @@ fn a_forced_promotion_fences_a_client_that_lives() {
     );
     rig.cluster
         .json(&["replica", "promote", VOLUME, "--copy", "1", "--force"]);
+    let began = Instant::now();
     rig.export().await_state("fenced");
+    assert!(began.elapsed() < FENCED_MAX, "{:?}", began.elapsed());
     rig.take_export().stop();
     rig.serve("map");
     rig.export().await_state("healthy");

@@ -67,7 +67,16 @@ fn own(path: &Path) -> Result<(), BenchError> {
 fn find_programs() -> Result<PathBuf, BenchError> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let bins = versions.flatten().map(|entry| entry.path().join("bin"));
-    let newest = bins.filter(|bin| bin.join("postgres").exists()).max();
+    let version = |bin: &PathBuf| -> Option<f64> {
+        let version = bin.parent()?.file_name()?.to_str()?;
+        version.parse().ok()
+    };
+    let there = bins.filter(|bin| bin.join("postgres").exists());
+    let newest = there.max_by(|one, other| {
+        version(one)
+            .partial_cmp(&version(other))
+            .unwrap_or(std::cmp::Ordering::Equal)
+    });
     newest.ok_or(BenchError::Missing {
         program: "postgres".into(),
         package: PACKAGE,

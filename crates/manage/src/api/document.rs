@@ -54,6 +54,9 @@ pub struct Leg {
     /// Whether all of it may differ, whatever rounds say.
     #[serde(default)]
     pub fresh: bool,
+    /// Whether it was never in-sync.
+    #[serde(default)]
+    pub empty: bool,
 }
 
 /// What a leg may be used for.

@@ -121,9 +121,14 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
         },
         None => prepare(state, column, leg).await?,
     };
-    let is_fresh = state.model().columns[column].legs[leg].leg.fresh;
-    match is_fresh {
-        true => way.copy_mapped().await?,
+    match is_fresh(state, column, leg) {
+        true => {
+            way.copy_mapped(Pass::Compare).await?;
+            // Who is still away must hear of holes, too, which nobody maps.
+            if way.holes() == Holes::Stamped {
+                way.copy_stamped(Pass::Copy).await?;
+            }
+        }
         false => way.copy_stamped(Pass::Copy).await?,
     }
     way.ask(SliceRequest::Flush).await?;
@@ -135,6 +140,10 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
     keep.resync = None;
     keep.trouble = None;
     Ok(())
+}
+
+fn is_fresh(state: &State, column: usize, leg: usize) -> bool {
+    state.model().columns[column].legs[leg].leg.fresh
 }
 
 fn begin_progress(state: &State, column: usize, leg: usize) {
@@ -167,7 +176,10 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
     // before it gives up what is gone. The stamps stay, so that
     // these pages are looked at again later.
     if state.model().columns[column].legs[leg].full {
-        way.copy_stamped(Pass::MakeRoom).await?;
+        match is_fresh(state, column, leg) {
+            true => way.copy_mapped(Pass::MakeRoom).await?,
+            false => way.copy_stamped(Pass::MakeRoom).await?,
+        }
         way.keep_full(false);
     }
     if !defect::is(Defect::InFlightNotCopied) {
@@ -342,32 +354,47 @@ impl Way<'_> {
         self.state.model().columns[self.column].bytes
     }
 
-    /// Compares all that the source or the leg holds. What neither does, and is
-    /// written later, goes to both.
-    async fn copy_mapped(&self) -> Result<(), String> {
+    /// Copies what either the source or the leg holds alone, and compares what both
+    /// do. What neither does, and is written later, goes to both.
+    async fn copy_mapped(&self, pass: Pass) -> Result<(), String> {
         let end = self.bytes();
         let windows = || (0..end).step_by(LOOK_BYTES as usize);
         for at in windows() {
-            let runs = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
-            self.progress(self.reach(&runs).map(|(from, to)| to - from).sum(), 0);
+            let (own, theirs) = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
+            let all = merge(own.into_iter().chain(theirs).collect());
+            self.progress(self.reach(&all).map(|(from, to)| to - from).sum(), 0);
         }
         for at in windows() {
-            let runs = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
-            self.copy_all(&runs, Pass::Compare).await?;
+            let (own, theirs) = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
+            let all = 0..u64::MAX;
+            // By their sums, pages of data and holes could be taken for each other.
+            let mut alone = without(&own, &theirs, all.clone());
+            alone.extend(without(&theirs, &own, all.clone()));
+            let alone = merge(alone);
+            let both = without(&merge(own.into_iter().chain(theirs).collect()), &alone, all);
+            let pass_alone = match pass {
+                Pass::Compare => Pass::Copy,
+                other => other,
+            };
+            self.copy_all(&alone, pass_alone).await?;
+            self.copy_all(&both, pass).await?;
         }
         Ok(())
     }
 
-    async fn mapped(&self, at: u64, end: u64) -> Result<Vec<Run>, String> {
-        let mut runs = vec![];
+    /// The pages that this leg holds something in, and those that its source does.
+    async fn mapped(&self, at: u64, end: u64) -> Result<(Vec<Run>, Vec<Run>), String> {
         let source = self.sources()?.swap_remove(0);
-        for party in self.target().iter().chain([&source]) {
-            let found = copy::mapped(self.state, party, at, end).await;
-            runs.extend(found.map_err(|failure| {
-                self.blame(failure.leg, &failure.error);
-                failure.error.to_string()
-            })?);
-        }
+        let own = self.mapped_of(&self.target()[0], at, end).await?;
+        Ok((own, self.mapped_of(&source, at, end).await?))
+    }
+
+    async fn mapped_of(&self, of: &Party, at: u64, end: u64) -> Result<Vec<Run>, String> {
+        let found = copy::mapped(self.state, of, at, end).await;
+        let runs = found.map_err(|failure| {
+            self.blame(failure.leg, &failure.error);
+            failure.error.to_string()
+        })?;
         Ok(merge(runs))
     }
 

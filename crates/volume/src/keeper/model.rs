@@ -126,8 +126,12 @@ impl Model {
         epoch.map_or(Epoch(0), Epoch::from)
     }
 
-    /// Takes a layout of the authority over; its word on states counts.
+    /// Takes a layout of the authority over; its word on states counts. An older one
+    /// than the present one is left: answers overtake each other.
     pub(super) fn adopt(&mut self, layout: Layout, now: Duration) {
+        if Epoch::from(layout.epoch) < self.epoch() {
+            return;
+        }
         let mut number = 0;
         for (segment_number, segment) in layout.segments.iter().enumerate() {
             for (column_number, column) in segment.columns.iter().enumerate() {

@@ -193,10 +193,19 @@ pub(super) async fn look_for_new_addresses(state: &State) {
 
 /// Takes over a layout that may have grown.
 pub(super) async fn refresh(state: Rc<State>, answer: Sender<Result<(), String>>) {
-    let asked = state.ask_layout().await;
-    let result = asked
-        .map(|attached| state.adopt(attached))
-        .map_err(|error| error.to_string());
+    let result = match state.is_over() {
+        true => Err("the volume is not this client's any more".into()),
+        false => match state.ask_layout().await {
+            Ok(attached) => {
+                state.adopt(attached);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::info!(volume = %state.name, %error, "the layout was not read again");
+                Err(error.to_string())
+            }
+        },
+    };
     if result.is_ok() {
         let serving = || state.is_over() || is_serving(&state);
         let until = state.now() + crate::limits::DOWN_LIMIT;

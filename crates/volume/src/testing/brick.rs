@@ -73,6 +73,15 @@ impl Slice {
         self.now.epoch
     }
 
+    /// Has a page from the start, as of another volume.
+    pub(crate) fn hold(&mut self, page: usize, bytes: &[u8]) {
+        for kept in [&mut self.now, &mut self.durable] {
+            let mut own = Box::new([0; 4096]);
+            own.copy_from_slice(bytes);
+            kept.pages[page] = Some(own);
+        }
+    }
+
     pub(crate) fn spoil(&mut self, page: u64) {
         self.damaged.insert(page);
     }

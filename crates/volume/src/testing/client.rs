@@ -3,7 +3,7 @@
 use super::brick::Fabric;
 use super::manager::Manager;
 use crate::channel::{self, VolumeChannel};
-use crate::driven::Driven;
+use crate::driven::{Answer, Driven};
 use crate::hub::{Hub, guard};
 use crate::keeper::Mailbox;
 use crate::status::VolumeStatus;
@@ -48,6 +48,16 @@ impl Client {
         let answer = call.make("test", &self.manager, &self.fabric);
         self.driven.answer(answer);
         true
+    }
+
+    /// Makes the oldest call, and keeps its answer on the way.
+    pub(crate) fn ask(&mut self) -> Option<Answer> {
+        let call = self.driven.take_call()?;
+        Some(call.make("test", &self.manager, &self.fabric))
+    }
+
+    pub(crate) fn tell(&mut self, answer: Answer) {
+        self.driven.answer(answer);
     }
 
     pub(crate) fn take_attached(&mut self) -> Option<Result<(), AttachError>> {

@@ -44,6 +44,7 @@ pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) 
         )),
         state: LegState::InSync,
         fresh: false,
+        empty: false,
     };
     let column = |column| Column {
         legs: (0..copies).map(|copy| leg(column, copy)).collect(),
@@ -92,6 +93,7 @@ impl Manager {
             slice,
             state: LegState::Stale,
             fresh: true,
+            empty: true,
         });
         if column.round == 0 {
             column.round = 1;

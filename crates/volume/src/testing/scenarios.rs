@@ -554,8 +554,6 @@ fn a_volume_grows_in_use() {
     }
 }
 
-/// Concatenated segments, stripes, and stripes of mirrors: every page at its
-/// place, on every copy.
 /// A copy that is added holds whatever it holds: all that any copy has is compared.
 #[test]
 fn a_copy_is_added_in_use() {
@@ -565,6 +563,11 @@ fn a_copy_is_added_in_use() {
         world.discard(2 * PAGE, PAGE);
         let new = (brick(2), SliceId(Uuid::from_u128(77)));
         world.add_copy(new.0, new.1);
+        // Where the others have something, and where they have nothing.
+        for page in [0, 2, 14] {
+            let mut bricks = guard(&world.fabric.0);
+            bricks.slice_mut(new.0, new.1).hold(page, &fill(9, 8));
+        }
         world.write(PAGE, PAGE, 2);
         world.look_again();
         let busy = world.submit(0, write(8 * PAGE, 4 * PAGE, 3));
@@ -575,11 +578,56 @@ fn a_copy_is_added_in_use() {
         assert_eq!((leg.brick, leg.state), (new.0, LegState::InSync));
         (0..copies as u128).for_each(|number| world.kill(number));
         world.until(VolumeState::Degraded);
-        for (page, value) in [(0, 1), (1, 2), (2, 0), (3, 1), (11, 3)] {
+        for (page, value) in [(0, 1), (1, 2), (2, 0), (3, 1), (11, 3), (14, 0)] {
             world.holds(page * PAGE, PAGE, value);
         }
         world.heals();
     }
+}
+
+/// A leg that was away when a page was discarded hears of it from a copy that was
+/// added meanwhile and is all that is left.
+#[test]
+fn a_copy_that_is_added_tells_of_what_was_discarded_before() {
+    let mut world = World::mirror(2);
+    world.write(0, 4 * PAGE, 1);
+    // The page in question is in no table of what is in flight.
+    world.write(8 * PAGE, PAGE, 1);
+    world.kill(1);
+    world.write(8 * PAGE, PAGE, 2);
+    world.discard(2 * PAGE, PAGE);
+    world.write(5 * PAGE, PAGE, 1);
+    world.add_copy(brick(2), SliceId(Uuid::from_u128(77)));
+    world.look_again();
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.leg(2).state, LegState::InSync);
+    world.kill(0);
+    world.restart(1);
+    world.pass(Duration::from_secs(20));
+    assert_eq!(world.leg(1).state, LegState::InSync);
+    world.legs_are_equal();
+    world.heals();
+}
+
+/// The answer to a question that was asked before is older than what is known by
+/// now: its epoch is one that the legs refuse.
+#[test]
+fn a_layout_that_comes_late_is_left() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    world.ask_to_look();
+    world.client.turn();
+    let late = world.client.ask().expect("the layout is asked for");
+    world.kill(1);
+    world.until(VolumeState::Degraded);
+    let raised = world.counters().epochs_raised;
+    world.client.tell(late);
+    world.rest();
+    assert_eq!(world.counters().epochs_raised, raised, "nobody hears of it");
+    assert_eq!(world.client.status().state, VolumeState::Degraded);
+    world.write(0, PAGE, 2);
+    world.heals();
+    world.holds(0, PAGE, 2);
 }
 
 /// It is lost on the way, before its return began and in the middle of it.
@@ -599,6 +647,8 @@ fn a_copy_that_is_added_is_lost_before_it_is_whole() {
     }
 }
 
+/// Concatenated segments, stripes, and stripes of mirrors: every page at its
+/// place, on every copy.
 #[test]
 fn layouts_put_every_page_at_its_place() {
     for (columns, copies, segments) in [(1, 1, 2), (3, 1, 1), (2, 2, 1), (2, 2, 2), (3, 3, 2)] {
