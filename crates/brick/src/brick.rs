@@ -334,12 +334,18 @@ impl<M: Media> Brick<M> {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Does what only the owner of the pool can do for a slice.
+    /// Does what only the owner of the pool can do for a slice, for a connection of
+    /// this epoch.
     ///
     /// # Errors
     /// When there is no such slice, or its epoch is newer.
-    pub fn own(&self, slice: SliceId, request: SliceRequest) -> Result<SliceReply, SliceError> {
-        self.own_for(None, slice, request)
+    pub fn own(
+        &self,
+        slice: SliceId,
+        epoch: Epoch,
+        request: SliceRequest,
+    ) -> Result<SliceReply, SliceError> {
+        self.own_for(None, slice, epoch, request)
     }
 
     /// The same for a session of this process, as long as it is not revoked.
@@ -347,6 +353,7 @@ impl<M: Media> Brick<M> {
         &self,
         session: Option<u32>,
         slice: SliceId,
+        epoch: Epoch,
         request: SliceRequest,
     ) -> Result<SliceReply, SliceError> {
         let is_over = |pool: &Pool<M>| session.is_some_and(|number| pool.is_revoked(number));
@@ -361,6 +368,12 @@ impl<M: Media> Brick<M> {
                 Ok(SliceReply::InFlight(few))
             }
             SliceRequest::Settled => {
+                let (_, entry) = pool.find(slice).map_err(|cause| self.refused(cause))?;
+                // What has come to be in flight since is not what that client made equal.
+                if epoch < entry.epoch {
+                    let current = entry.epoch;
+                    return Err(SliceError::StaleEpoch { current });
+                }
                 pool.settle(slice).map_err(|cause| self.refused(cause))?;
                 Ok(SliceReply::Done)
             }

@@ -93,7 +93,15 @@ impl MapService for Served {
 struct Owner {
     brick: Arc<Brick>,
     number: u32,
-    attached: Vec<(u32, SliceId)>,
+    attached: Vec<Seat>,
+}
+
+/// A slice that a mapped session has attached.
+struct Seat {
+    handle: u32,
+    slice: SliceId,
+    /// The newest that this connection said.
+    epoch: Epoch,
 }
 
 impl Handler for Owner {
@@ -104,7 +112,11 @@ impl Handler for Owner {
                 "a connection attaches at most {ATTACHED_MAX} slices"
             )));
         }
-        self.attached.push((object.0, slice));
+        self.attached.push(Seat {
+            handle: object.0,
+            slice,
+            epoch,
+        });
         Ok(Attached {
             handle: object.0,
             size_bytes,
@@ -113,13 +125,13 @@ impl Handler for Owner {
 
     fn execute(&mut self, handle: u32, request: SliceRequest) -> Outcome {
         // The latest: the number of a deleted object is used again.
-        let named = self
-            .attached
-            .iter()
-            .rev()
-            .find(|(known, _)| *known == handle);
-        Outcome::Now(match named {
-            Some(&(_, slice)) => self.brick.own(slice, request),
+        let mut latest = self.attached.iter_mut().rev();
+        Outcome::Now(match latest.find(|seat| seat.handle == handle) {
+            Some(seat) => {
+                let said = request.epoch();
+                seat.epoch = said.map_or(seat.epoch, |it| it.max(seat.epoch));
+                self.brick.own(seat.slice, seat.epoch, request)
+            }
             None => Err(SliceError::OutOfRange(format!(
                 "nothing is attached as {handle}"
             ))),

@@ -120,7 +120,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             Executed::Done(result) => result,
             Executed::Owner(request) => {
                 let number = Some(self.session.number());
-                self.brick.own_for(number, slice, request)
+                self.brick.own_for(number, slice, epoch, request)
             }
         }
     }

@@ -328,6 +328,51 @@ fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
     );
 }
 
+/// A client that stood still while another attached must not make the slice forget what
+/// that one has in flight (seed 47880 of the cluster simulation as it then was).
+#[test]
+fn a_client_that_is_over_settles_nothing() {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let raise = |epoch| SliceRequest::RaiseEpoch {
+        epoch: Epoch(epoch),
+        round: 0,
+    };
+    let mut old = worker(&brick, 1);
+    check(&mut old, raise(1), Ok(SliceReply::Done));
+    let mut new = worker(&brick, 2);
+    check(&mut new, raise(2), Ok(SliceReply::Done));
+    let mut one = worker(&brick, 2);
+    let open = Stamp {
+        open: 1,
+        ..stamp(2, 1)
+    };
+    check(
+        &mut one,
+        write(0, vec![1; 4096], open),
+        Ok(SliceReply::Done),
+    );
+    drop(one);
+    let current = Epoch(2);
+    check(
+        &mut old,
+        SliceRequest::Settled,
+        Err(SliceError::StaleEpoch { current }),
+    );
+    for epoch in [1, 2] {
+        let listed = brick.own(SLICE, Epoch(epoch), SliceRequest::InFlight);
+        let Ok(SliceReply::InFlight(Some(listed))) = listed else {
+            panic!("{listed:?}");
+        };
+        assert_eq!(listed.len(), 1);
+        let settled = brick.own(SLICE, Epoch(epoch), SliceRequest::Settled);
+        assert_eq!(settled.is_ok(), epoch == 2, "{settled:?}");
+    }
+    let none = brick.own(SLICE, current, SliceRequest::InFlight);
+    assert_eq!(none, Ok(SliceReply::InFlight(Some(vec![]))));
+}
+
 #[test]
 fn a_connection_that_ends_leaves_its_open_operations() {
     let home = Home::new("/dev/shm");

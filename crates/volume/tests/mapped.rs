@@ -108,7 +108,8 @@ struct Owner {
 
 impl Leg for Owner {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
-        let result = self.brick.own(self.slice, request);
+        let epoch = request.epoch().unwrap_or(Epoch(u32::MAX));
+        let result = self.brick.own(self.slice, epoch, request);
         self.done.push(SliceCompletion { tag, result });
     }
 
@@ -288,7 +289,11 @@ impl World {
     /// What a brick tells about operations in flight.
     fn in_flight(&self, leg: usize) -> Vec<(u64, u32, u32, u64)> {
         let table = self.houses.0[leg]
-            .with(|running| running.brick.own(slice(leg), SliceRequest::InFlight))
+            .with(|running| {
+                running
+                    .brick
+                    .own(slice(leg), Epoch(0), SliceRequest::InFlight)
+            })
             .expect("a table");
         let SliceReply::InFlight(Some(table)) = table else {
             panic!("no table");

@@ -404,6 +404,7 @@ impl Slice {
                 | SliceRequest::Extents { .. }
                 | SliceRequest::Checksums { .. }
                 | SliceRequest::Dirty { .. }
+                | SliceRequest::Settled
         );
         if looks && connection.epoch.0 < self.now.epoch {
             let current = Epoch(self.now.epoch);
