@@ -24,6 +24,9 @@ use uuid::Uuid;
 const UNMAP_LIMIT: Duration = Duration::from_secs(2);
 /// How long to wait for a pool in all.
 const LOCK_LIMIT: Duration = Duration::from_secs(4);
+/// How long a claim that was given up may still be there: a child of its process has
+/// a copy of each descriptor between fork and exec.
+const CLAIM_LIMIT: Duration = Duration::from_millis(200);
 /// How often to look whether the pool is free.
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
@@ -381,12 +384,17 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
         l_len: 0,
         l_pid: 0,
     };
-    match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
-        Ok(_) => Ok(Claim { _file: file }),
-        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {
-            Err(FileError::InUse(path.into()))
+    let began = Instant::now();
+    loop {
+        match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
+            Ok(_) => return Ok(Claim { _file: file }),
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {}
+            Err(cause) => return Err(system("lock", path)(cause.into())),
         }
-        Err(cause) => Err(system("lock", path)(cause.into())),
+        if began.elapsed() > CLAIM_LIMIT {
+            return Err(FileError::InUse(path.into()));
+        }
+        std::thread::sleep(LOCK_PAUSE);
     }
 }
 
