@@ -199,6 +199,10 @@ fn page_tables_on_a_disk() {
     for n in 0..2 {
         let page = n as u64 + 1;
         export.io(&[&format!("write -P {page} {page}M 4k"), "flush"]);
+        // Until then the write is in flight, and comes back with the copy.
+        until("the connection has ended well", || {
+            export.status()["channels"] == 0
+        });
         cluster.stop_brick(n);
         let pool = cluster.pool(n);
         flip(pool, slot_of(pool, frame_of(pool, page as u8)) + 1, 3);
