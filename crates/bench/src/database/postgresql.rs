@@ -17,6 +17,8 @@ const NOBODY: u32 = 65534;
 const TOOL_MAX: Duration = Duration::from_secs(120);
 /// What pgbench may take beyond its time.
 const MARGIN: Duration = Duration::from_secs(30);
+/// What the server may take to end.
+const END_MAX: Duration = Duration::from_secs(10);
 /// Between two looks whether the server answers.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -227,6 +229,19 @@ impl Server {
         let cannot = || BenchError::system(format!("change {}", path.display()));
         let mut file = File::options().append(true).open(&path).map_err(cannot())?;
         std::io::Write::write_all(&mut file, lines.as_bytes()).map_err(cannot())
+    }
+}
+
+impl Drop for Server {
+    /// As an operator would end it: killed, it leaves shared memory behind.
+    fn drop(&mut self) {
+        let Some(child) = &self.child else { return };
+        let pid = i32::try_from(child.pid()).ok();
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            // It may have ended; if it does not end, it is killed.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+            let _ = child.ends_within(END_MAX);
+        }
     }
 }
 
