@@ -406,7 +406,7 @@ fn mirrored(
         scratch.mount_null(threads)?,
         scratch.mount("unmirrored", 1, "map", threads)?,
         scratch.mount("map", 2, "map", threads)?,
-        apart.mount("map+tcp", 2, "auto", threads)?,
+        apart.mount("map-tcp", 2, "auto", threads)?,
         scratch.mount("tcp", 2, "tcp", threads)?,
     ];
     let (_daemons, places): (Vec<Daemon>, Vec<mirror::Place>) = mounts.into_iter().unzip();
@@ -431,7 +431,7 @@ fn on_mounts(
     let mounts = [
         scratch.mount("unmirrored", 1, "map", threads)?,
         scratch.mount("map", 2, "map", threads)?,
-        apart.mount("map+tcp", 2, "auto", threads)?,
+        apart.mount("map-tcp", 2, "auto", threads)?,
         scratch.mount("tcp", 2, "tcp", threads)?,
     ];
     let (mut _daemons, mut places) = (vec![], vec![]);
