@@ -189,6 +189,19 @@ pub enum Defect {
     SettledByPage,
     /// A view is shown before every leg has heard of its epoch.
     NoBarrier,
+    /// A change is made although one before it failed on a connection that keeps
+    /// their order.
+    OrderNotKept,
+    /// What is to be durable is acknowledged before the leg that follows has it.
+    DurableNotAwaited,
+    /// A leg is said to follow before it has what was changed while it was copied to.
+    FollowsTooEarly,
+    /// Changes wait for the leg that follows behind those that came later.
+    ShippedOutOfOrder,
+    /// The keeper changes a leg with an epoch that this was not told over the connection.
+    EpochNotTold,
+    /// A client goes on with a leg that followed the client before it.
+    FollowsTheDead,
 }
 
 #[cfg(all(feature = "defects", debug_assertions))]

@@ -128,6 +128,10 @@ pub enum LegState {
     Stale,
     /// Being brought up to date: written, not read.
     Syncing,
+    /// Holds everything that was acknowledged up to some change, and nothing beyond;
+    /// of what was acknowledged as durable, all. Its client sends it changes in their
+    /// order after it has acknowledged them. Neither written with the others nor read.
+    Following,
 }
 
 /// One copy of a column.
@@ -146,6 +150,9 @@ pub struct Leg {
     /// It was never in-sync: it may hold nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub empty: bool,
+    /// Once it is up to date it follows, and does not become in-sync.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asynchronous: bool,
 }
 
 /// A column: the same bytes in each leg.
@@ -299,6 +306,11 @@ pub struct Extent {
 }
 
 impl Layout {
+    /// All columns, in order.
+    pub fn columns(&self) -> impl Iterator<Item = &Column> + Clone {
+        self.segments.iter().flat_map(|segment| &segment.columns)
+    }
+
     /// Bytes of the volume.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

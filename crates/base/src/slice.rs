@@ -172,6 +172,11 @@ pub enum SliceRequest {
     /// The operations that may be missing on another leg: of dead or fenced
     /// sessions, since the last [`SliceRequest::Settled`].
     InFlight,
+    /// From here on, a change of this connection that fails fails all that come after
+    /// it: the slice holds what was changed over it up to some change, and nothing
+    /// beyond. Changes may be in flight together although they overlap; they are made
+    /// in the order in which they came.
+    KeepOrder,
     /// The legs were made equal: forgets what [`SliceRequest::InFlight`] told.
     Settled,
     /// A barrier: refuses older epochs, and returns when every operation
@@ -197,6 +202,15 @@ impl SliceRequest {
             SliceRequest::RaiseEpoch { epoch, .. } => Some(*epoch),
             _ => None,
         }
+    }
+
+    /// Whether it may change bytes.
+    #[must_use]
+    pub fn is_change(&self) -> bool {
+        matches!(
+            self,
+            SliceRequest::Write { .. } | SliceRequest::Clear { .. } | SliceRequest::Transact { .. }
+        )
     }
 }
 

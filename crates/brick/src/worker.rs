@@ -4,6 +4,7 @@
 //! then in the in-flight table.
 
 use crate::brick::Brick;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest};
@@ -29,6 +30,18 @@ struct Attached {
     handle: Handle,
     /// The newest epoch that this connection used.
     epoch: Epoch,
+    order: Order,
+}
+
+/// What a change that failed means for those after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Nothing.
+    Free,
+    /// They fail as well.
+    Kept,
+    /// One has failed.
+    Broken,
 }
 
 impl<M: Media + Send + Sync + 'static> Worker<M> {
@@ -64,6 +77,7 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             slice,
             handle,
             epoch,
+            order: Order::Free,
         });
         Ok((self.attached.len() as u32 - 1, size_bytes))
     }
@@ -91,12 +105,23 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
         named.epoch = request
             .epoch()
             .map_or(named.epoch, |it| it.max(named.epoch));
+        let is_change = request.is_change();
+        match named.order {
+            Order::Broken if is_change => return Err(out_of_order()),
+            Order::Free if matches!(request, SliceRequest::KeepOrder) => named.order = Order::Kept,
+            _ => {}
+        }
         let Attached {
             slice,
             handle,
             epoch,
+            order,
         } = *named;
         let done = self.run(slice, handle, epoch, request);
+        let breaks = is_change && done.is_err() && !defect::is(Defect::OrderNotKept);
+        if order == Order::Kept && breaks {
+            self.attached(number)?.order = Order::Broken;
+        }
         done.map_err(|cause| match cause {
             SliceError::NoSuchSlice(_) => SliceError::NoSuchSlice(slice),
             cause => cause,
@@ -124,6 +149,11 @@ impl<M: Media + Send + Sync + 'static> Worker<M> {
             }
         }
     }
+}
+
+fn out_of_order() -> SliceError {
+    let why = "a change before this one failed, and this connection keeps their order";
+    SliceError::Refused(why.into())
 }
 
 impl<M: Media> Drop for Worker<M> {

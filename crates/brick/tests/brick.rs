@@ -328,6 +328,58 @@ fn what_an_old_connection_still_carries_is_refused_under_the_same_epoch() {
     );
 }
 
+/// Once a change on it has failed, such a connection makes none: what was sent behind it
+/// was sent before its answer.
+#[test]
+fn a_connection_that_keeps_the_order_makes_nothing_behind_a_failed_change() {
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let (mut kept, mut free) = (worker(&brick, 2), worker(&brick, 2));
+    check(&mut kept, SliceRequest::KeepOrder, Ok(SliceReply::Done));
+    for (worker, first) in [(&mut free, 1), (&mut kept, 10)] {
+        let page = |with, op| write(0, vec![with; 4096], stamp(2, op));
+        check(worker, page(1, first), Ok(SliceReply::Done));
+        // Neither a read nor what changes nothing breaks it.
+        let beyond = SliceRequest::Read {
+            offset: SIZE,
+            len: 4096,
+        };
+        assert!(worker.execute(0, beyond).is_err());
+        check(worker, page(2, first + 1), Ok(SliceReply::Done));
+        let beyond = write(SIZE, vec![3; 4096], stamp(2, first + 2));
+        assert!(matches!(
+            worker.execute(0, beyond),
+            Err(SliceError::OutOfRange(_))
+        ));
+    }
+    check(
+        &mut free,
+        write(0, vec![4; 4096], stamp(2, 20)),
+        Ok(SliceReply::Done),
+    );
+    for behind in [
+        write(0, vec![5; 4096], stamp(2, 21)),
+        SliceRequest::Clear {
+            offset: 0,
+            len: 4096,
+            stamp: stamp(2, 22),
+        },
+    ] {
+        let refused = kept.execute(0, behind);
+        assert!(
+            matches!(refused, Err(SliceError::Refused(_))),
+            "{refused:?}"
+        );
+    }
+    check(&mut kept, SliceRequest::Flush, Ok(SliceReply::Done));
+    let read = SliceRequest::Read {
+        offset: 0,
+        len: 4096,
+    };
+    check(&mut kept, read, Ok(SliceReply::Data(vec![4; 4096])));
+}
+
 /// A client that stood still while another attached must not make the slice forget what
 /// that one has in flight (seed 47880 of the cluster simulation as it then was).
 #[test]

@@ -244,9 +244,13 @@ impl Client {
         &self,
         name: &Name,
         brick: Option<BrickId>,
+        asynchronous: bool,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas");
-        let wish = AttachReplica { brick };
+        let wish = AttachReplica {
+            brick,
+            asynchronous,
+        };
         self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
     }
 

@@ -63,6 +63,7 @@ fn layout() -> Layout {
         slice: SliceId(Uuid::from_u128(slice)),
         state,
         fresh: false,
+        asynchronous: false,
         empty: false,
     };
     let column = |slice| Column {

@@ -2,7 +2,7 @@
 //!
 //! Invariants: every column keeps an in-sync leg; the epoch only rises, by one
 //! with each change; a column's round is non-zero exactly while one of its
-//! legs is not in-sync, and a new round is the one after the last (15 is
+//! legs is neither in-sync nor follows, and a new round is the one after the last (15 is
 //! followed by 1). A change happens as a whole or not at all.
 //!
 //! No clock, no I/O, no randomness; who may ask for a change is not decided
@@ -60,7 +60,7 @@ pub enum Change {
     /// Each column loses its leg of this number.
     RemoveCopy(usize),
     /// Where the leg of this number is not in-sync, it becomes so, and the others stale
-    /// and fresh: what they hold beyond it is given up.
+    /// and fresh: what they hold beyond it is given up. It does not follow any more.
     Promote(usize),
 }
 
@@ -141,6 +141,7 @@ pub fn word(state: LegState) -> &'static str {
         LegState::InSync => "in-sync",
         LegState::Stale => "stale",
         LegState::Syncing => "syncing",
+        LegState::Following => "following",
     }
 }
 
@@ -247,6 +248,7 @@ impl Ledger {
                     true => (LegState::InSync, false),
                     false => (LegState::Stale, true),
                 };
+                leg.asynchronous &= number != copy;
             }
         }
         self.settle_all()
@@ -308,12 +310,19 @@ impl Ledger {
             })?;
         match (leg.state, turn.to) {
             (LegState::InSync | LegState::Syncing, LegState::Stale)
-            | (LegState::Stale, LegState::Syncing)
-            | (LegState::Syncing, LegState::InSync) => leg.state = turn.to,
+            | (LegState::Syncing, LegState::InSync) => {}
+            (LegState::Stale, LegState::Syncing) if !leg.asynchronous => {}
+            (LegState::Stale, LegState::Following) if leg.asynchronous => {}
+            // A wish that it follow may be on its way yet: it meets another epoch.
+            (LegState::Stale, LegState::Stale) if leg.asynchronous => {}
+            // No round tells what it had yet to get.
+            (LegState::Following, LegState::Stale) => leg.fresh = true,
             (from, to) => return Err(ChangeError::Step { from, to }),
         }
-        leg.fresh &= leg.state != LegState::InSync;
-        leg.empty &= leg.state != LegState::InSync;
+        leg.state = turn.to;
+        if is_whole(leg.state) {
+            (leg.fresh, leg.empty) = (false, false);
+        }
         Ok(())
     }
 
@@ -321,17 +330,25 @@ impl Ledger {
     fn settle(&mut self, segment: usize, column: usize) -> Result<(), ChangeError> {
         let it = &mut self.layout.segments[segment].columns[column];
         let last = &mut self.last_rounds[segment][column];
-        match in_sync(it) {
-            0 => return Err(ChangeError::LastInSync { segment, column }),
-            all if all == it.legs.len() => it.round = 0,
-            _ if it.round == 0 => {
+        if in_sync(it) == 0 {
+            return Err(ChangeError::LastInSync { segment, column });
+        }
+        match it.legs.iter().all(|leg| is_whole(leg.state)) {
+            true => it.round = 0,
+            false if it.round == 0 => {
                 *last = *last % ROUND_MAX + 1;
                 it.round = *last;
             }
-            _ => {}
+            false => {}
         }
         Ok(())
     }
+}
+
+/// Whether a leg lacks nothing that a round would have to tell.
+#[must_use]
+pub fn is_whole(state: LegState) -> bool {
+    matches!(state, LegState::InSync | LegState::Following)
 }
 
 fn no_rounds(segment: &Segment) -> Vec<u8> {
@@ -339,12 +356,17 @@ fn no_rounds(segment: &Segment) -> Vec<u8> {
 }
 
 fn is_sound((column, last): (&Column, &u8)) -> bool {
-    let all = in_sync(column) == column.legs.len();
+    let all = column.legs.iter().all(|leg| is_whole(leg.state));
+    let follows = |leg: &Leg| leg.state == LegState::Following;
     (1..=COPIES_MAX).contains(&column.legs.len())
         && in_sync(column) > 0
         && *last <= ROUND_MAX
         && column.round == if all { 0 } else { *last }
         && (all || *last > 0)
+        && column
+            .legs
+            .iter()
+            .all(|leg| leg.asynchronous || !follows(leg))
 }
 
 fn in_sync(column: &Column) -> usize {

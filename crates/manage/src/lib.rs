@@ -25,6 +25,7 @@ pub mod client;
 pub mod clock;
 pub mod durability;
 pub mod fault;
+mod files;
 #[cfg(test)]
 mod fuzz;
 pub mod ledger;

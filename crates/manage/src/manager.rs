@@ -68,6 +68,8 @@ pub struct Manager {
     pub(crate) bricks: Arc<dyn Bricks>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) settings: Settings,
+    /// By its clock, when it began.
+    since: Duration,
     book: Mutex<Book>,
     /// Wakes the sweep when a brick with slices to delete returns.
     pub(crate) returned: tokio::sync::Notify,
@@ -229,6 +231,7 @@ impl Manager {
             ..Book::default()
         };
         Ok(Manager {
+            since: clock.elapsed(),
             store,
             bricks,
             clock,
@@ -251,6 +254,13 @@ impl Manager {
             Err(TryLockError::Poisoned(panicked)) => Some(panicked.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// Whether nothing was heard of a brick for so long that it is taken for dead, though
+    /// this manager was there to hear it.
+    pub(crate) fn is_dead(&self, brick: &Brick) -> bool {
+        let heard = brick.seen.map_or(self.since, |seen| seen.at);
+        self.clock.elapsed().saturating_sub(heard) >= self.settings.dead_after
     }
 
     pub(crate) fn is_alive(&self, brick: &Brick) -> bool {
@@ -309,10 +319,7 @@ impl Manager {
             volumes: book.volumes.len(),
             volumes_attached: volumes().filter(|v| v.attachment.is_some()).count(),
             volumes_degraded: volumes()
-                .filter(|v| {
-                    let columns = v.ledger.layout.segments.iter().flat_map(|s| &s.columns);
-                    columns.into_iter().any(|column| column.round != 0)
-                })
+                .filter(|v| v.ledger.layout.columns().any(|column| column.round != 0))
                 .count(),
             pending_deletions: book.doomed.len(),
             bricks_scrubbing: book.bricks.values().filter(scrubbing).count(),

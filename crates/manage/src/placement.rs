@@ -116,6 +116,16 @@ pub enum PlaceError {
         /// Bytes that would fit in the same layout.
         largest_bytes: u64,
     },
+    /// A brick that already has a copy has no room for more of it.
+    #[error("the brick {brick} has room for {room_bytes} bytes more, and not for {bytes}")]
+    NoRoomOn {
+        /// Which.
+        brick: BrickId,
+        /// Bytes that are wanted.
+        bytes: u64,
+        /// Bytes that it can be promised.
+        room_bytes: u64,
+    },
 }
 
 fn class(durability: Option<Durability>) -> String {

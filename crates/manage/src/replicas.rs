@@ -1,8 +1,8 @@
 //! Replicas: a copy more of a volume, one less, and the one that goes on alone.
 
 use crate::fault::Fault;
-use crate::ledger::{Change, ChangeError};
-use crate::manager::{Book, Manager, Place, places};
+use crate::ledger::{Change, ChangeError, is_whole};
+use crate::manager::{Book, Brick, Manager, Place, places};
 use crate::placement::{Candidate, Thin, place_copy};
 use crate::records::{Doomed, VolumeRecord};
 use crate::store::Write;
@@ -26,11 +26,15 @@ impl Manager {
             if volume.shape.copies >= COPIES_MAX {
                 return Err(ChangeError::TooManyCopies.into());
             }
+            if wish.asynchronous {
+                refuse_to_follow(&volume)?;
+            }
             let candidates = self.replica_candidates(&book, wish.brick)?;
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
             let thin = thin_columns(&book, &volume);
             let bricks = place_copy(&candidates, durability, factor, &thin)?;
-            let segments = self.copy_on(&volume.ledger.layout.segments, &bricks);
+            let segments = &volume.ledger.layout.segments;
+            let segments = self.copy_on(segments, &bricks, wish.asynchronous);
             self.plan(&mut book, name, durability, segments, volume.files_bytes)?
         };
         self.build(&plan.segments)?;
@@ -90,22 +94,53 @@ impl Manager {
     /// Has a volume go on with one copy where no in-sync one is left, as when their
     /// bricks are gone for good. They come back as copies of it, by comparison.
     /// Columns where the copy is in-sync stay as they are: the next client goes on
-    /// with whatever it reaches.
+    /// with whatever it reaches. One that follows has all that was acknowledged as
+    /// durable, and of the rest everything up to some change.
     ///
     /// # Errors
     /// When there is no such copy, or it never held all of the volume; without
-    /// `force` also when it is not in-sync, or a client has the volume.
+    /// `force` also when it is neither in-sync nor follows, when it follows and a
+    /// brick with an in-sync copy is alive, or when a client has the volume.
     pub fn promote_replica(&self, name: &Name, wish: ChooseReplica) -> Result<VolumeDetail, Fault> {
         let mut book = self.book();
         let mut record = self.replica_record(&book, name, wish)?;
-        let columns = record
-            .ledger
-            .layout
-            .segments
-            .iter()
-            .flat_map(|it| &it.columns);
-        let mut legs = columns.filter_map(|column| column.legs.get(wish.copy));
-        let behind = legs.find(|leg| leg.state != LegState::InSync);
+        self.refuse_promotion(&book, &record, wish)?;
+        record.ledger = record.ledger.apply(&Change::Promote(wish.copy))?;
+        record.notes.clear();
+        self.replace(&mut book, &record)?;
+        Ok(self.detail(&book, &record))
+    }
+
+    /// What [`Manager::promote_replica`] says about its errors.
+    fn refuse_promotion(
+        &self,
+        book: &Book,
+        record: &VolumeRecord,
+        wish: ChooseReplica,
+    ) -> Result<(), Fault> {
+        let columns = record.ledger.layout.columns();
+        let mut legs = columns
+            .clone()
+            .filter_map(|column| column.legs.get(wish.copy));
+        let mut others = columns.flat_map(|column| &column.legs);
+        let follows = |leg: &&Leg| leg.state == LegState::Following;
+        let may_live =
+            |leg: &&Leg| brick_in_sync(book, leg).is_some_and(|brick| !self.is_dead(brick));
+        if legs.clone().any(|leg| follows(&leg))
+            && let Some(in_sync) = others.find(may_live)
+            && !wish.force
+        {
+            return Err(Fault::bad(
+                format!(
+                    "brick {} has an in-sync copy and is alive, or may be: the next client goes \
+                     on with it, and copy {} may lack what was acknowledged last",
+                    in_sync.brick, wish.copy
+                ),
+                "attach the volume as it is, try again once the brick is listed as dead, or use \
+                 force, which gives these writes up",
+            ));
+        }
+        let behind = legs.find(|leg| !is_whole(leg.state));
         if let Some(leg) = behind.filter(|leg| !wish.force && !leg.empty) {
             let (copy, state) = (wish.copy, crate::ledger::word(leg.state));
             return Err(Fault::bad(
@@ -116,25 +151,14 @@ impl Manager {
                 "start the bricks of an in-sync copy, or use force, which gives these writes up",
             ));
         }
-        record.ledger = record.ledger.apply(&Change::Promote(wish.copy))?;
-        record.notes.clear();
-        self.replace(&mut book, &record)?;
-        Ok(self.detail(&book, &record))
+        Ok(())
     }
 
     /// The ledger calls a leg in-sync although its brick is gone, until a client has
     /// met that.
     fn refuse_without_living(&self, book: &Book, record: &VolumeRecord) -> Result<(), Fault> {
-        let mut columns = record
-            .ledger
-            .layout
-            .segments
-            .iter()
-            .flat_map(|it| &it.columns);
-        let is_living = |leg: &Leg| {
-            let brick = book.bricks.get(&leg.brick);
-            leg.state == LegState::InSync && brick.is_some_and(|brick| self.is_alive(brick))
-        };
+        let mut columns = record.ledger.layout.columns();
+        let is_living = |leg| brick_in_sync(book, leg).is_some_and(|brick| self.is_alive(brick));
         match columns.all(|column| column.legs.iter().any(is_living)) {
             true => Ok(()),
             false => Err(Fault::bad(
@@ -186,7 +210,12 @@ impl Manager {
     }
 
     /// The slices of one copy, with names.
-    fn copy_on(&self, segments: &[Segment], bricks: &[BrickId]) -> Vec<Segment> {
+    fn copy_on(
+        &self,
+        segments: &[Segment],
+        bricks: &[BrickId],
+        asynchronous: bool,
+    ) -> Vec<Segment> {
         let mut bricks = bricks.iter();
         let column = |brick: &BrickId| Column {
             legs: vec![Leg {
@@ -195,6 +224,7 @@ impl Manager {
                 state: LegState::Stale,
                 fresh: true,
                 empty: true,
+                asynchronous,
             }],
             round: 0,
         };
@@ -207,6 +237,30 @@ impl Manager {
                 .collect(),
         });
         copy.collect()
+    }
+}
+
+/// The brick of a leg, if that is in-sync.
+fn brick_in_sync<'b>(book: &'b Book, leg: &Leg) -> Option<&'b Brick> {
+    let brick = book.bricks.get(&leg.brick)?;
+    (leg.state == LegState::InSync).then_some(brick)
+}
+
+/// Only changes of one column have an order that one leg can keep.
+fn refuse_to_follow(volume: &VolumeRecord) -> Result<(), Fault> {
+    let mut columns = volume.ledger.layout.columns();
+    let (Some(only), None) = (columns.next(), columns.next()) else {
+        return Err(Fault::bad(
+            "an asynchronous copy is one of a volume with one column that has not grown",
+            "attach a synchronous copy",
+        ));
+    };
+    match only.legs.iter().any(|leg| leg.asynchronous) {
+        true => Err(Fault::bad(
+            "the volume has an asynchronous copy already",
+            "detach that one first, or attach a synchronous copy",
+        )),
+        false => Ok(()),
     }
 }
 

@@ -18,6 +18,9 @@ pub const VOLUME_BYTES_MAX: u64 = i64::MAX as u64 / PAGE * PAGE;
 /// Addresses of a volume that holds files, for each byte that they may take: the
 /// smallest files take eight times theirs, and nothing is moved.
 const FILES_SPACE_FACTOR: u64 = 16;
+/// The same, of files that may take more than they were made for: spans that are not
+/// full may then use the addresses up before the files have taken what they may.
+pub const FILES_SPACE_FACTOR_MIN: u64 = 4;
 /// Bytes of the smallest volume that holds files.
 const FILES_SPACE_BYTES_MIN: u64 = 1 << 30;
 /// Bytes that files may take, at most.

@@ -7,11 +7,12 @@
 
 use crate::durability::Durability;
 use crate::fault::Fault;
-use crate::ledger::{Change, Ledger, LegTurn};
+use crate::files::{check_files, make_thin};
+use crate::ledger::{Change, Ledger, LegTurn, is_whole};
 use crate::manager::{Book, DOOMED_MAX, Doom, Manager, Place, VOLUMES_MAX, places, promised};
-use crate::placement::{PlaceError, PlacedSegment, Placement, Wish, place};
+use crate::placement::{PlacedSegment, Placement, Wish, place};
 use crate::records::{Attachment, Doomed, Note, VolumeRecord};
-use crate::shape::{FILES_BYTES_MAX, Shape, files_space_bytes};
+use crate::shape::Shape;
 use crate::store::Write;
 use crate::wire::{
     AttachVolume, Attached, ChangeLegs, Content, CreateVolume, Deleted, DetachVolume, Detached,
@@ -77,7 +78,8 @@ impl Manager {
         Ok(sized(volume, wish.size_bytes, bytes))
     }
 
-    /// Makes a volume larger by a segment of the same shape, attached or not.
+    /// Makes a volume larger by a segment of the same shape, attached or not. Of
+    /// files: what they may take together.
     ///
     /// # Errors
     /// As for creating, and when it is not larger than now.
@@ -87,12 +89,17 @@ impl Manager {
             let volume = book.volume(name)?;
             refuse_a_busy_one(&book, name)?;
             if volume.files_bytes.is_some() {
+                return self.grow_files(&mut book, name, wish.size_bytes);
+            }
+            let layout = &volume.ledger.layout;
+            let follows = |column: &Column| column.legs.iter().any(|leg| leg.asynchronous);
+            if layout.columns().any(follows) {
                 return Err(Fault::bad(
-                    format!("the volume {name} holds files, and its size is theirs"),
-                    "make a larger file system and copy the files",
+                    format!("the volume {name} has an asynchronous copy, which one column has"),
+                    "detach that copy, grow the volume, and attach a synchronous one",
                 ));
             }
-            let (shape, now) = (volume.shape, volume.ledger.layout.size_bytes());
+            let (shape, now) = (volume.shape, layout.size_bytes());
             let more = growth(now, wish.size_bytes)?;
             let bytes = shape.fit(more)?;
             let size = check_whole(now, bytes)?;
@@ -103,7 +110,7 @@ impl Manager {
                 factor: self.settings.overprovision_factor,
             };
             // Refused before bricks are troubled, not after.
-            let segments = volume.ledger.layout.segments.len();
+            let segments = layout.segments.len();
             let placement = place(&self.candidates(&book), &wish)?;
             if segments + placement.segments.len() > SEGMENTS_MAX {
                 return Err(crate::ledger::ChangeError::TooManySegments.into());
@@ -250,14 +257,10 @@ impl Manager {
     fn note(&self, record: &mut VolumeRecord, change: &LegChange) {
         let place = (change.segment, change.column, change.leg);
         let is_other = |note: &Note| (note.segment, note.column, note.leg) != place;
-        if change.to == LegState::InSync || change.note.is_some() {
+        if is_whole(change.to) || change.note.is_some() {
             record.notes.retain(is_other);
         }
-        if let Some(text) = change
-            .note
-            .as_ref()
-            .filter(|_| change.to != LegState::InSync)
-        {
+        if let Some(text) = change.note.as_ref().filter(|_| !is_whole(change.to)) {
             record.notes.push(Note {
                 segment: change.segment,
                 column: change.column,
@@ -403,6 +406,7 @@ fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
         state: LegState::InSync,
         fresh: false,
         empty: false,
+        asynchronous: false,
     };
     let column = |bricks: &Vec<BrickId>| Column {
         legs: bricks.iter().map(leg).collect(),
@@ -415,7 +419,7 @@ fn segment(placed: &PlacedSegment, new_id: fn() -> Uuid) -> Segment {
 }
 
 fn health(layout: &Layout) -> Health {
-    let columns = layout.segments.iter().flat_map(|segment| &segment.columns);
+    let columns = layout.columns();
     let has = |state| {
         let mut legs = columns.clone().flat_map(|column| &column.legs);
         legs.any(|leg| leg.state == state)
@@ -466,45 +470,7 @@ fn refuse_a_fenced_one(
     }
 }
 
-/// Files need one column, and fewer bytes than their volume has addresses for.
-fn check_files(shape: Shape, bytes: u64) -> Result<u64, Fault> {
-    if shape.columns != 1 {
-        return Err(Fault::bad(
-            format!("a file system lies in one column, not in {}", shape.columns),
-            "take the layout mirror, or concat for one copy",
-        ));
-    }
-    if bytes > FILES_BYTES_MAX {
-        return Err(crate::shape::ShapeError::TooLarge {
-            asked: bytes,
-            what: "a file system",
-            most: FILES_BYTES_MAX,
-        }
-        .into());
-    }
-    Ok(bytes)
-}
-
-/// Gives files their addresses, where one brick has room for all they may take.
-fn make_thin(placement: &mut Placement, bytes: u64) -> Result<(), Fault> {
-    match placement.segments.as_mut_slice() {
-        [segment] => {
-            segment.bytes = files_space_bytes(bytes);
-            Ok(())
-        }
-        segments => {
-            let largest = segments.iter().map(|segment| segment.bytes).max();
-            let largest_bytes = largest.unwrap_or(0);
-            Err(PlaceError::NoRoom {
-                bytes,
-                largest_bytes,
-            }
-            .into())
-        }
-    }
-}
-
-fn growth(now: u64, wanted: u64) -> Result<u64, Fault> {
+pub(crate) fn growth(now: u64, wanted: u64) -> Result<u64, Fault> {
     match wanted.checked_sub(now) {
         None | Some(0) => Err(Fault::bad(
             format!("the volume has {now} bytes already; {wanted} bytes would not be more"),
@@ -536,7 +502,7 @@ fn check_text(what: &str, text: &str, most: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-fn sized(volume: VolumeDetail, asked: u64, got: u64) -> Sized {
+pub(crate) fn sized(volume: VolumeDetail, asked: u64, got: u64) -> Sized {
     let rounded = got != asked;
     let note = format!("rounded up from {asked} to {got} bytes, to whole stripes");
     Sized {

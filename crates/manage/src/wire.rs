@@ -252,6 +252,11 @@ pub struct AttachReplica {
     #[serde(default)]
     #[schema(value_type = Option<uuid::Uuid>)]
     pub brick: Option<BrickId>,
+    /// Whether it gets changes only after they were acknowledged, in their order; what
+    /// is to be durable is acknowledged when it has it. For volumes of one column, one
+    /// such copy each.
+    #[serde(default)]
+    pub asynchronous: bool,
 }
 
 /// A copy of a volume that is to be removed, or promoted.

@@ -8,7 +8,7 @@ use pagemesh_base::layout::{EpochNumber, LegState, Name};
 use pagemesh_manage::Kind;
 use pagemesh_manage::Manager;
 use pagemesh_manage::wire::{
-    AttachVolume, ChangeLegs, CreateVolume, DetachVolume, GrowVolume, LegChange,
+    AttachReplica, AttachVolume, ChangeLegs, CreateVolume, DetachVolume, GrowVolume, LegChange,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -35,6 +35,10 @@ enum Act {
     Delete {
         name: usize,
         force: bool,
+    },
+    Copy {
+        name: usize,
+        asynchronous: bool,
     },
     Attach {
         name: usize,
@@ -65,7 +69,8 @@ enum Act {
 }
 
 fn state() -> impl Strategy<Value = LegState> {
-    prop::sample::select(vec![LegState::InSync, LegState::Stale, LegState::Syncing])
+    use LegState::{Following, InSync, Stale, Syncing};
+    prop::sample::select(vec![InSync, Stale, Syncing, Following])
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -81,6 +86,8 @@ fn act() -> impl Strategy<Value = Act> {
             .prop_map(|(name, kind, pages, copies)| Act::Create { name, kind, pages, copies }),
         2 => (name(), 0..200u64).prop_map(|(name, pages)| Act::Grow { name, pages }),
         1 => (name(), any::<bool>()).prop_map(|(name, force)| Act::Delete { name, force }),
+        2 => (name(), any::<bool>())
+            .prop_map(|(name, asynchronous)| Act::Copy { name, asynchronous }),
         2 => name().prop_map(|name| Act::Attach { name }),
         1 => (name(), 0..3u32).prop_map(|(name, back)| Act::Detach { name, back }),
         8 => (name(), 0..2u32, prop::option::of(0..2u32), prop::collection::vec(turn, 1..3))
@@ -93,6 +100,22 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// Of a volume with a copy that may follow.
+fn act_on_copies() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        20 => (0..3usize, state()).prop_map(|(leg, to)| Act::Legs {
+            name: 0,
+            lag: 0,
+            back: None,
+            turns: vec![(0, 0, leg, to)],
+        }),
+        2 => any::<bool>().prop_map(|asynchronous| Act::Copy { name: 0, asynchronous }),
+        2 => Just(Act::Attach { name: 0 }),
+        1 => (0..200u64).prop_map(|pages| Act::Grow { name: 0, pages }),
+        1 => Just(Act::Crash),
+    ]
+}
+
 /// What a volume must be.
 #[derive(Clone, Debug)]
 struct Model {
@@ -101,6 +124,20 @@ struct Model {
     attached: Option<u32>,
     /// By segment, column and leg, with the column's round and the last one.
     legs: Vec<Vec<(Vec<LegState>, u8, u8)>>,
+    /// The number of the copy that may follow.
+    asynchronous: Option<usize>,
+}
+
+/// Gives a column its round; false: it has no in-sync leg.
+fn settle((legs, round, last): &mut (Vec<LegState>, u8, u8)) -> bool {
+    let is_whole = |leg: &LegState| matches!(leg, LegState::InSync | LegState::Following);
+    if legs.iter().all(is_whole) {
+        *round = 0;
+    } else if *round == 0 {
+        *last = if *last == 15 { 1 } else { *last + 1 };
+        *round = *last;
+    }
+    legs.contains(&LegState::InSync)
 }
 
 impl Model {
@@ -112,36 +149,30 @@ impl Model {
             return false;
         }
         for &(segment, column, leg, to) in turns {
-            use LegState::{InSync, Stale, Syncing};
+            use LegState::{Following, InSync, Stale, Syncing};
             let columns = next.get_mut(segment);
             let Some((legs, _, _)) = columns.and_then(|columns| columns.get_mut(column)) else {
                 return false;
             };
-            let Some(leg) = legs.get_mut(leg) else {
+            let Some(state) = legs.get_mut(leg) else {
                 return false;
             };
-            let allowed = [
-                (InSync, Stale),
-                (Syncing, Stale),
-                (Stale, Syncing),
-                (Syncing, InSync),
-            ];
-            if !allowed.contains(&(*leg, to)) {
+            let allowed: &[_] = match self.asynchronous == Some(leg) {
+                true => &[(Stale, Following), (Following, Stale), (Stale, Stale)],
+                false => &[
+                    (InSync, Stale),
+                    (Syncing, Stale),
+                    (Stale, Syncing),
+                    (Syncing, InSync),
+                ],
+            };
+            if !allowed.contains(&(*state, to)) {
                 return false;
             }
-            *leg = to;
+            *state = to;
         }
-        for (legs, round, last) in next.iter_mut().flatten() {
-            let in_sync = legs.iter().filter(|leg| **leg == LegState::InSync).count();
-            if in_sync == 0 {
-                return false;
-            }
-            if in_sync == legs.len() {
-                *round = 0;
-            } else if *round == 0 {
-                *last = if *last == 15 { 1 } else { *last + 1 };
-                *round = *last;
-            }
+        if !next.iter_mut().flatten().all(settle) {
+            return false;
         }
         self.legs = next;
         self.epoch += 1;
@@ -208,6 +239,7 @@ impl Life {
                         bytes: made.volume.info.size_bytes,
                         attached: None,
                         legs: segments.map(columns).collect(),
+                        asynchronous: None,
                     };
                     self.model.insert(wish.name, model);
                 }
@@ -217,7 +249,7 @@ impl Life {
                 let grown = manager.grow(&name(NAMES[*at]), GrowVolume { size_bytes });
                 if let Ok(grown) = grown {
                     let model = self.model.get_mut(&name(NAMES[*at])).expect("known");
-                    assert!(size_bytes > model.bytes);
+                    assert!(size_bytes > model.bytes && model.asynchronous.is_none());
                     assert!(grown.volume.info.size_bytes >= size_bytes);
                     model.bytes = grown.volume.info.size_bytes;
                     model.epoch += 1;
@@ -237,6 +269,31 @@ impl Life {
                 assert_eq!(deleted.is_ok(), allowed, "{deleted:?}");
                 if allowed {
                     self.model.remove(&name(NAMES[*at]));
+                }
+            }
+            Act::Copy {
+                name: at,
+                asynchronous,
+            } => {
+                let asynchronous = *asynchronous;
+                let wish = AttachReplica {
+                    brick: None,
+                    asynchronous,
+                };
+                if manager.attach_replica(&name(NAMES[*at]), wish).is_ok() {
+                    let model = self.model.get_mut(&name(NAMES[*at])).expect("known");
+                    let mut columns: Vec<_> = model.legs.iter_mut().flatten().collect();
+                    let number = columns[0].0.len();
+                    assert!(number < 3);
+                    if asynchronous {
+                        assert!(columns.len() == 1 && model.asynchronous.is_none());
+                        model.asynchronous = Some(number);
+                    }
+                    for column in &mut columns {
+                        column.0.push(LegState::Stale);
+                        assert!(settle(column));
+                    }
+                    model.epoch += 1;
                 }
             }
             Act::Attach { name: at } => {
@@ -396,6 +453,28 @@ proptest! {
     #[test]
     fn lives_follow_the_model(acts in prop::collection::vec(act(), 1..40)) {
         let mut life = Life::new();
+        for act in &acts {
+            life.act(act);
+            life.check();
+        }
+        life.end();
+    }
+
+    #[test]
+    fn copies_that_follow_follow_the_model(
+        comes_first in any::<bool>(),
+        acts in prop::collection::vec(act_on_copies(), 1..40),
+    ) {
+        let mut life = Life::new();
+        life.act(&Act::Create {
+            name: 0,
+            kind: Kind::Concat,
+            pages: MIB / 4096,
+            copies: None,
+        });
+        for asynchronous in [comes_first, !comes_first] {
+            life.act(&Act::Copy { name: 0, asynchronous });
+        }
         for act in &acts {
             life.act(act);
             life.check();

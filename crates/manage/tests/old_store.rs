@@ -35,6 +35,7 @@ fn leg(number: u128, state: LegState) -> Leg {
         slice: SliceId(Uuid::from_u128(10 + number)),
         state,
         fresh: false,
+        asynchronous: false,
         empty: false,
     }
 }

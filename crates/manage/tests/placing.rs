@@ -139,8 +139,54 @@ fn files_are_promised_their_limit_and_not_their_addresses() {
         ..files("chained", brick.capacity_bytes * 5)
     };
     refused(client.create(&chained), Code::NoRoom, &["would fit"]);
-    let grown = client.grow(&name("home"), 2 * MIB);
-    refused(grown, Code::BadRequest, &["holds files"]);
+}
+
+#[test]
+fn files_may_be_allowed_more() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let client = &served.client;
+    let home = CreateVolume {
+        content: Content::Files,
+        ..wish("home", Kind::Mirror, MIB)
+    };
+    let made = client.create(&home).expect("made").volume;
+    let capacity = client.bricks().expect("listed")[0].capacity_bytes;
+    let grown = client.grow(&name("home"), 2 * MIB).expect("grown").volume;
+    assert_eq!(grown.info.size_bytes, 2 * MIB);
+    // Its addresses are there already.
+    assert_eq!(grown.layout, made.layout);
+    assert_eq!(
+        client.bricks().expect("listed")[0].provisioned_bytes,
+        2 * MIB
+    );
+    for less in [MIB, 2 * MIB] {
+        refused(
+            client.grow(&name("home"), less),
+            Code::BadRequest,
+            &["would not be more"],
+        );
+    }
+    let most = made.layout.size_bytes() / 4;
+    refused(
+        client.grow(&name("home"), most + 4096),
+        Code::BadRequest,
+        &["was made for no more than"],
+    );
+    // Others were promised what is left of the bricks.
+    let rest = (capacity * 4 - 2 * MIB) / 4096 * 4096;
+    client
+        .create(&wish("rest", Kind::Mirror, rest))
+        .expect("made");
+    refused(
+        client.grow(&name("home"), 3 * MIB),
+        Code::NoRoom,
+        &["has room for"],
+    );
+    assert_eq!(
+        client.volume(&name("home")).expect("there").info.size_bytes,
+        2 * MIB
+    );
 }
 
 #[test]

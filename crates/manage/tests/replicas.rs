@@ -4,7 +4,7 @@ mod cluster;
 
 use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
 use pagemesh_base::layout::{EpochNumber, LegState};
-use pagemesh_manage::wire::{ChooseReplica, Code, Health, LegChange, VolumeDetail};
+use pagemesh_manage::wire::{ChooseReplica, Code, CreateVolume, Health, LegChange, VolumeDetail};
 use pagemesh_manage::{Client, Kind, ManagerError};
 
 fn choice(copy: usize) -> ChooseReplica {
@@ -49,7 +49,7 @@ fn turn(client: &Client, leg: usize, to: &[LegState]) {
     client.detach(&v, Some(attachment)).expect("detached");
 }
 
-use LegState::{InSync, Stale, Syncing};
+use LegState::{Following, InSync, Stale, Syncing};
 
 #[test]
 fn a_volume_gets_copies_and_loses_them() {
@@ -64,12 +64,12 @@ fn a_volume_gets_copies_and_loses_them() {
     client.attach(&v, "one").expect("attached, and it stays so");
 
     refused(
-        client.attach_replica(&v, Some(brick_id(9))),
+        client.attach_replica(&v, Some(brick_id(9)), false),
         Code::NotFound,
         &[],
     );
     refused(
-        client.attach_replica(&v, Some(first)),
+        client.attach_replica(&v, Some(first), false),
         Code::NoRoom,
         &["failure domains"],
     );
@@ -77,7 +77,9 @@ fn a_volume_gets_copies_and_loses_them() {
         .map(brick_id)
         .find(|brick| *brick != first)
         .expect("four");
-    let two = client.attach_replica(&v, Some(other)).expect("attached");
+    let two = client
+        .attach_replica(&v, Some(other), false)
+        .expect("attached");
     assert_eq!(states(&two), [(InSync, false), (Stale, true)]);
     assert_eq!(two.layout.segments[0].columns[0].legs[1].brick, other);
     assert_eq!((two.info.layout, two.info.copies), (Kind::Mirror, 2));
@@ -90,9 +92,13 @@ fn a_volume_gets_copies_and_loses_them() {
         "changes are tracked"
     );
     assert_eq!(two.info.attached.expect("still").client, "one");
-    let three = client.attach_replica(&v, None).expect("attached");
+    let three = client.attach_replica(&v, None, false).expect("attached");
     assert_eq!(three.info.copies, 3);
-    refused(client.attach_replica(&v, None), Code::InUse, &["3 copies"]);
+    refused(
+        client.attach_replica(&v, None, false),
+        Code::InUse,
+        &["3 copies"],
+    );
     let crashed = cluster.crashed_without_beats();
     assert_eq!(crashed.show(&v).expect("there").layout, three.layout);
     let grown = client.grow(&v, 2 * MIB).expect("grown").volume;
@@ -133,7 +139,7 @@ fn a_copy_is_promoted() {
     let served = cluster.serve_living();
     let (client, v) = (&served.client, name("v"));
     client.create(&wish("v", Kind::Concat, MIB)).expect("made");
-    client.attach_replica(&v, None).expect("attached");
+    client.attach_replica(&v, None, false).expect("attached");
     // It holds nothing yet, and force does not change that.
     for choice in [choice(1), forced(1)] {
         refused(client.promote_replica(&v, choice), Code::InUse, &["never"]);
@@ -227,14 +233,111 @@ fn a_copy_that_cannot_be_made_leaves_nothing() {
             .find(|fake| fake.id != first)
             .expect("two");
         other.set(mood);
-        refused(client.attach_replica(&v, None), Code::BrickFailed, &[]);
+        refused(
+            client.attach_replica(&v, None, false),
+            Code::BrickFailed,
+            &[],
+        );
         assert_eq!(client.volume(&v).expect("shown").layout, made.layout);
         cluster.cheer();
         other.deliver();
         cluster.sweep_out(served.handle.manager());
         cluster.assert_no_orphans(served.handle.manager());
-        client.attach_replica(&v, None).expect("attached");
+        client.attach_replica(&v, None, false).expect("attached");
         cluster.assert_no_orphans(served.handle.manager());
         served.handle.stop();
     }
+}
+
+/// A copy that follows has a state of its own, and is promoted without force once all
+/// that have everything are gone.
+#[test]
+fn a_copy_follows() {
+    let cluster = Cluster::new(3);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    let made = client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    let first = made.volume.layout.segments[0].columns[0].legs[0].brick;
+    let added = client.attach_replica(&v, None, true).expect("attached");
+    assert!(added.layout.segments[0].columns[0].legs[1].asynchronous);
+    assert_eq!(states(&added), [(InSync, false), (Stale, true)]);
+    refused(
+        client.attach_replica(&v, None, true),
+        Code::BadRequest,
+        &["asynchronous copy already"],
+    );
+    refused(
+        client.grow(&v, 2 * MIB),
+        Code::BadRequest,
+        &["asynchronous copy"],
+    );
+    refused(
+        client.promote_replica(&v, forced(1)),
+        Code::InUse,
+        &["never"],
+    );
+    // It is not written with the others.
+    let attached = client.attach(&v, "one").expect("attached");
+    let epoch = attached.layout.epoch;
+    let turn_to = |to| LegChange {
+        segment: 0,
+        column: 0,
+        leg: 1,
+        to,
+        note: None,
+    };
+    let syncing = client.change_legs(&v, Some(epoch), epoch, &[turn_to(Syncing)]);
+    assert!(syncing.is_err(), "{syncing:?}");
+    client.detach(&v, Some(epoch)).expect("detached");
+    turn(client, 1, &[Following]);
+    let follows = client.volume(&v).expect("shown");
+    assert_eq!(states(&follows), [(InSync, false), (Following, false)]);
+    assert_eq!(follows.layout.segments[0].columns[0].round, 0);
+    assert_eq!(follows.info.health, Health::InSync);
+    let crashed = cluster.crashed_without_beats();
+    assert_eq!(crashed.show(&v).expect("there").layout, follows.layout);
+    // It has heard of nobody, which says nothing of who lives.
+    let refusal = crashed.promote_replica(&v, choice(1));
+    let refusal = refusal.expect_err("an in-sync copy may live").to_string();
+    assert!(refusal.contains("may be"), "{refusal}");
+    // No round tells what it lacks.
+    turn(client, 1, &[Stale, Following, Stale]);
+    assert_eq!(
+        states(&client.volume(&v).expect("shown")),
+        [(InSync, false), (Stale, true)]
+    );
+    turn(client, 1, &[Stale, Following]);
+
+    refused(
+        client.promote_replica(&v, choice(1)),
+        Code::BadRequest,
+        &["is alive", "acknowledged last"],
+    );
+    cluster.clock.advance(std::time::Duration::from_secs(60));
+    for n in (0..3).filter(|n| brick_id(*n) != first) {
+        client.heartbeat(&registration(n)).expect("heard");
+    }
+    let promoted = client.promote_replica(&v, choice(1)).expect("promoted");
+    assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
+    let legs = &promoted.layout.segments[0].columns[0].legs;
+    assert!(legs.iter().all(|leg| !leg.asynchronous));
+    served.handle.stop();
+}
+
+#[test]
+fn copies_of_several_columns_do_not_follow() {
+    let cluster = Cluster::new(3);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    let striped = CreateVolume {
+        columns: Some(2),
+        ..wish("v", Kind::Stripe, MIB)
+    };
+    client.create(&striped).expect("made");
+    refused(
+        client.attach_replica(&v, None, true),
+        Code::BadRequest,
+        &["one column"],
+    );
+    served.handle.stop();
 }

@@ -253,12 +253,19 @@ impl Client {
         self.attachment > 0 && self.is(VolumeState::Healthy)
     }
 
-    /// Whether nothing is under way and every leg is in use.
+    /// Whether nothing is under way, every leg is in use, and those that follow
+    /// have all there is.
     pub(crate) fn is_calm(&self) -> bool {
         let status = self.driven.status();
         self.threads.iter().all(|thread| thread.pending.is_empty())
             && status.is_some_and(|status| {
-                status.channels == self.threads.len() && status.state == VolumeState::Healthy
+                status.channels == self.threads.len()
+                    && status.state == VolumeState::Healthy
+                    && status
+                        .columns
+                        .iter()
+                        .flat_map(|column| &column.legs)
+                        .all(|leg| leg.lag.is_none_or(|lag| lag.changes == 0))
             })
     }
 }

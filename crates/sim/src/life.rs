@@ -8,9 +8,9 @@ use crate::desk::Desk;
 use crate::dice::Dice;
 use crate::faults::{Ambush, Crowd, Siege};
 use crate::history::History;
-use pagemesh_base::layout::{Layout, Name};
+use pagemesh_base::layout::{COPIES_MAX, Layout, Name};
 use pagemesh_manage::Kind;
-use pagemesh_manage::wire::{Content, CreateVolume};
+use pagemesh_manage::wire::{AttachReplica, Content, CreateVolume};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ const TRANSACTING: u64 = 0x7472_616e_7361_6374;
 const AMBUSHING: u64 = 0x616d_6275_7368_6520;
 /// Tells the dice of flipped slots from all others of a seed.
 const FLIPPING: u64 = 0x666c_6970_7069_6e67;
+const FOLLOWING: u64 = 0x666f_6c6c_6f77_696e;
 /// Steps without anything to do after which time is moved on.
 const IDLE_STEPS: u32 = 2;
 
@@ -62,6 +63,8 @@ pub(crate) struct Plan {
     pub(crate) ambushes: bool,
     /// Where a medium goes wrong, slots of its page tables flip, too.
     pub(crate) flips_slots: bool,
+    /// A further copy follows.
+    pub(crate) follows: bool,
 }
 
 impl Plan {
@@ -109,6 +112,7 @@ impl Plan {
             transacts: false,
             ambushes: false,
             flips_slots: false,
+            follows: false,
         }
     }
 }
@@ -189,6 +193,9 @@ impl Life {
         plan.ambushes = plan.transacts && ambushing.one_in(2);
         let mut flipping = Dice::new(seed ^ FLIPPING);
         plan.flips_slots = plan.damaged.is_some() && flipping.one_in(2);
+        let has_room = plan.copies < plan.pools.len().min(COPIES_MAX);
+        let has_room = has_room && plan.columns == 1 && !plan.is_tight;
+        plan.follows = has_room && Dice::new(seed ^ FOLLOWING).one_in(2);
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -206,6 +213,14 @@ impl Life {
         let manager = desk.manager().expect("a manager that runs");
         let made = manager.create(&wish);
         let made = made.unwrap_or_else(|fault| panic!("no volume was made: {fault}"));
+        if plan.follows {
+            let wish = AttachReplica {
+                brick: None,
+                asynchronous: true,
+            };
+            let added = manager.attach_replica(&name, wish);
+            added.unwrap_or_else(|fault| panic!("no copy was added: {fault}"));
+        }
         let sectors = made.volume.layout.size_bytes() / crate::checker::SECTOR;
         let mut life = Life {
             plan,

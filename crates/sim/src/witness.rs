@@ -96,10 +96,9 @@ impl Witness {
     pub(crate) fn adopt(&self, epoch: u32, layout: Layout) {
         let mut seen = guard(&self.0);
         let now = seen.tick();
-        let columns = layout.segments.iter().flat_map(|segment| &segment.columns);
-        for leg in columns.flat_map(|column| &column.legs) {
+        for leg in layout.columns().flat_map(|column| &column.legs) {
             let standing = seen.standing.entry(leg.slice).or_default();
-            let is_stale = leg.state == LegState::Stale;
+            let is_stale = matches!(leg.state, LegState::Stale | LegState::Following);
             if is_stale && !standing.is_stale {
                 standing.left = now;
             }
@@ -307,6 +306,7 @@ mod tests {
             slice: slice(column, leg),
             state,
             fresh: false,
+            asynchronous: false,
             empty: false,
         };
         let column = |number, first| Column {

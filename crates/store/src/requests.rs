@@ -89,6 +89,8 @@ pub fn execute<M: Media>(
                 Ok(SliceReply::Checksums(sums))
             }),
         SliceRequest::Dirty { round, from } => dirty(session, handle, epoch, round, from),
+        // Whoever executes the requests of a connection keeps it.
+        SliceRequest::KeepOrder => Ok(SliceReply::Done),
         SliceRequest::InFlight | SliceRequest::Settled | SliceRequest::RaiseEpoch { .. } => {
             return Executed::Owner(request);
         }

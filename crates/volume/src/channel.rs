@@ -6,21 +6,22 @@
 //! the generation that came later than the answer, so that a leg which was
 //! left out meanwhile cannot serve an old page.
 
-use crate::engine::{Answers, Engine, Outbox};
+use crate::engine::{After, Answers, Engine, Outbox};
 use crate::hedge::Hedge;
-use crate::hub::{Hub, Link, Member, Note};
+use crate::hub::{Hub, KEEPER, Link, Member, Note};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, LockRange};
 use crate::mapped::MappedLeg;
 use crate::status::Count;
-use crate::view::{Mask, View};
+use crate::view::{Gate, Mask, View};
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -68,6 +69,11 @@ struct Ports {
     losses_told: Vec<u64>,
     /// Whether it has made any change.
     has_changed: bool,
+    /// The last number in the queue of the leg that follows that acknowledgements must
+    /// not run ahead of.
+    must_wait: u64,
+    /// Acknowledgements that wait for that leg, with the numbers that they wait for.
+    held: VecDeque<(u64, Completion)>,
 }
 
 impl Outbox for Ports {
@@ -196,8 +202,30 @@ impl Outbox for Ports {
         self.hub.next_op()
     }
 
-    fn complete(&mut self, completion: Completion) {
-        self.completions.push(completion);
+    fn complete(&mut self, completion: Completion, after: After) {
+        let number = match after {
+            After::Nothing => 0,
+            After::Lag => self.must_wait,
+            After::Everything => self.hub.ship.last(),
+        };
+        match self.hub.ship.is_done(number) {
+            true => self.completions.push(completion),
+            false => self.held.push_back((number, completion)),
+        }
+    }
+
+    fn ship(&mut self, serial: u64, change: SliceRequest) {
+        let Some(appended) = self.hub.ship.append(serial, change) else {
+            return;
+        };
+        if appended.must_wait {
+            self.must_wait = appended.number;
+        }
+        if appended.wakes
+            && let Some(keeper) = crate::hub::guard(&self.hub.members).get(&KEEPER)
+        {
+            keeper.wake.raise();
+        }
     }
 
     fn lose(&mut self, column: usize, leg: usize, why: String) {
@@ -223,6 +251,8 @@ impl Outbox for Ports {
         self.connections.iter_mut().for_each(|c| *c = None);
         self.hedges.clear();
         self.outstanding = 0;
+        // Whoever goes on with the leg that follows may not have it.
+        self.fail_held(&SpaceError::Fenced);
         self.mailbox.post(Event::Fenced);
     }
 
@@ -249,6 +279,22 @@ impl Outbox for Ports {
 }
 
 impl Ports {
+    /// The legs that would have said that the one that follows does so no more are out
+    /// of reach for too long.
+    fn give_up_held(&mut self) {
+        let why = "no copy is in reach, and whether the one that follows has it is not known; \
+                   start a brick with an in-sync copy";
+        self.fail_held(&SpaceError::Unavailable(why.into()));
+    }
+
+    fn fail_held(&mut self, error: &SpaceError) {
+        let held = self.held.drain(..).map(|(_, completion)| Completion {
+            result: Err(error.clone()),
+            ..completion
+        });
+        self.completions.extend(held);
+    }
+
     /// Does a change that several legs do in one call, if all of these do.
     fn change_at_once(
         &mut self,
@@ -376,6 +422,8 @@ impl Core {
             generation,
             losses_told: vec![],
             has_changed: false,
+            must_wait: 0,
+            held: VecDeque::new(),
         };
         let mut core = Core {
             engine: Engine::new(),
@@ -406,10 +454,11 @@ impl Core {
                 // done it already.
                 continue;
             }
-            if self.answers.is_empty() && self.ports.granted.is_empty() {
+            if !self.answers.is_empty() || !self.ports.granted.is_empty() {
+                self.deliver();
+            } else if !self.release_held() {
                 break;
             }
-            self.deliver();
         }
         self.hedge();
         into.append(&mut self.ports.completions);
@@ -539,6 +588,32 @@ impl Core {
         }
     }
 
+    /// Takes the acknowledgements that need not wait for the leg that follows any
+    /// more; false if there is nothing more to do about them now.
+    fn release_held(&mut self) -> bool {
+        let ports = &mut self.ports;
+        let Some(&(least, _)) = ports.held.iter().min_by_key(|(number, _)| *number) else {
+            return false;
+        };
+        if !ports.hub.ship.is_done(least) {
+            let ship = &ports.hub.ship;
+            return !ship.await_done(least, ports.number, &self.member);
+        }
+        let (done, rest) = std::mem::take(&mut ports.held)
+            .into_iter()
+            .partition(|(number, _)| ports.hub.ship.is_done(*number));
+        // That the queue was closed shows with the next view, which may fence.
+        if !ports.is_current() {
+            ports.held = [done, rest].into_iter().flatten().collect();
+            return true;
+        }
+        let done: VecDeque<(u64, Completion)> = done;
+        ports.held = rest;
+        let done = done.into_iter().map(|(_, completion)| completion);
+        ports.completions.extend(done);
+        !ports.held.is_empty()
+    }
+
     /// Asks a second leg for what is late.
     fn hedge(&mut self) {
         for column in 0..self.ports.hedges.len() {
@@ -576,6 +651,13 @@ impl Core {
             }
         }
         self.ports.tell_epoch(view.epoch);
+        if view
+            .columns
+            .iter()
+            .any(|column| column.gate == Gate::Failed)
+        {
+            self.ports.give_up_held();
+        }
         let generation_links = |link: &Link| {
             let legs = &view.columns.get(link.column).map(|column| &column.legs);
             legs.and_then(|legs| legs.get(link.leg))

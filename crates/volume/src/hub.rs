@@ -6,6 +6,7 @@
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
 use crate::losses::Losses;
+use crate::ship::Ship;
 use crate::status::Tally;
 use crate::undecided::Undecided;
 use crate::view::View;
@@ -99,6 +100,7 @@ pub(crate) struct Hub {
     pub locks: RangeLocks,
     pub losses: Losses,
     pub undecided: Undecided,
+    pub ship: Ship,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
 }
@@ -114,6 +116,7 @@ impl Hub {
             locks: RangeLocks::new(),
             losses: Losses::default(),
             undecided: Undecided::default(),
+            ship: Ship::default(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
         }
@@ -149,7 +152,14 @@ impl Hub {
             .view_changes(&present.columns, &view.columns, generation);
         self.undecided
             .view_changes(&present.columns, &view.columns, generation);
+        let (before, after) = (present.ship(), view.ship());
         *present = Arc::new(view);
+        // Nobody has the new view yet, and nobody who has the old one is acknowledged.
+        match after {
+            _ if before == after => {}
+            0 => self.ship.close(),
+            serial => self.ship.open(serial),
+        }
         drop(present);
         members.values().for_each(|member| member.wake.raise());
         true
@@ -204,5 +214,6 @@ impl Hub {
 
     pub(crate) fn leave(&self, number: u32) {
         guard(&self.members).remove(&number);
+        self.ship.forget(number);
     }
 }

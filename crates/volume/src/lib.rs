@@ -30,6 +30,7 @@ mod losses;
 mod mapped;
 #[cfg(test)]
 mod models;
+mod ship;
 mod status;
 mod steps;
 #[cfg(test)]
@@ -47,7 +48,7 @@ pub use driven::{Answer, Driven, Pending};
 pub use keeper::ScrubPlan;
 pub use mapped::MappedLeg;
 pub use status::{
-    CheckReport, ColumnStatus, Counters, Damage, Difference, LegStatus, Resync, ScrubPass,
+    CheckReport, ColumnStatus, Counters, Damage, Difference, Lag, LegStatus, Resync, ScrubPass,
     ScrubState, ScrubStatus, VolumeState, VolumeStatus,
 };
 pub use transport::{Transport, Transports};

@@ -52,6 +52,17 @@ pub const RETURN_RETRY_MIN: Duration = Duration::from_millis(250);
 /// Longest such wait.
 pub const RETURN_RETRY_MAX: Duration = Duration::from_secs(5);
 
+/// Bytes of changes that a leg which follows has yet to get, before acknowledgements
+/// wait: what may be given up when it is promoted.
+pub const SHIP_BYTES_MAX: u64 = 64 << 20;
+/// Such changes: bounds what small ones cost. Few in this crate's tests.
+pub const SHIP_CHANGES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
+/// How long such a change may have waited before acknowledgements wait.
+pub const SHIP_AGE_MAX: Duration = Duration::from_secs(1);
+/// Changes on their way to a leg that follows: enough to fill a fast network. Few in
+/// this crate's tests, so that more wait.
+pub const SHIPMENTS_MAX: usize = if cfg!(test) { 4 } else { 256 };
+
 /// Bytes copied under one range lock while resynchronising: bounds how long
 /// a write to the same place waits.
 pub const RESYNC_CHUNK_BYTES: u64 = 256 << 10;
@@ -96,6 +107,8 @@ pub const HEDGE_DELAY_MIN: Duration = Duration::from_millis(1);
 pub const HEDGE_DELAY_MAX: Duration = Duration::from_millis(50);
 /// How long a volume that is dropped waits for its keeper to end.
 pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
+/// How often the manager is told that a volume is given back, while it is out of reach.
+pub const DETACH_TRIES_MAX: u32 = 3;
 
 /// Completions of a mapped leg between two reaps: every request in flight.
 pub(crate) const MAPPED_DONE_MAX: usize = pagemesh_base::slice::LEG_REQUESTS_MAX;

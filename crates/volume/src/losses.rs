@@ -119,6 +119,7 @@ mod tests {
         [ColumnView {
             legs: serials.map(leg).to_vec(),
             gate: Gate::Open,
+            ship: 0,
         }]
     }
 

@@ -110,7 +110,12 @@ fn changes_take_turns_and_no_read_shows_one_too_early() {
 }
 
 fn column(gate: Gate) -> [ColumnView; 1] {
-    [ColumnView { legs: vec![], gate }]
+    let legs = vec![];
+    [ColumnView {
+        legs,
+        gate,
+        ship: 0,
+    }]
 }
 
 /// A change that the first leg has ends undecided, the keeper shows a view in which

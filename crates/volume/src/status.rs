@@ -35,6 +35,17 @@ pub struct Resync {
     pub elapsed_ms: u64,
 }
 
+/// What a leg that follows has yet to get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lag {
+    /// Changes.
+    pub changes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since the oldest of them was acknowledged, or could have been.
+    pub age_us: u64,
+}
+
 /// One leg.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegStatus {
@@ -48,6 +59,12 @@ pub struct LegStatus {
     pub trouble: Option<String>,
     /// Its return, while there is one.
     pub resync: Option<Resync>,
+    /// Whether it follows, or will once it is up to date.
+    #[serde(default)]
+    pub asynchronous: bool,
+    /// What it has yet to get, while changes are sent to it in their order.
+    #[serde(default)]
+    pub lag: Option<Lag>,
 }
 
 /// One column.

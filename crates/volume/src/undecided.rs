@@ -108,7 +108,11 @@ mod tests {
     use super::*;
 
     fn gates(gates: [Gate; 2]) -> Vec<ColumnView> {
-        let column = |gate| ColumnView { legs: vec![], gate };
+        let column = |gate| ColumnView {
+            legs: vec![],
+            gate,
+            ship: 0,
+        };
         gates.map(column).to_vec()
     }
 

@@ -80,6 +80,9 @@ pub(crate) enum Gate {
 pub(crate) struct ColumnView {
     pub legs: Vec<LegView>,
     pub gate: Gate,
+    /// The connection of the leg that follows; 0 if there is none. To channels, it is
+    /// stale.
+    pub ship: u64,
 }
 
 impl ColumnView {
@@ -140,6 +143,15 @@ impl View {
             segments: vec![],
             columns: vec![],
             fenced: false,
+        }
+    }
+
+    /// The connection of the leg that follows; 0 if there is none. Only volumes of one
+    /// column have such legs.
+    pub(crate) fn ship(&self) -> u64 {
+        match self.columns.as_slice() {
+            [only] => only.ship,
+            _ => 0,
         }
     }
 
@@ -254,6 +266,7 @@ mod tests {
         let column = ColumnView {
             legs: vec![],
             gate: Gate::Open,
+            ship: 0,
         };
         for &(columns, units) in segments {
             let bytes = units * columns as u64 * STRIPE_BYTES;

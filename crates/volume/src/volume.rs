@@ -91,7 +91,7 @@ pub struct Volume {
     name: Name,
     hub: Arc<Hub>,
     mailbox: Arc<Mailbox>,
-    keeper: Option<JoinHandle<()>>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Makes each call on a thread of its own: they are few, and may take long.
@@ -159,7 +159,7 @@ impl Volume {
                 keep(keeper, &own, poll, &tell);
             }
         };
-        let keeper = Some(thread.spawn(run).map_err(system)?);
+        let keeper = Mutex::new(Some(thread.spawn(run).map_err(system)?));
         let volume = Volume {
             name: name.clone(),
             hub,
@@ -222,7 +222,10 @@ impl Volume {
             if let Some(result) = state.result.take() {
                 return result.map_err(|cause| self.check_error(cause));
             }
-            if self.keeper.as_ref().is_none_or(JoinHandle::is_finished) {
+            if guard(&self.keeper)
+                .as_ref()
+                .is_none_or(JoinHandle::is_finished)
+            {
                 return Err(self.check_error("the volume is detached".into()));
             }
             let (done, total) = (state.done_bytes, state.total_bytes);
@@ -270,13 +273,23 @@ impl Space for Volume {
     }
 }
 
-impl Drop for Volume {
-    fn drop(&mut self) {
-        self.mailbox.post(Event::Detach);
-        if let Some(keeper) = self.keeper.take() {
+impl Volume {
+    /// Gives it back to the manager, though others may still hold it; nothing can be done
+    /// with it any more. For whoever ends the process: a thread that has it for a moment
+    /// would otherwise be the one to drop it, and be ended while it does.
+    pub fn give_back(&self) {
+        let keeper = guard(&self.keeper).take();
+        if let Some(keeper) = keeper {
+            self.mailbox.post(Event::Detach);
             // A panic there has been reported where it happened.
             let _ = keeper.join();
         }
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

@@ -20,6 +20,7 @@ use pagemesh_volume::{
 use std::collections::BTreeMap;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -164,6 +165,7 @@ impl Connector for Houses {
 /// One column, under compare-and-swap.
 struct Manager {
     layout: Mutex<(Layout, Epoch)>,
+    detached: AtomicUsize,
 }
 
 impl Manager {
@@ -219,8 +221,12 @@ impl Authority for Manager {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }
 
+    /// The first time it cannot be reached.
     fn detach(&self, _name: &Name, _attachment: Epoch) -> Result<(), AuthorityError> {
-        Ok(())
+        match self.detached.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(AuthorityError::Unreachable("out".into())),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -251,6 +257,7 @@ impl World {
             slice: slice(leg),
             state: LegState::InSync,
             fresh: false,
+            asynchronous: false,
             empty: false,
         });
         let column = Column {
@@ -269,6 +276,7 @@ impl World {
         World {
             manager: Arc::new(Manager {
                 layout: Mutex::new((layout, Epoch(0))),
+                detached: AtomicUsize::new(0),
             }),
             houses: Houses(Arc::new(houses)),
         }
@@ -584,4 +592,22 @@ fn a_mapped_leg_that_is_full_takes_nothing_of_a_transaction() {
         at += 61;
     }
     client.until(VolumeState::Degraded);
+}
+
+/// Whoever ends a process gives its volumes back, whatever other thread has one for a
+/// moment, and although the manager does not hear of it at once.
+#[test]
+fn a_volume_is_given_back_while_others_hold_it() {
+    let world = World::new(&[8 << 20], 1 << 20);
+    let Client {
+        volume, channel, ..
+    } = world.attach();
+    drop(channel);
+    let volume = Arc::new(volume);
+    let held = Arc::clone(&volume);
+    volume.give_back();
+    assert_eq!(world.manager.detached.load(Ordering::SeqCst), 2);
+    assert!(held.check(None, &mut |_, _| {}).is_err());
+    drop((volume, held));
+    assert_eq!(world.manager.detached.load(Ordering::SeqCst), 2);
 }

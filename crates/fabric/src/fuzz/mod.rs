@@ -84,6 +84,7 @@ fn requests() -> Vec<Request> {
         },
         SliceRequest::InFlight,
         SliceRequest::Settled,
+        SliceRequest::KeepOrder,
         SliceRequest::RaiseEpoch {
             epoch: Epoch(4),
             round: 1,

@@ -219,7 +219,7 @@ fn fuzz_brick() {
         .run(brick);
 }
 
-fn asked() -> [SliceRequest; 7] {
+fn asked() -> [SliceRequest; 8] {
     [
         SliceRequest::Read { offset: 0, len: 16 },
         SliceRequest::Flush,
@@ -237,6 +237,7 @@ fn asked() -> [SliceRequest; 7] {
         },
         SliceRequest::InFlight,
         SliceRequest::Settled,
+        SliceRequest::KeepOrder,
     ]
 }
 
@@ -275,7 +276,10 @@ fn fits(request: &SliceRequest, reply: &SliceReply) -> bool {
         (SliceRequest::Extents { .. }, SliceReply::Extents(_))
         | (SliceRequest::Dirty { .. }, SliceReply::Dirty { .. })
         | (SliceRequest::InFlight, SliceReply::InFlight(_))
-        | (SliceRequest::Flush | SliceRequest::Settled, SliceReply::Done) => true,
+        | (
+            SliceRequest::Flush | SliceRequest::Settled | SliceRequest::KeepOrder,
+            SliceReply::Done,
+        ) => true,
         _ => false,
     }
 }

@@ -132,6 +132,8 @@ pub enum Kind {
     RaiseEpoch = 10,
     /// Change several places as a whole.
     Transact = 11,
+    /// Let no change follow one that failed.
+    KeepOrder = 12,
     /// Get a handle for a slice.
     Attach = 16,
     /// Make a slice.
@@ -148,7 +150,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Read,
         Kind::Write,
         Kind::Clear,
@@ -160,6 +162,7 @@ impl Kind {
         Kind::Settled,
         Kind::RaiseEpoch,
         Kind::Transact,
+        Kind::KeepOrder,
         Kind::Attach,
         Kind::Create,
         Kind::Resize,
@@ -181,6 +184,7 @@ impl Kind {
             9 => Kind::Settled,
             10 => Kind::RaiseEpoch,
             11 => Kind::Transact,
+            12 => Kind::KeepOrder,
             16 => Kind::Attach,
             32 => Kind::Create,
             33 => Kind::Resize,

@@ -170,6 +170,7 @@ fn is_plain(kind: Kind) -> bool {
             | Kind::Transact
             | Kind::Flush
             | Kind::Settled
+            | Kind::KeepOrder
             | Kind::RaiseEpoch
             | Kind::Create
             | Kind::Resize

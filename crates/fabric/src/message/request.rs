@@ -5,7 +5,7 @@
 //! | 1 read | yes | byte | bytes | | |
 //! | 2 write | yes | byte | bytes | yes | the bytes |
 //! | 3 clear | yes | byte | bytes | yes | |
-//! | 4 flush, 8 in-flight, 9 settled | yes | | | | |
+//! | 4 flush, 8 in-flight, 9 settled, 12 keep order | yes | | | | |
 //! | 5 extents | yes | byte | bytes | | |
 //! | 6 checksums | yes | page | count | | |
 //! | 7 dirty | yes | page | round | | |
@@ -116,6 +116,7 @@ fn kind_of(request: &SliceRequest) -> Kind {
         SliceRequest::Dirty { .. } => Kind::Dirty,
         SliceRequest::InFlight => Kind::InFlight,
         SliceRequest::Settled => Kind::Settled,
+        SliceRequest::KeepOrder => Kind::KeepOrder,
         SliceRequest::RaiseEpoch { .. } => Kind::RaiseEpoch,
         SliceRequest::Transact { .. } => Kind::Transact,
     }
@@ -296,7 +297,10 @@ fn place(request: &SliceRequest, header: &mut Header) {
         SliceRequest::RaiseEpoch { epoch, round } => {
             (header.epoch, header.len) = (epoch.0, u64::from(*round));
         }
-        SliceRequest::Flush | SliceRequest::InFlight | SliceRequest::Settled => {}
+        SliceRequest::Flush
+        | SliceRequest::InFlight
+        | SliceRequest::Settled
+        | SliceRequest::KeepOrder => {}
     }
 }
 
@@ -405,6 +409,7 @@ fn slice_request(header: &Header, body: Bytes) -> Result<SliceRequest, Malformed
         },
         Kind::InFlight => SliceRequest::InFlight,
         Kind::Settled => SliceRequest::Settled,
+        Kind::KeepOrder => SliceRequest::KeepOrder,
         Kind::RaiseEpoch => SliceRequest::RaiseEpoch {
             epoch: Epoch(header.epoch),
             round: round()?,

@@ -54,6 +54,9 @@ pub struct Leg {
     /// Whether all of it may differ, whatever rounds say.
     #[serde(default)]
     pub fresh: bool,
+    /// Whether it follows once it is up to date.
+    #[serde(default)]
+    pub asynchronous: bool,
     /// Whether it was never in-sync.
     #[serde(default)]
     pub empty: bool,
@@ -69,6 +72,8 @@ pub enum LegState {
     Stale,
     /// Being brought up to date: written, not read.
     Syncing,
+    /// Gets changes after they were acknowledged, in their order.
+    Following,
 }
 
 #[derive(OpenApi)]

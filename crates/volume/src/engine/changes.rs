@@ -38,19 +38,7 @@ impl Engine {
         let legs = column.written;
         let is_again = piece.op != 0;
         let stamp = stamp(piece, column, self.view.epoch, out);
-        let (offset, len) = (piece.offset, piece.len);
-        let request = match &piece.act {
-            Act::Write(data) => SliceRequest::Write {
-                offset,
-                data: data.clone(),
-                stamp,
-            },
-            Act::Transact(parts) => SliceRequest::Transact {
-                parts: sent_parts(parts, is_again).to_vec(),
-                stamp,
-            },
-            _ => SliceRequest::Clear { offset, len, stamp },
-        };
+        let request = request(piece, is_again, stamp);
         send(piece, slot, column, legs, request, out);
     }
 
@@ -144,6 +132,13 @@ impl Engine {
         }
         let buffered = !flushed.is_empty();
         column.window.acknowledge(piece.op, buffered);
+        let (epoch, op) = (piece.epoch, piece.op);
+        let piece = &self.pieces[slot as usize];
+        self.ship(piece.column, out, || {
+            request(piece, false, Stamp { epoch, op, open: 0 })
+        });
+        let piece = &mut self.pieces[slot as usize];
+        let column = &mut self.columns[piece.column];
         if buffered {
             out.acknowledged(piece.column);
         }
@@ -296,6 +291,23 @@ impl Engine {
         };
         out.count(what, 1);
         self.finish(slot, Ok(SliceReply::Done), out);
+    }
+}
+
+/// A change as legs get it.
+fn request(piece: &Piece, is_again: bool, stamp: Stamp) -> SliceRequest {
+    let (offset, len) = (piece.offset, piece.len);
+    match &piece.act {
+        Act::Write(data) => SliceRequest::Write {
+            offset,
+            data: data.clone(),
+            stamp,
+        },
+        Act::Transact(parts) => SliceRequest::Transact {
+            parts: sent_parts(parts, is_again).to_vec(),
+            stamp,
+        },
+        _ => SliceRequest::Clear { offset, len, stamp },
     }
 }
 

@@ -9,12 +9,12 @@
 use super::changes::await_answers;
 use super::piece::{Phase, Piece, lock_ranges, tag_of};
 use super::request::{Job, Next};
-use super::{Engine, Outbox, answer};
+use super::{Engine, Outbox, acknowledge};
 use crate::locks::LockRange;
 use crate::view::{Mask, Place};
 use bytes::Bytes;
-use pagemesh_base::slice::Stamp;
-use pagemesh_base::space::{Reply, Request, Token};
+use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_base::space::{Request, Token};
 
 impl Engine {
     /// Does the write, or gives it back to go the long way.
@@ -24,7 +24,12 @@ impl Engine {
         request: Request,
         out: &mut impl Outbox,
     ) -> Option<Request> {
-        let Request::Write { offset, data, .. } = &request else {
+        let Request::Write {
+            offset,
+            data,
+            durable,
+        } = &request
+        else {
             return Some(request);
         };
         let Some(place) = self.only_place(*offset, data) else {
@@ -42,8 +47,13 @@ impl Engine {
         let stamp = self.next_stamp(place.column, out);
         let answers = out.write_at_once(place.column, legs, place.offset, data, stamp);
         if answers.iter().all(Result::is_ok) && out.is_current() {
+            self.ship(place.column, out, || SliceRequest::Write {
+                offset: place.offset,
+                data: data.clone(),
+                stamp,
+            });
             out.release(range, slot);
-            answer(out, token, Ok(Reply::Done));
+            acknowledge(out, token, *durable);
             return None;
         }
         let job = Job::new(token, request, &self.view);
@@ -75,10 +85,14 @@ impl Engine {
         let stamp = self.next_stamp(place.column, out);
         let answers = out.transact_at_once(place.column, legs, parts, stamp);
         if answers.iter().all(Result::is_ok) && out.is_current() {
+            self.ship(place.column, out, || SliceRequest::Transact {
+                parts: parts.to_vec(),
+                stamp,
+            });
             for range in ranges {
                 out.release(range, slot);
             }
-            answer(out, token, Ok(Reply::Done));
+            acknowledge(out, token, job.durable);
             return None;
         }
         let tag = self.insert_sent(job, stamp.op, slot);

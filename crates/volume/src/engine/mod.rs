@@ -39,6 +39,16 @@ const LINE_LOOK_MAX: usize = 16;
 /// Answers of legs, in the order of their numbers.
 pub(crate) type Answers = ArrayVec<Result<SliceReply, SliceError>, COPIES_MAX>;
 
+/// What an acknowledgement waits for where a leg follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    Nothing,
+    /// That it is not too far behind.
+    Lag,
+    /// That it has all that was changed before.
+    Everything,
+}
+
 /// What the engine asks of the world around it.
 pub(crate) trait Outbox {
     /// Whether each of these legs does a write inside the call. A write of
@@ -88,7 +98,10 @@ pub(crate) trait Outbox {
     fn is_undecided(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
     fn next_op(&mut self) -> u64;
-    fn complete(&mut self, completion: Completion);
+    fn complete(&mut self, completion: Completion, after: After);
+    /// A change is on all legs that are written, and its range still locked. The leg
+    /// that follows gets it over the connection of this serial.
+    fn ship(&mut self, serial: u64, change: SliceRequest);
     /// The connection is of no more use; the keeper must see to the leg.
     fn lose(&mut self, column: usize, leg: usize, why: String);
     /// The highest epoch that this client holds.
@@ -375,8 +388,21 @@ impl Engine {
         self.line.retain(|&other| other != number);
         let job = self.jobs.remove(number as usize);
         if let Some(token) = job.token {
+            let after = job.after();
             let result = job.into_result();
-            answer(out, token, result);
+            let after = match result {
+                Ok(_) => after,
+                Err(_) => After::Nothing,
+            };
+            out.complete(Completion { token, result }, after);
+        }
+    }
+
+    /// Has the leg that follows, if there is one, get a change later.
+    fn ship(&self, column: usize, out: &mut impl Outbox, change: impl FnOnce() -> SliceRequest) {
+        match self.view.columns[column].ship {
+            0 => {}
+            serial => out.ship(serial, change()),
         }
     }
 }
@@ -386,5 +412,18 @@ fn answer(
     token: Token,
     result: Result<pagemesh_base::space::Reply, SpaceError>,
 ) {
-    out.complete(Completion { token, result });
+    out.complete(Completion { token, result }, After::Nothing);
+}
+
+/// A change of one piece is done.
+fn acknowledge(out: &mut impl Outbox, token: Token, durable: bool) {
+    let result = Ok(pagemesh_base::space::Reply::Done);
+    out.complete(Completion { token, result }, after_change(durable));
+}
+
+fn after_change(durable: bool) -> After {
+    match durable {
+        true => After::Everything,
+        false => After::Lag,
+    }
 }

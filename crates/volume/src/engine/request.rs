@@ -2,6 +2,7 @@
 //! off, and what came back.
 
 use super::piece::{Act, Piece};
+use super::{After, after_change};
 use crate::limits::{REGION_BYTES, REQUEST_PIECES_MAX};
 use crate::view::{Place, View, atomic_len};
 use bytes::Bytes;
@@ -154,6 +155,15 @@ impl Job {
             && !flush(later)
             && self.begin < later.end
             && later.begin < self.end
+    }
+
+    /// What its acknowledgement waits for where a leg follows.
+    pub(super) fn after(&self) -> After {
+        match self.kind {
+            Kind::Read | Kind::Extents => After::Nothing,
+            Kind::Flush => After::Everything,
+            Kind::Write(_) | Kind::Clear | Kind::Transact(..) => after_change(self.durable),
+        }
     }
 
     /// Where a transaction lies, and its parts there.

@@ -5,12 +5,18 @@
 //!    the source's pages carry the round's stamp.
 //! 2. It becomes syncing: every write goes to it, too.
 //! 3. The stamped pages are copied, paced, under range locks. Of a leg that is
-//!    fresh nothing is known: all pages are compared, and copied if they differ.
+//!    fresh nothing is known: pages that it or its source holds alone are copied,
+//!    those that both hold are compared, and copied if they differ.
 //! 4. It becomes in-sync.
+//!
+//! A leg that is to follow stays stale instead of becoming syncing, and is sent all
+//! changes in their order from then on. It follows once it has those that were made
+//! while it was copied to: then it has what the volume was at some time.
 
 use super::control::Control;
 use super::copy::{self, Holes, Party, chunks};
-use super::model::Return;
+use super::follow;
+use super::model::{LegKeep, Return};
 use super::reform::lost_if_gone;
 use super::runs::{merge, without};
 use super::settle::differing;
@@ -55,9 +61,11 @@ pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
         if keep_state() == LegState::Stale {
             state.sleep(wait).await;
         }
-        let turn = || state.is_over() || is_its_turn(&state, column, leg);
+        // Nothing is copied to a leg that the authority may hold for one that follows.
+        let may_follow = || state.model().columns[column].legs[leg].may_follow;
+        let turn = || state.is_over() || !may_follow() && is_its_turn(&state, column, leg);
         state.until(turn).await;
-        if state.is_over() || keep_state() == LegState::InSync {
+        if state.is_over() || matches!(keep_state(), LegState::InSync | LegState::Following) {
             break;
         }
         match attempt(&state, column, leg).await {
@@ -98,14 +106,20 @@ fn give_up(state: &State, column: usize, leg: usize, why: &str) {
     }
     let mut model = state.edit();
     let keep = &mut model.columns[column].legs[leg];
-    keep.control = None;
+    if let Some(control) = keep.control.take() {
+        control.give_up(why);
+    }
     keep.promotion = None;
     keep.resync = None;
+    keep.shipping = false;
     keep.trouble = Some(why.to_owned());
 }
 
-async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String> {
+async fn attempt(state: &Rc<State>, column: usize, leg: usize) -> Result<(), String> {
     begin_progress(state, column, leg);
+    if state.model().columns[column].legs[leg].leg.asynchronous {
+        return follow(state, column, leg).await;
+    }
     let present = {
         let model = state.model();
         let keep = &model.columns[column].legs[leg];
@@ -119,26 +133,57 @@ async fn attempt(state: &State, column: usize, leg: usize) -> Result<(), String>
             leg,
             control,
         },
-        None => prepare(state, column, leg).await?,
-    };
-    match is_fresh(state, column, leg) {
-        true => {
-            way.copy_mapped(Pass::Compare).await?;
-            // Who is still away must hear of holes, too, which nobody maps.
-            if way.holes() == Holes::Stamped {
-                way.copy_stamped(Pass::Copy).await?;
-            }
+        None => {
+            let way = prepare(state, column, leg).await?;
+            way.become_state(LegState::Syncing).await?;
+            way
         }
-        false => way.copy_stamped(Pass::Copy).await?,
-    }
-    way.ask(SliceRequest::Flush).await?;
-    // Before the barrier that follows notes the last copy as in flight.
-    let told = copy::tell_complete(state, &way.target()).await;
-    told.map_err(|failure| failure.error.to_string())?;
+    };
+    way.copy_all_that_differs().await?;
     way.become_state(LegState::InSync).await?;
-    let keep = &mut state.edit().columns[column].legs[leg];
-    keep.resync = None;
-    keep.trouble = None;
+    way.end_progress();
+    Ok(())
+}
+
+/// Has the leg follow.
+async fn follow(state: &Rc<State>, column: usize, leg: usize) -> Result<(), String> {
+    let columns = state.model().columns.len();
+    if columns > 1 {
+        return Err(format!(
+            "only copies of volumes of one column follow; this one has {columns}"
+        ));
+    }
+    let way = prepare(state, column, leg).await?;
+    let serial = {
+        let mut model = state.edit();
+        let keep = &mut model.columns[column].legs[leg];
+        keep.shipping = true;
+        keep.serial
+    };
+    way.ask(SliceRequest::KeepOrder).await?;
+    let route = follow::Route {
+        column,
+        leg,
+        serial,
+        control: Rc::clone(&way.control),
+        buffers: state.model().buffers(column, leg),
+    };
+    state.spawn(Box::pin(follow::run(Rc::clone(state), route)));
+    // What was changed before carries the round's stamp by then.
+    way.until(|| state.hub.view().1.ship() == serial).await?;
+    way.copy_all_that_differs().await?;
+    let last = state.hub.ship.last();
+    if !defect::is(Defect::FollowsTooEarly) {
+        way.until(|| state.hub.ship.is_done(last)).await?;
+    }
+    {
+        let keep = &mut state.edit().columns[column].legs[leg];
+        keep.promotion = Some(LegState::Following);
+        keep.may_follow = true;
+    }
+    way.until(|| follow::is_following(state, column, leg))
+        .await?;
+    way.end_progress();
     Ok(())
 }
 
@@ -198,8 +243,16 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
         keep.serial = serial;
         keep.raised = None;
     }
-    way.become_state(LegState::Syncing).await?;
     Ok(way)
+}
+
+/// Pages that a leg or its source hold something in. By their sums, data and holes
+/// could be taken for each other.
+struct MappedRuns {
+    /// One of them.
+    alone: Vec<Run>,
+    /// Both.
+    both: Vec<Run>,
 }
 
 impl Way<'_> {
@@ -244,7 +297,8 @@ impl Way<'_> {
     fn holes(&self) -> Holes {
         let model = self.state.model();
         let mut legs = model.columns[self.column].legs.iter().enumerate();
-        match legs.any(|(other, keep)| other != self.leg && !keep.is_written()) {
+        let is_stale = |keep: &LegKeep| keep.leg.state == LegState::Stale;
+        match legs.any(|(other, keep)| other != self.leg && is_stale(keep)) {
             true => Holes::Stamped,
             false => Holes::Cleared,
         }
@@ -259,6 +313,46 @@ impl Way<'_> {
             leg: self.leg,
             control: Rc::clone(&self.control),
         }]
+    }
+
+    async fn copy_all_that_differs(&self) -> Result<(), String> {
+        match is_fresh(self.state, self.column, self.leg) {
+            true => {
+                self.copy_mapped(Pass::Compare).await?;
+                // Who is still away must hear of holes, too, which nobody maps.
+                if self.holes() == Holes::Stamped {
+                    self.copy_stamped(Pass::Copy).await?;
+                }
+            }
+            false => self.copy_stamped(Pass::Copy).await?,
+        }
+        self.ask(SliceRequest::Flush).await?;
+        // Before the barrier that follows notes the last copy as in flight.
+        let told = copy::tell_complete(self.state, &self.target()).await;
+        told.map_err(|failure| failure.error.to_string())
+    }
+
+    /// Waits until something is so; fails if the leg is lost before.
+    async fn until(&self, is_so: impl Fn() -> bool) -> Result<(), String> {
+        let serial = self.serial();
+        let lost = || self.serial() != serial || serial == 0;
+        let over = || self.state.is_over() || lost() || is_so();
+        self.state.until(over).await;
+        match !lost() && is_so() {
+            true => Ok(()),
+            false => Err("the leg was lost again".into()),
+        }
+    }
+
+    /// The serial of the leg's connections, 0 if it has none.
+    fn serial(&self) -> u64 {
+        self.state.serial(self.column, self.leg)
+    }
+
+    fn end_progress(&self) {
+        let keep = &mut self.state.edit().columns[self.column].legs[self.leg];
+        keep.resync = None;
+        keep.trouble = None;
     }
 
     fn progress(&self, todo: u64, done: u64) {
@@ -298,10 +392,17 @@ impl Way<'_> {
     /// Copies runs, but for pages that carry the round's stamp: their turn
     /// comes. With more sources than one, the stamps of one may be gone with
     /// it by then, and another does not have those of what was in flight on
-    /// that one alone.
+    /// that one alone. A leg that is in-sync and out of reach counts: it may be the
+    /// source by then, and lack what is stamped here.
     async fn copy_unstamped(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
         let sources = self.sources()?;
-        let [source] = sources.as_slice() else {
+        let in_sync = {
+            let model = self.state.model();
+            let legs = model.columns[self.column].legs.iter();
+            legs.filter(|keep| keep.leg.state == LegState::InSync)
+                .count()
+        };
+        let (1, [source]) = (in_sync, sources.as_slice()) else {
             return self.copy_runs(runs, pass).await;
         };
         let mut from = PageNo(0);
@@ -358,35 +459,39 @@ impl Way<'_> {
     /// do. What neither does, and is written later, goes to both.
     async fn copy_mapped(&self, pass: Pass) -> Result<(), String> {
         let end = self.bytes();
-        let windows = || (0..end).step_by(LOOK_BYTES as usize);
-        for at in windows() {
-            let (own, theirs) = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
-            let all = merge(own.into_iter().chain(theirs).collect());
+        let windows = || {
+            let starts = (0..end).step_by(LOOK_BYTES as usize);
+            starts.map(|at| (at, (at + LOOK_BYTES).min(end)))
+        };
+        for (at, stop) in windows() {
+            let mapped = self.mapped(at, stop).await?;
+            let all = [mapped.alone, mapped.both].concat();
             self.progress(self.reach(&all).map(|(from, to)| to - from).sum(), 0);
         }
-        for at in windows() {
-            let (own, theirs) = self.mapped(at, (at + LOOK_BYTES).min(end)).await?;
-            let all = 0..u64::MAX;
-            // By their sums, pages of data and holes could be taken for each other.
-            let mut alone = without(&own, &theirs, all.clone());
-            alone.extend(without(&theirs, &own, all.clone()));
-            let alone = merge(alone);
-            let both = without(&merge(own.into_iter().chain(theirs).collect()), &alone, all);
+        for (at, stop) in windows() {
+            let mapped = self.mapped(at, stop).await?;
             let pass_alone = match pass {
                 Pass::Compare => Pass::Copy,
                 other => other,
             };
-            self.copy_all(&alone, pass_alone).await?;
-            self.copy_all(&both, pass).await?;
+            self.copy_all(&mapped.alone, pass_alone).await?;
+            self.copy_all(&mapped.both, pass).await?;
         }
         Ok(())
     }
 
-    /// The pages that this leg holds something in, and those that its source does.
-    async fn mapped(&self, at: u64, end: u64) -> Result<(Vec<Run>, Vec<Run>), String> {
+    async fn mapped(&self, at: u64, end: u64) -> Result<MappedRuns, String> {
         let source = self.sources()?.swap_remove(0);
         let own = self.mapped_of(&self.target()[0], at, end).await?;
-        Ok((own, self.mapped_of(&source, at, end).await?))
+        let theirs = self.mapped_of(&source, at, end).await?;
+        let everywhere = 0..u64::MAX;
+        let mut alone = without(&own, &theirs, everywhere.clone());
+        alone.extend(without(&theirs, &own, everywhere.clone()));
+        let alone = merge(alone);
+        Ok(MappedRuns {
+            both: without(&own, &alone, everywhere),
+            alone,
+        })
     }
 
     async fn mapped_of(&self, of: &Party, at: u64, end: u64) -> Result<Vec<Run>, String> {
@@ -469,29 +574,14 @@ impl Way<'_> {
 
     /// Asks for a new state of the leg, until channels see it.
     async fn become_state(&self, wanted: LegState) -> Result<(), String> {
-        let serial = {
-            let mut model = self.state.edit();
-            let keep = &mut model.columns[self.column].legs[self.leg];
-            keep.promotion = Some(wanted);
-            keep.serial
-        };
-        let lost = || {
-            let model = self.state.model();
-            let keep = &model.columns[self.column].legs[self.leg];
-            keep.serial != serial || keep.control.is_none()
-        };
-        let seen = || {
+        self.state.edit().columns[self.column].legs[self.leg].promotion = Some(wanted);
+        let serial = self.serial();
+        self.until(|| {
             let (_, view) = self.state.hub.view();
             let column = view.columns.get(self.column);
             let leg = column.and_then(|column| column.legs.get(self.leg));
             leg.is_some_and(|leg| leg.state == wanted && leg.serial == serial)
-        };
-        let over = || self.state.is_over() || lost() || seen();
-        self.state.until(over).await;
-        if seen() && !lost() {
-            Ok(())
-        } else {
-            Err("the leg was lost again".into())
-        }
+        })
+        .await
     }
 }

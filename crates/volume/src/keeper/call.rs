@@ -31,7 +31,7 @@ pub(crate) enum Outcome {
     Attached(Result<Attached, AuthorityError>),
     Changed(Result<Layout, AuthorityError>),
     Connected(Result<Box<dyn Leg>, SliceError>),
-    Detached,
+    Detached(Result<(), AuthorityError>),
 }
 
 impl Call {
@@ -44,7 +44,7 @@ impl Call {
             Call::ChangeLegs { .. } => {
                 |why| Outcome::Changed(Err(AuthorityError::Unreachable(why)))
             }
-            Call::Detach { .. } => |_| Outcome::Detached,
+            Call::Detach { .. } => |why| Outcome::Detached(Err(AuthorityError::Unreachable(why))),
             Call::Connect { .. } => |why| Outcome::Connected(Err(SliceError::Lost(why))),
         }
     }
@@ -71,11 +71,7 @@ pub(crate) fn perform(
             expected,
             changes,
         } => Outcome::Changed(authority.change_legs(name, attachment, expected, &changes)),
-        Call::Detach { attachment } => {
-            // Nothing follows from a failure: the next attach fences anyway.
-            let _ = authority.detach(name, attachment);
-            Outcome::Detached
-        }
+        Call::Detach { attachment } => Outcome::Detached(authority.detach(name, attachment)),
         Call::Connect {
             brick,
             address,

@@ -1,13 +1,14 @@
 //! Comparing the legs of a volume while it is in use.
 
 use super::copy::{self, Holes, Party, chunks};
+use super::follow;
 use super::reform::lost_if_gone;
 use super::settle::differs;
-use super::state::State;
+use super::state::{RangeGuard, State};
 use crate::hub::guard;
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use crate::status::{CheckReport, Count, Damage, Difference};
-use crate::view::Mask;
+use crate::view::{Gate, Mask};
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -63,15 +64,12 @@ async fn check_column(
 ) -> Result<(), String> {
     let bytes = state.model().columns[column].bytes;
     for (offset, len) in chunks(0, bytes) {
-        let _turn = state.lock(column, offset, len).await;
+        let _turn = lock_at_ease(state, column, offset, len).await?;
         let legs = state.model().columns[column].sources();
         let parties = copy::parties(state, column, legs).unwrap_or_default();
         let Some((first, others)) = parties.split_first() else {
             return Err(format!("column {column} has no in-sync leg to compare"));
         };
-        if state.is_over() {
-            return Err("the volume is detached".into());
-        }
         if differs(state, first, others, offset, len).await {
             compare_chunk(state, column, (offset, len), job.repair_from, report).await?;
         }
@@ -79,6 +77,29 @@ async fn check_column(
         job.tell(|progress| progress.done_bytes += len);
     }
     Ok(())
+}
+
+/// Locks a range of a column that serves: its legs have heard of the epoch that repairs
+/// are stamped with.
+async fn lock_at_ease(
+    state: &State,
+    column: usize,
+    offset: u64,
+    len: u64,
+) -> Result<RangeGuard<'_>, String> {
+    loop {
+        let gate = || state.model().columns[column].gate;
+        state
+            .until(|| state.is_over() || gate() != Gate::Down)
+            .await;
+        let turn = state.lock(column, offset, len).await;
+        match gate() {
+            _ if state.is_over() => return Err("the volume is detached".into()),
+            Gate::Open => return Ok(turn),
+            Gate::Failed => return Err(format!("column {column} has no leg in reach")),
+            Gate::Down => {}
+        }
+    }
 }
 
 /// Compares a chunk page by page, and repairs it: what is damaged from a leg
@@ -115,6 +136,10 @@ pub(super) async fn compare_chunk(
             Some(bad) if bad == legs => Err("no copy is left to repair it from".into()),
             Some(bad) => repair(state, column, bad, (at, len)).await?,
         };
+        if differing && outcome.is_ok() {
+            // It got what the others have no more.
+            follow::end(state, column, "a page that differed was repaired");
+        }
         report.pages_repaired += u64::from(outcome.is_ok());
         if outcome.is_ok() {
             state.hub.tally.add(Count::PagesRepaired, 1);

@@ -1,8 +1,10 @@
 //! The keeper's own connection to a leg.
 
 use super::state::State;
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{Leg, SliceCompletion, SliceError, SliceReply, SliceRequest};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::os::fd::RawFd;
@@ -20,12 +22,29 @@ struct Inner {
     reaped: Vec<SliceCompletion>,
 }
 
+impl Inner {
+    fn take_answers(&mut self) {
+        if let Ok(leg) = &mut self.leg {
+            leg.reap(&mut self.reaped);
+        }
+        self.outstanding -= self.reaped.len();
+        let answers = self
+            .reaped
+            .drain(..)
+            .map(|answer| (answer.tag, answer.result));
+        self.answers.extend(answers);
+    }
+}
+
 pub(super) struct Control {
     inner: RefCell<Inner>,
+    /// The newest epoch that its slice was told over it; until then, that of the layout
+    /// that led to it.
+    epoch: Cell<Epoch>,
 }
 
 impl Control {
-    pub(super) fn new(leg: Box<dyn Leg>) -> Rc<Control> {
+    pub(super) fn new(leg: Box<dyn Leg>, epoch: Epoch) -> Rc<Control> {
         Rc::new(Control {
             inner: RefCell::new(Inner {
                 leg: Ok(leg),
@@ -34,6 +53,7 @@ impl Control {
                 answers: HashMap::new(),
                 reaped: vec![],
             }),
+            epoch: Cell::new(epoch),
         })
     }
 
@@ -47,11 +67,13 @@ impl Control {
         }
     }
 
-    /// Why it is lost, if it is; looks whether an idle connection has ended. Nobody
-    /// else would notice: channels that are idle do not, and a pool that stays
-    /// mapped keeps its brick from coming back.
-    pub(super) fn ended(&self) -> Option<String> {
+    /// Takes the answers that have come, whoever awaits them: one that stayed behind
+    /// would keep the keeper awake until its task asks for it. And looks whether an
+    /// idle connection has ended. Nobody else would notice: channels that are idle do
+    /// not, and a pool that stays mapped keeps its brick from coming back.
+    pub(super) fn look(&self) {
         let mut inner = self.inner.borrow_mut();
+        inner.take_answers();
         let is_idle = inner.outstanding == 0;
         if let Ok(leg) = &mut inner.leg
             && is_idle
@@ -59,11 +81,28 @@ impl Control {
         {
             inner.leg = Err(error.to_string());
         }
-        inner.leg.as_ref().err().cloned()
+    }
+
+    /// Why it is lost, if it is.
+    pub(super) fn lost(&self) -> Option<String> {
+        self.inner.borrow().leg.as_ref().err().cloned()
+    }
+
+    /// The epoch of changes over it: the one that its slice was told over it, and not a
+    /// newer one that the volume has by now. Were it newer, the next connection might
+    /// tell the slice that one, and what this one still carries would not be refused.
+    pub(super) fn epoch(&self, state: &State) -> Epoch {
+        match defect::is(Defect::EpochNotTold) {
+            true => state.model().epoch(),
+            false => self.epoch.get(),
+        }
     }
 
     /// Sends a request; its answer is asked for with the number given back.
     pub(super) fn start(&self, state: &State, request: SliceRequest) -> u64 {
+        if let SliceRequest::RaiseEpoch { epoch, .. } = request {
+            self.epoch.set(self.epoch.get().max(epoch));
+        }
         let mut inner = self.inner.borrow_mut();
         inner.next += 1;
         let tag = inner.next;
@@ -75,30 +114,30 @@ impl Control {
         tag
     }
 
+    /// Whether requests are done inside [`Control::start`].
+    pub(super) fn answers_at_once(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.leg.as_ref().is_ok_and(|leg| leg.now().is_none())
+    }
+
+    /// The answer to a request, if it has come.
+    pub(super) fn try_answer(
+        &self,
+        state: &State,
+        tag: u64,
+    ) -> Option<Result<SliceReply, SliceError>> {
+        let mut inner = self.inner.borrow_mut();
+        inner.take_answers();
+        let gone = |inner: &Inner| inner.leg.as_ref().err().cloned();
+        let answer = inner.answers.remove(&tag);
+        let answer = answer.or_else(|| gone(&inner).map(|why| Err(SliceError::Lost(why))));
+        answer.inspect(|_| state.act())
+    }
+
     pub(super) async fn answer(&self, state: &State, tag: u64) -> Result<SliceReply, SliceError> {
-        poll_fn(|_| {
-            let mut inner = self.inner.borrow_mut();
-            let Inner {
-                leg,
-                outstanding,
-                answers,
-                reaped,
-                ..
-            } = &mut *inner;
-            if let Ok(leg) = leg {
-                leg.reap(reaped);
-            }
-            *outstanding -= reaped.len();
-            answers.extend(reaped.drain(..).map(|answer| (answer.tag, answer.result)));
-            let answer = answers.remove(&tag);
-            let gone = || leg.as_ref().err().cloned();
-            match answer.or_else(|| gone().map(|why| Err(SliceError::Lost(why)))) {
-                Some(result) => {
-                    state.act();
-                    Poll::Ready(result)
-                }
-                None => Poll::Pending,
-            }
+        poll_fn(|_| match self.try_answer(state, tag) {
+            Some(result) => Poll::Ready(result),
+            None => Poll::Pending,
         })
         .await
     }

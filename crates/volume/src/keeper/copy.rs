@@ -269,7 +269,7 @@ async fn change(
 ) -> Result<(), CopyError> {
     let op = state.hub.next_op();
     let start = |party: &Party| {
-        let epoch = state.model().epoch();
+        let epoch = party.control.epoch(state);
         let stamp = Stamp { epoch, op, open: 0 };
         party.control.start(state, request(stamp))
     };

@@ -13,6 +13,7 @@ mod call;
 mod check;
 mod control;
 mod copy;
+mod follow;
 mod model;
 mod reform;
 mod report;
@@ -24,6 +25,7 @@ mod state;
 
 use crate::channel::Core;
 use crate::hub::{Hub, Member, Note, guard};
+use crate::limits::SHIP_AGE_MAX;
 use crate::status::VolumeStatus;
 pub(crate) use call::{Call, Caller, Outcome, perform};
 pub(crate) use check::CheckJob;
@@ -167,6 +169,10 @@ impl Keeper {
             self.state.deadline.set(None);
             self.poll_tasks();
             if self.state.activity.get() == before {
+                // Who waits for a leg, lost or not, is told when that takes too long.
+                if self.state.hub.ship.is_behind() {
+                    self.state.wake_at(now + SHIP_AGE_MAX / 4);
+                }
                 self.report();
                 return self.state.deadline.get();
             }

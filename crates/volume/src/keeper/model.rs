@@ -34,6 +34,11 @@ pub(super) struct LegKeep {
     pub full: bool,
     /// A task sees to its return.
     pub tended: bool,
+    /// Changes are sent to it in their order, over its connection.
+    pub shipping: bool,
+    /// The authority may think that it follows: it does, or was asked to, and has not
+    /// said since that it is stale.
+    pub may_follow: bool,
 }
 
 impl LegKeep {
@@ -48,15 +53,25 @@ impl LegKeep {
             resync: None,
             full: false,
             tended: false,
+            shipping: false,
+            may_follow: leg.state == LegState::Following,
         }
     }
 
+    /// Whether a change is on it before it is acknowledged.
     pub(super) fn is_written(&self) -> bool {
-        self.leg.state != LegState::Stale
+        matches!(self.leg.state, LegState::InSync | LegState::Syncing)
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.is_written() && self.control.is_none()
+        (self.is_written() || self.may_follow) && self.control.is_none()
+    }
+
+    /// The connection that changes wait for. That of a leg that follows counts until
+    /// the authority knows that it does not: it may be promoted.
+    pub(super) fn shipped(&self) -> Option<u64> {
+        let is_sent = self.shipping && self.control.is_some();
+        (self.may_follow || is_sent).then_some(self.serial)
     }
 
     pub(super) fn is_source(&self) -> bool {
@@ -88,7 +103,7 @@ impl ColumnKeep {
     }
 
     pub(super) fn has_stale(&self) -> bool {
-        self.legs.iter().any(|leg| !leg.is_written())
+        self.legs.iter().any(|leg| leg.leg.state == LegState::Stale)
     }
 
     /// The round that its slices are told.
@@ -156,6 +171,12 @@ impl Model {
         self.layout = Some(layout);
     }
 
+    /// Whether changes are durable on a leg only after a flush.
+    pub(super) fn buffers(&self, column: usize, leg: usize) -> bool {
+        let brick = self.columns[column].legs[leg].leg.brick;
+        self.bricks.get(&brick).is_none_or(BrickAddress::buffers)
+    }
+
     pub(super) fn next_serial(&mut self) -> u64 {
         self.serials += 1;
         self.serials
@@ -164,11 +185,14 @@ impl Model {
     /// What the authority should be asked for: lost legs stale, as long as an
     /// in-sync one is left, and what has become ready.
     pub(super) fn wanted_changes(&self) -> Vec<LegChange> {
+        let goes_on = |keep: &LegKeep| {
+            keep.may_follow && keep.serial == 0 && defect::is(Defect::FollowsTheDead)
+        };
         let mut changes = vec![];
         for column in self.columns.iter().filter(|column| column.has_source()) {
             for (leg, keep) in column.legs.iter().enumerate() {
                 let to = match keep.promotion {
-                    _ if keep.is_lost() => LegState::Stale,
+                    _ if keep.is_lost() && !goes_on(keep) => LegState::Stale,
                     Some(to) if keep.control.is_some() && to != keep.leg.state => to,
                     _ => continue,
                 };
@@ -181,6 +205,18 @@ impl Model {
             }
         }
         changes
+    }
+
+    /// The authority has made these changes.
+    pub(super) fn was_changed(&mut self, changes: &[LegChange]) {
+        for change in changes.iter().filter(|it| it.to == LegState::Stale) {
+            let place = (change.segment, change.column);
+            let mut columns = self.columns.iter_mut();
+            let column = columns.find(|it| (it.segment, it.number) == place);
+            if let Some(keep) = column.and_then(|it| it.legs.get_mut(change.leg)) {
+                keep.may_follow = false;
+            }
+        }
     }
 
     /// The picture for the channels. A lost leg has no serial: writes wait.
@@ -209,17 +245,23 @@ impl Model {
 
     fn column_view(&self, column: &ColumnKeep) -> ColumnView {
         let is_taken = |keep: &LegKeep| keep.control.is_some() && defect::is(Defect::StaleLegRead);
+        let follows_the_dead = defect::is(Defect::FollowsTheDead);
+        let buffers = |keep: &LegKeep| {
+            let brick = self.bricks.get(&keep.leg.brick);
+            brick.is_none_or(BrickAddress::buffers)
+        };
         let leg = |keep: &LegKeep| LegView {
             brick: keep.leg.brick,
             slice: keep.leg.slice,
             state: match keep.leg.state {
                 LegState::Stale if is_taken(keep) => LegState::InSync,
+                // It follows the client before this one. Nothing is changed before
+                // the authority has heard that it does not follow this one.
+                _ if keep.may_follow && keep.serial == 0 && !follows_the_dead => LegState::Syncing,
+                LegState::Following => LegState::Stale,
                 state => state,
             },
-            buffers: self
-                .bricks
-                .get(&keep.leg.brick)
-                .is_none_or(BrickAddress::buffers),
+            buffers: buffers(keep),
             serial: match keep.control {
                 Some(_) if keep.is_written() || is_taken(keep) => keep.serial,
                 _ => 0,
@@ -228,6 +270,7 @@ impl Model {
         ColumnView {
             legs: column.legs.iter().map(leg).collect(),
             gate: column.gate,
+            ship: column.legs.iter().find_map(LegKeep::shipped).unwrap_or(0),
         }
     }
 }
@@ -247,10 +290,11 @@ impl ColumnKeep {
                 continue;
             }
             keep.leg.clone_from(leg);
+            keep.may_follow |= leg.state == LegState::Following;
             if keep.promotion == Some(leg.state) {
                 keep.promotion = None;
             }
-            if leg.state == LegState::Stale && keep.promotion.is_none() {
+            if leg.state == LegState::Stale && keep.promotion.is_none() && !keep.shipping {
                 keep.control = None;
             }
         }

@@ -119,8 +119,17 @@ fn is_behind(column: &ColumnKeep, epoch: Epoch) -> bool {
     connected.any(|leg| leg.raised != Some(told))
 }
 
+/// What a leg has in flight is known behind the barrier only. One that was connected
+/// after the others heard of the epoch has that before it.
+fn is_ready_to_settle(state: &State, number: usize) -> bool {
+    let model = state.model();
+    let column = &model.columns[number];
+    can_settle(column) && !is_behind(column, model.epoch())
+}
+
 fn can_settle(column: &ColumnKeep) -> bool {
-    column.settle && column.has_source() && !column.legs.iter().any(LegKeep::is_lost)
+    let is_awaited = |leg: &LegKeep| leg.is_written() && leg.is_lost();
+    column.settle && column.has_source() && !column.legs.iter().any(is_awaited)
 }
 
 /// One pass. What fails is noted in the model, and is due again.
@@ -130,8 +139,7 @@ pub(super) async fn reform(state: &State) {
     }
     let columns = state.model().columns.len();
     for number in 0..columns {
-        let ready = can_settle(&state.model().columns[number]);
-        if ready && settle::settle(state, number).await.is_err() {
+        if is_ready_to_settle(state, number) && settle::settle(state, number).await.is_err() {
             return;
         }
     }
@@ -180,13 +188,14 @@ pub(super) async fn change_legs(state: &State) {
     let call = Call::ChangeLegs {
         attachment,
         expected,
-        changes,
+        changes: changes.clone(),
     };
     match state.call(call).await {
         Outcome::Changed(Ok(layout)) => {
             let now = state.now();
             let mut model = state.edit();
             model.retry_wait = Duration::ZERO;
+            model.was_changed(&changes);
             model.adopt(layout, now);
         }
         Outcome::Changed(Err(AuthorityError::Conflict { .. })) => state.edit().uncertain = true,

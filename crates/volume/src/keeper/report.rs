@@ -46,7 +46,7 @@ fn overall(model: &Model, shown: &View) -> VolumeState {
         VolumeState::AwaitingManager
     } else if any(|leg| leg.resync.is_some() || leg.leg.state == LegState::Syncing) {
         VolumeState::Resyncing
-    } else if any(|leg| !leg.is_written()) {
+    } else if any(|leg| leg.leg.state == LegState::Stale) {
         VolumeState::Degraded
     } else {
         VolumeState::Healthy
@@ -59,7 +59,10 @@ fn leg_status(state: &State, keep: &LegKeep) -> LegStatus {
         bytes_done: resync.done,
         elapsed_ms: (state.now().saturating_sub(resync.since)).as_millis() as u64,
     });
+    let shipped = keep.shipped();
     LegStatus {
+        asynchronous: keep.leg.asynchronous,
+        lag: shipped.and_then(|_| state.hub.ship.lag(state.now())),
         brick: keep.leg.brick,
         slice: keep.leg.slice,
         state: keep.leg.state,

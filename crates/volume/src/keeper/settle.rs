@@ -7,6 +7,7 @@
 //! half of a transaction.
 
 use super::copy::{self, CopyError, Holes, Party, chunks, parties};
+use super::follow;
 use super::reform::failed;
 use super::state::State;
 use crate::limits::RESYNC_CHUNK_BYTES;
@@ -35,6 +36,8 @@ pub(super) struct Unequal {
 }
 
 pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupted> {
+    // What becomes of changes that nobody acknowledged was not sent to it.
+    follow::end(state, column, "the other copies are made equal");
     let (settling, stale) = {
         let model = state.model();
         let keep = &model.columns[column];

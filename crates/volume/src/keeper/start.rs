@@ -6,10 +6,11 @@ use super::reform::{self, CONNECTS_MAX};
 use super::state::State;
 use crate::authority::AuthorityError;
 use crate::limits::{
-    ATTACH_TRIES_MAX, DETACH_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, REVIVE_RETRY_MAX,
-    REVIVE_RETRY_MIN,
+    ATTACH_TRIES_MAX, DETACH_LIMIT, DETACH_TRIES_MAX, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN,
+    REVIVE_RETRY_MAX, REVIVE_RETRY_MIN,
 };
 use crate::view::Gate;
+use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::SliceError;
 use std::rc::Rc;
@@ -234,10 +235,39 @@ pub(super) async fn detach(state: Rc<State>) {
             members <= 1 || state.now() >= until
         })
         .await;
+    // A leg that follows has everything, if it can.
+    let last = state.hub.ship.last();
+    state
+        .until(|| {
+            state.wake_at(until);
+            state.hub.ship.is_done(last) || state.now() >= until
+        })
+        .await;
     state.closing.set(true);
     let attachment = state.model().attachment;
     state.fence_channels();
-    state.call(Call::Detach { attachment }).await;
+    if let Err(error) = give_back(&state, attachment).await {
+        tracing::warn!(
+            volume = %state.name,
+            %error,
+            "the manager was not told that the volume is given back: to it, it is attached \
+             until another client takes it over, or `pagemesh volume detach`"
+        );
+    }
     state.ended.set(true);
     state.act();
+}
+
+async fn give_back(state: &State, attachment: Epoch) -> Result<(), AuthorityError> {
+    let mut tries = 1;
+    loop {
+        match state.call(Call::Detach { attachment }).await {
+            Outcome::Detached(Err(AuthorityError::Unreachable(_))) if tries < DETACH_TRIES_MAX => {
+                tries += 1;
+                state.sleep(MANAGER_RETRY_MIN).await;
+            }
+            Outcome::Detached(result) => return result,
+            _ => return Err(AuthorityError::Unreachable("it gave no answer".into())),
+        }
+    }
 }

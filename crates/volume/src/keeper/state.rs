@@ -102,7 +102,8 @@ impl State {
 
     pub(super) fn begin_turn(&self, now: Duration) {
         self.now.set(now);
-        self.lose_what_ended();
+        self.hub.ship.look(now);
+        self.look_at_connections();
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -253,7 +254,7 @@ impl State {
     }
 
     pub(super) fn control(&self, leg: Box<dyn Leg>) -> Rc<Control> {
-        let control = Control::new(leg);
+        let control = Control::new(leg, self.model().epoch());
         self.controls.borrow_mut().push(Rc::downgrade(&control));
         control
     }
@@ -277,20 +278,20 @@ impl State {
 
     // What happens to legs.
 
-    /// Finds the connections that ended although nobody asked anything.
-    fn lose_what_ended(&self) {
-        for control in self.controls.borrow().iter().filter_map(Weak::upgrade) {
-            // Also those of no leg yet: their ends would be waited for in vain.
-            control.ended();
-        }
-        let mut ended = vec![];
+    /// Looks at all connections, also at those of no leg yet, whose ends would be
+    /// waited for in vain; loses the legs whose connections have ended.
+    fn look_at_connections(&self) {
+        let controls = self.controls.borrow();
+        let controls = controls.iter().filter_map(Weak::upgrade);
+        controls.for_each(|control| control.look());
+        let mut lost = vec![];
         for (column, keep) in self.model().columns.iter().enumerate() {
             for (leg, keep) in keep.legs.iter().enumerate() {
-                let why = keep.control.as_ref().and_then(|control| control.ended());
-                ended.extend(why.map(|why| (column, leg, why)));
+                let why = keep.control.as_ref().and_then(|control| control.lost());
+                lost.extend(why.map(|why| (column, leg, why)));
             }
         }
-        for (column, leg, why) in ended {
+        for (column, leg, why) in lost {
             self.lose(column, leg, &why);
         }
     }
@@ -328,6 +329,7 @@ impl State {
         keep.promotion = None;
         keep.raised = None;
         keep.resync = None;
+        keep.shipping = false;
         keep.trouble = Some(why.to_owned());
         if !column.has_source() && !column.settle {
             column.settle = true;

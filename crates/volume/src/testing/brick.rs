@@ -5,6 +5,7 @@ use super::Dice;
 use crate::authority::BrickAddress;
 use crate::connector::Connector;
 use crate::hub::guard;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::{
@@ -107,6 +108,10 @@ struct Connection {
     lost: bool,
     /// A later one told the slice again the epoch that it had.
     superseded: bool,
+    /// Whether a change that fails fails those after it.
+    keeps_order: bool,
+    /// One has failed.
+    is_broken: bool,
     queue: VecDeque<(u64, SliceRequest)>,
     /// Carried out, the answer still on its way.
     answers: VecDeque<SliceCompletion>,
@@ -206,6 +211,17 @@ impl Bricks {
             waits && !self.bricks[&c.brick].frozen
         });
         busy.map(|(number, _)| *number).collect()
+    }
+
+    /// Whether a brick that stands still was asked for something.
+    pub(crate) fn waits_for_frozen(&self) -> bool {
+        let mut all = self.connections.values();
+        all.any(|c| !c.queue.is_empty() && self.bricks[&c.brick].frozen)
+    }
+
+    /// Whether an answer has come that nobody has taken.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.connections.values().any(|c| !c.arrived.is_empty())
     }
 
     /// Those of clients that are gone, with all they had sent.
@@ -313,10 +329,20 @@ impl Bricks {
         }
         let brick = self.bricks.get_mut(&brick).expect("brick");
         let slice = brick.slices.get_mut(&slice).expect("slice");
-        if let Some(connection) = self.connections.get_mut(&connection) {
-            slice.admit_connection(connection, &request)?;
+        let number = connection;
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return slice.carry_out(number, &mut brick.room, request);
+        };
+        let is_change = request.is_change();
+        if connection.is_broken && is_change {
+            return Err(SliceError::Refused("a change before it failed".into()));
         }
-        slice.carry_out(connection, &mut brick.room, request)
+        connection.keeps_order |= request == SliceRequest::KeepOrder;
+        let admitted = slice.admit_connection(connection, &request);
+        let done = admitted.and_then(|()| slice.carry_out(number, &mut brick.room, request));
+        let breaks = connection.keeps_order && is_change && done.is_err();
+        connection.is_broken |= breaks && !defect::is(Defect::OrderNotKept);
+        done
     }
 }
 
@@ -387,6 +413,7 @@ impl Slice {
                 Ok(SliceReply::Done)
             }
             SliceRequest::RaiseEpoch { epoch, round } => self.raise(epoch, round),
+            SliceRequest::KeepOrder => Ok(SliceReply::Done),
         }
     }
 
@@ -669,11 +696,12 @@ impl Slice {
             }
             let zero = [0; 4096];
             let bytes = self.now.pages[page as usize].as_deref().unwrap_or(&zero);
-            // Any sum that tells pages apart will do here.
-            let sum = bytes.iter().enumerate().fold(0u32, |sum, (at, byte)| {
-                sum.wrapping_mul(31)
-                    .wrapping_add(u32::from(*byte) ^ at as u32)
+            // FNV-1a, folded: sectors that are the same number over and over must not
+            // cancel each other out.
+            let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             });
+            let sum = (hash >> 32) as u32 ^ hash as u32;
             sums.push(sum);
         }
         Ok(SliceReply::Checksums(sums))
@@ -752,7 +780,8 @@ impl Leg for FakeLeg {
     fn wait_on(&self, _into: &mut Vec<RawFd>) {}
 
     fn now(&self) -> Option<Instant> {
-        guard(&self.fabric.0).clock
+        let bricks = guard(&self.fabric.0);
+        bricks.clock.filter(|_| !bricks.at_once)
     }
 }
 
@@ -804,6 +833,8 @@ impl Connector for Fabric {
             orphan: false,
             lost: false,
             superseded: false,
+            keeps_order: false,
+            is_broken: false,
             queue: VecDeque::new(),
             answers: VecDeque::new(),
             arrived: vec![],

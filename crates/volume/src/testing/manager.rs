@@ -17,6 +17,8 @@ pub(crate) enum Answering {
     No,
     /// The next change is made, but nobody hears of it.
     Deafly,
+    /// The same, and nothing from then on.
+    DeaflyAtLast,
 }
 
 pub(crate) struct Store {
@@ -44,6 +46,7 @@ pub(crate) fn segment(number: usize, columns: usize, copies: usize, bytes: u64) 
         )),
         state: LegState::InSync,
         fresh: false,
+        asynchronous: false,
         empty: false,
     };
     let column = |column| Column {
@@ -85,7 +88,7 @@ impl Manager {
     }
 
     /// An operator adds a copy on this brick to the only column.
-    pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId) {
+    pub(crate) fn add_copy(&self, brick: BrickId, slice: SliceId, asynchronous: bool) {
         let mut store = guard(&self.0);
         let column = &mut store.layout.segments[0].columns[0];
         column.legs.push(Leg {
@@ -93,6 +96,7 @@ impl Manager {
             slice,
             state: LegState::Stale,
             fresh: true,
+            asynchronous,
             empty: true,
         });
         if column.round == 0 {
@@ -100,6 +104,25 @@ impl Manager {
             store.rounds.insert((0, 0), 1);
         }
         store.layout.epoch.0 += 1;
+    }
+
+    /// An operator goes on with a copy of the only column.
+    pub(crate) fn promote(&self, copy: usize) {
+        let mut store = guard(&self.0);
+        let column = &mut store.layout.segments[0].columns[0];
+        for (number, leg) in column.legs.iter_mut().enumerate() {
+            let is_it = number == copy;
+            leg.fresh = !is_it;
+            leg.asynchronous &= !is_it;
+            leg.state = match is_it {
+                true => LegState::InSync,
+                false => LegState::Stale,
+            };
+        }
+        column.round = 1;
+        store.rounds.insert((0, 0), 1);
+        store.layout.epoch.0 += 1;
+        store.attachment = Epoch(0);
     }
 
     pub(crate) fn answer(&self, how: Answering) {
@@ -133,14 +156,22 @@ impl Store {
                 self.answering = Answering::Yes;
                 Ok(false)
             }
+            Answering::DeaflyAtLast => {
+                self.answering = Answering::No;
+                Ok(false)
+            }
         }
     }
 
     fn change(&mut self, change: &LegChange) {
         let column = &mut self.layout.segments[change.segment].columns[change.column];
         let leg = &mut column.legs[change.leg];
+        if change.to == LegState::Following {
+            assert_eq!((leg.state, leg.asynchronous), (LegState::Stale, true));
+        }
+        leg.fresh |= leg.state == LegState::Following;
         leg.state = change.to;
-        leg.fresh &= change.to != LegState::InSync;
+        leg.fresh &= !is_whole(leg);
         let in_sync = column
             .legs
             .iter()
@@ -151,13 +182,17 @@ impl Store {
             .rounds
             .entry((change.segment, change.column))
             .or_default();
-        if in_sync == column.legs.len() {
+        if column.legs.iter().all(is_whole) {
             column.round = 0;
         } else if column.round == 0 {
             *last = *last % 15 + 1;
             column.round = *last;
         }
     }
+}
+
+fn is_whole(leg: &Leg) -> bool {
+    matches!(leg.state, LegState::InSync | LegState::Following)
 }
 
 impl Authority for Manager {

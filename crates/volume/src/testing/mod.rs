@@ -4,7 +4,9 @@
 
 mod brick;
 mod client;
+mod following;
 mod hedged;
+mod idle;
 mod manager;
 mod oracle;
 mod scenarios;
@@ -12,6 +14,11 @@ mod scrub;
 mod simulation;
 mod undecided;
 mod world;
+
+use crate::hub::guard;
+use brick::Fabric;
+use client::Client;
+use std::time::Duration;
 
 /// Seeded numbers (SplitMix64): the same seed, the same run.
 pub(crate) struct Dice(pub u64);
@@ -27,5 +34,44 @@ impl Dice {
 
     pub(crate) fn one_in(&mut self, n: u64) -> bool {
         self.roll(n) == 0
+    }
+}
+
+/// Something that happens by itself: a brick answers, the client has its turn, one of its
+/// calls is made, or time passes.
+fn let_happen(dice: &mut Dice, fabric: &Fabric, client: &mut Client) {
+    match dice.roll(10) {
+        0..=5 => {
+            let mut bricks = guard(&fabric.0);
+            let busy = bricks.busy();
+            if !busy.is_empty() {
+                let at = dice.roll(busy.len() as u64) as usize;
+                bricks.step(busy[at], dice);
+            }
+        }
+        6 | 7 => client.turn(),
+        8 => {
+            client.call();
+        }
+        _ => client.now += Duration::from_millis(dice.roll(20)),
+    }
+}
+
+/// How many seeds PAGEMESH_SEEDS asks for, if it does.
+fn seeds_asked() -> Option<u64> {
+    std::env::var("PAGEMESH_SEEDS").ok()?.parse().ok()
+}
+
+/// Tells the seed of a life that ends in a panic, and the test that repeats it.
+struct Seed(u64, &'static str);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Seed(seed, test) = self;
+            eprintln!(
+                "seed {seed}: PAGEMESH_SEED={seed} cargo test -p pagemesh-volume {test} -- --ignored"
+            );
+        }
     }
 }

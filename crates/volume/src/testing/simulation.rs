@@ -6,11 +6,12 @@
 //! A failure names its seed: `PAGEMESH_SEED=n cargo test -p pagemesh-volume
 //! one_life -- --ignored` repeats it.
 
-use super::Dice;
 use super::brick::Fabric;
 use super::client::Client;
 use super::manager::{Answering, Manager, brick, segment};
 use super::oracle::{Oracle, SECTOR, Whole, fill, value_of};
+use super::world::create_slices;
+use super::{Dice, Seed, let_happen, seeds_asked};
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
 use crate::limits::DOWN_LIMIT;
@@ -20,7 +21,6 @@ use pagemesh_base::layout::{BrickId, LegState, STRIPE_BYTES};
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Channel, Reply, Request, SpaceError, Token};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 const STEPS: usize = 3000;
 /// Steps after the last fault in which all must have come to rest.
@@ -80,11 +80,7 @@ impl Life {
         for copy in 0..copies {
             guard(&fabric.0).add(brick(copy as u128), buffers);
         }
-        for segment in &segments {
-            for leg in segment.columns.iter().flat_map(|c| &c.legs) {
-                guard(&fabric.0).create(leg.brick, leg.slice, segment.slice_bytes());
-            }
-        }
+        create_slices(&fabric, &segments);
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
         let manager = Manager::new(segments, if buffers { "file-sync" } else { "process" });
         let client = Client::new(&fabric, &manager);
@@ -141,23 +137,7 @@ impl Life {
 
     /// Everything but submissions and faults.
     fn background(&mut self) {
-        match self.dice.roll(10) {
-            0..=5 => {
-                let mut bricks = guard(&self.fabric.0);
-                let connections = bricks.busy();
-                if !connections.is_empty() {
-                    let at = self.dice.roll(connections.len() as u64) as usize;
-                    bricks.step(connections[at], &mut self.dice);
-                }
-            }
-            6 | 7 => {
-                self.client.turn();
-            }
-            8 => {
-                self.client.call();
-            }
-            _ => self.client.now += Duration::from_millis(self.dice.roll(20)),
-        }
+        let_happen(&mut self.dice, &self.fabric, &mut self.client);
     }
 
     fn submit(&mut self) {
@@ -551,18 +531,7 @@ impl Life {
 }
 
 fn run(seed: u64) {
-    struct Tell(u64);
-    impl Drop for Tell {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                let seed = self.0;
-                eprintln!(
-                    "seed {seed}: PAGEMESH_SEED={seed} cargo test -p pagemesh-volume one_life -- --ignored"
-                );
-            }
-        }
-    }
-    let _tell = Tell(seed);
+    let _told = Seed(seed, "one_life");
     let mut life = Life::new(seed);
     life.live();
     if std::env::var("PAGEMESH_TELL").is_ok() {
@@ -576,10 +545,7 @@ fn run(seed: u64) {
 }
 
 fn seeds(from: u64) {
-    let count = std::env::var("PAGEMESH_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok());
-    (from..from + count.unwrap_or(400u64)).for_each(run);
+    (from..from + seeds_asked().unwrap_or(400)).for_each(run);
 }
 
 #[test]

@@ -118,12 +118,21 @@ impl World {
 
     /// An operator adds a copy to the only column.
     pub(crate) fn add_copy(&mut self, brick: BrickId, slice: SliceId) {
+        self.add_copy_of(brick, slice, false);
+    }
+
+    /// An operator adds a copy that is to follow.
+    pub(crate) fn add_follower(&mut self, brick: BrickId, slice: SliceId) {
+        self.add_copy_of(brick, slice, true);
+    }
+
+    fn add_copy_of(&mut self, brick: BrickId, slice: SliceId, asynchronous: bool) {
         let bytes = self.manager.layout().segments[0].slice_bytes();
         let mut bricks = guard(&self.fabric.0);
         bricks.add(brick, false);
         bricks.create(brick, slice, bytes);
         drop(bricks);
-        self.manager.add_copy(brick, slice);
+        self.manager.add_copy(brick, slice, asynchronous);
     }
 
     /// The client is told that its layout may have changed.

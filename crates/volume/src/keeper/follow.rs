@@ -1,0 +1,178 @@
+//! Sends changes to the leg that follows, in the order of their numbers.
+//!
+//! What the leg has is always what the volume was at some number, since the last time
+//! that it began to follow: one connection, which makes changes in the order in which
+//! they come and none after one that failed.
+
+use super::control::Control;
+use super::state::State;
+use crate::limits::{SHIP_AGE_MAX, SHIPMENTS_MAX};
+use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Over which connection, to which leg.
+pub(super) struct Route {
+    pub column: usize,
+    pub leg: usize,
+    pub serial: u64,
+    pub control: Rc<Control>,
+    /// Changes are durable on the leg only after a flush.
+    pub buffers: bool,
+}
+
+/// What is on its way.
+#[derive(Default)]
+struct Flight {
+    /// Numbers of changes, with the tags of their messages.
+    changes: VecDeque<(u64, u64)>,
+    /// The last change that was answered.
+    answered: u64,
+    /// The last change that is done.
+    done: u64,
+    /// The last change before a flush, with its tag.
+    flush: Option<(u64, u64)>,
+}
+
+/// Sends until the leg is lost, or the volume given back.
+pub(super) async fn run(state: Rc<State>, route: Route) {
+    let mut flight = Flight::default();
+    let ended = poll_fn(|_| {
+        if state.ended.get() || state.model().fenced || !is_present(&state, &route) {
+            return Poll::Ready(Ok(()));
+        }
+        match flight.advance(&state, &route) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    });
+    let Err(error) = ended.await else {
+        return;
+    };
+    if let SliceError::StaleEpoch { current } = error
+        && current > state.hub.held_epoch()
+    {
+        return state.fence();
+    }
+    if is_present(&state, &route) {
+        let is_full = error == SliceError::NoSpace;
+        state.edit().columns[route.column].legs[route.leg].full |= is_full;
+        state.lose(route.column, route.leg, &error.to_string());
+    }
+}
+
+/// The leg follows no more: it comes back by comparison.
+pub(super) fn end(state: &State, column: usize, why: &str) {
+    let legs = state.model().columns[column].legs.len();
+    for leg in 0..legs {
+        let ships = {
+            let keep = &state.model().columns[column].legs[leg];
+            keep.shipping && keep.control.is_some()
+        };
+        if ships {
+            state.lose(column, leg, why);
+        }
+    }
+}
+
+fn is_present(state: &State, route: &Route) -> bool {
+    let model = state.model();
+    let keep = &model.columns[route.column].legs[route.leg];
+    let is_its = |control: &Rc<Control>| Rc::ptr_eq(control, &route.control);
+    keep.shipping && keep.control.as_ref().is_some_and(is_its)
+}
+
+impl Flight {
+    fn advance(&mut self, state: &State, route: &Route) -> Result<(), SliceError> {
+        self.take_answers(state, route)?;
+        // Where answers come at once there may be more for as long as others change
+        // something: the keeper has other things to do, too.
+        for _ in 0..SHIPMENTS_MAX {
+            if self.changes.len() == SHIPMENTS_MAX {
+                break;
+            }
+            let Some(next) = state.hub.ship.take(route.serial) else {
+                break;
+            };
+            state.touched.set(true);
+            state.act();
+            let op = state.hub.next_op();
+            let epoch = route.control.epoch(state);
+            // On all other legs it is complete.
+            let stamp = Stamp { epoch, op, open: 0 };
+            let tag = route.control.start(state, stamped(next.change, stamp));
+            self.changes.push_back((next.number, tag));
+            if route.control.answers_at_once() {
+                // Nobody else would keep the order.
+                self.take_answers(state, route)?;
+            }
+        }
+        self.flush_if_awaited(state, route);
+        Ok(())
+    }
+
+    fn take_answers(&mut self, state: &State, route: &Route) -> Result<(), SliceError> {
+        while let Some(&(number, tag)) = self.changes.front() {
+            match route.control.try_answer(state, tag) {
+                Some(Ok(SliceReply::Done)) => self.answered = number,
+                Some(Ok(_)) => return Err(SliceError::Refused("a strange answer".into())),
+                Some(Err(error)) => return Err(error),
+                None => break,
+            }
+            self.changes.pop_front();
+        }
+        let durable = match (route.buffers, self.flush) {
+            (false, _) => self.answered,
+            (true, Some((covers, tag))) => match route.control.try_answer(state, tag) {
+                Some(Ok(_)) => {
+                    self.flush = None;
+                    covers
+                }
+                Some(Err(error)) => return Err(error),
+                None => self.done,
+            },
+            (true, None) => self.done,
+        };
+        if durable > self.done {
+            self.done = durable;
+            state.hub.ship.done(route.serial, durable);
+            state.touched.set(true);
+        }
+        Ok(())
+    }
+
+    /// What is not flushed counts as lagging, so there is a flush from time to time
+    /// also where nobody waits.
+    fn flush_if_awaited(&mut self, state: &State, route: &Route) {
+        if !route.buffers || self.flush.is_some() || self.answered == self.done {
+            return;
+        }
+        let lag = state.hub.ship.lag(state.now());
+        let is_old = lag.is_some_and(|lag| lag.age_us >= (SHIP_AGE_MAX / 4).as_micros() as u64);
+        if is_old || state.hub.ship.is_awaited() || self.changes.is_empty() {
+            let tag = route.control.start(state, SliceRequest::Flush);
+            self.flush = Some((self.answered, tag));
+        }
+    }
+}
+
+fn stamped(change: SliceRequest, stamp: Stamp) -> SliceRequest {
+    match change {
+        SliceRequest::Write { offset, data, .. } => SliceRequest::Write {
+            offset,
+            data,
+            stamp,
+        },
+        SliceRequest::Clear { offset, len, .. } => SliceRequest::Clear { offset, len, stamp },
+        SliceRequest::Transact { parts, .. } => SliceRequest::Transact { parts, stamp },
+        other => other,
+    }
+}
+
+/// Whether the authority lets the leg follow.
+pub(super) fn is_following(state: &State, column: usize, leg: usize) -> bool {
+    state.model().columns[column].legs[leg].leg.state == LegState::Following
+}
