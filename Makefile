@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills flips fsx pjdfstest
+.PHONY: all test check deny setup demo bench sim storm kills flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked --bin pagemesh
 
@@ -59,11 +59,19 @@ flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
 	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
 
-# The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename.
+# The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename FUSE=io-uring.
 TESTS ?=
 pjdfstest: setup all
 	@scripts/pjdfstest target/release/pagemesh $(TESTS)
 
+# git, cargo, rsync, tar, cp and find on a mount, each compared with the same on a
+# tmpfs, as root: make programs TRANSPORT=tcp FILES=1000000.
+TRANSPORT ?= auto
+FILES ?= 1000000
+programs: setup all
+	@scripts/programs target/release/pagemesh $(TRANSPORT) $(FILES)
+
 # Every figure of docs/performance.md; raw results go to bench/runs/.
 bench: setup all
+	@scripts/setup glusterfs
 	@scripts/bench target/release/pagemesh

@@ -95,6 +95,28 @@ pub enum Transport {
     Tcp,
 }
 
+/// How a mount's requests come from the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fuse {
+    /// Through io_uring where the kernel has that on, otherwise classic.
+    Auto,
+    /// By reading and writing /dev/fuse.
+    Classic,
+    /// Through io_uring, or not at all.
+    IoUring,
+}
+
+impl Fuse {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fuse::Auto => "auto",
+            Fuse::Classic => "classic",
+            Fuse::IoUring => "io-uring",
+        }
+    }
+}
+
 /// What to do.
 #[derive(Subcommand)]
 pub enum Command {
@@ -320,6 +342,16 @@ pub enum Layout {
     StripeMirror,
 }
 
+/// When a copy has what is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReplicaMode {
+    /// Before it is acknowledged.
+    Sync,
+    /// Soon after, in the same order; what is to be durable (O_SYNC, O_DSYNC, fsync,
+    /// FUA, flush) before it is acknowledged.
+    Async,
+}
+
 /// Add copies to volumes, remove them, and go on with one of them.
 #[derive(Subcommand)]
 pub enum Replica {
@@ -332,6 +364,9 @@ pub enum Replica {
         /// in a failure domain that has no copy yet.
         #[arg(long)]
         brick: Option<uuid::Uuid>,
+        /// When it has what is written.
+        #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
+        mode: ReplicaMode,
         #[command(flatten)]
         client: Client,
     },
@@ -503,7 +538,7 @@ pub enum Export {
     },
 }
 
-/// Make, look at and delete file systems.
+/// Make, look at, grow and delete file systems.
 #[derive(Subcommand)]
 pub enum FileSystem {
     /// Make a file system.
@@ -534,6 +569,17 @@ pub enum FileSystem {
     Show {
         /// Which.
         name: Name,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Let the files of a file system take more, also while it is mounted.
+    Grow {
+        /// Which.
+        name: Name,
+        /// What its files may take together from then on: at most four times what it
+        /// was made with, or 256 MiB where that is more.
+        #[arg(long)]
+        size: Size,
         #[command(flatten)]
         client: Client,
     },
@@ -572,6 +618,9 @@ pub struct Mount {
     /// Which transport reaches bricks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: Transport,
+    /// How requests come from the kernel.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub fuse: Fuse,
     #[command(flatten)]
     pub client: Client,
 }
@@ -584,6 +633,9 @@ pub struct NullMount {
     /// Threads that serve.
     #[arg(long, default_value_t = 4, value_parser = threads())]
     pub threads: usize,
+    /// How requests come from the kernel.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub fuse: Fuse,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -648,7 +700,7 @@ pub enum Bench {
     /// How long a pool takes to recover after its brick was killed under load.
     Recovery(Measure),
     /// Mirrored files: latency of synchronous writes against throughput, beside a
-    /// mount that does nothing.
+    /// mount that does nothing and, as root, GlusterFS with two copies.
     Mirror {
         #[command(flatten)]
         measure: Measure,
@@ -661,7 +713,44 @@ pub enum Bench {
         /// What each does between two writes, in µs.
         #[arg(long, value_delimiter = ',', default_values_t = [0, 50, 200], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         think_us: Vec<u32>,
+        /// Without `--sync=1`: a write need not be durable when it returns, and does not
+        /// wait for a copy that follows.
+        #[arg(long)]
+        plain: bool,
         /// Threads that serve each mount.
+        #[arg(long, default_value_t = 4, value_parser = threads())]
+        threads: usize,
+        /// How requests come from the kernel to every mount.
+        #[arg(long, value_enum, default_value = "classic")]
+        fuse: Fuse,
+    },
+    /// Small files made and removed on mounts with one and two copies, beside
+    /// GlusterFS with two and ext4 with synchronous writes. Needs root.
+    Metadata {
+        #[command(flatten)]
+        measure: Measure,
+        /// Programs that make files at the same time.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 2], value_parser = clap::value_parser!(u32).range(1..=64))]
+        jobs: Vec<u32>,
+        /// Bytes of a file.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=65536))]
+        bytes: u32,
+        /// Threads that serve each mount.
+        #[arg(long, default_value_t = 4, value_parser = threads())]
+        threads: usize,
+    },
+    /// A file system with many files: how long it takes to mount, what that takes of
+    /// memory, and whether find(1) sees all of them.
+    Many {
+        #[command(flatten)]
+        measure: Measure,
+        /// Files of a tree.
+        #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=4_000_000))]
+        files: u64,
+        /// Files of a directory; a tree for each.
+        #[arg(long, value_delimiter = ',', default_values_t = [1000, 1_000_000], value_parser = clap::value_parser!(u64).range(1..))]
+        per_directory: Vec<u64>,
+        /// Threads that serve the mount.
         #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
     },

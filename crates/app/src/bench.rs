@@ -3,12 +3,12 @@
 //! Invariants: nothing that exists is touched; scratch pools, sockets and
 //! processes are gone when the command ends.
 
+mod files;
 mod recovery;
 
 use crate::args::{self, Bench, Measure, Output};
 use crate::cluster::{Cluster, Plan};
 use crate::ending::Ending;
-use crate::files;
 use crate::mount;
 use crate::output;
 use crate::volume::attach;
@@ -18,13 +18,12 @@ use pagemesh_bench::peers::{self, Peer};
 use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{database, idle, load, mirror, ramp, sweep, table};
+use pagemesh_bench::{database, idle, load, many, metadata, mirror, ramp, sweep, table};
 use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
-use std::fs::Permissions;
+use rustix::mount::{UnmountFlags, unmount};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -55,15 +54,16 @@ struct Scratch {
 
 impl Scratch {
     fn start(measure: &Measure, bricks: u32, volumes: u64) -> anyhow::Result<Scratch> {
-        Scratch::with_mapped(measure, bricks, bricks, volumes)
+        Scratch::sized(measure, bricks, bricks, VOLUME_BYTES * volumes + ROOM_BYTES)
     }
 
-    /// Only the first `mapped` bricks are as if they were on this machine.
-    fn with_mapped(
+    /// Bricks with pools of `size_bytes`; only the first `mapped` are as if they were
+    /// on this machine.
+    fn sized(
         measure: &Measure,
         bricks: u32,
         mapped: u32,
-        volumes: u64,
+        size_bytes: u64,
     ) -> anyhow::Result<Scratch> {
         let ending = Ending::listen(false)?;
         let dir = tempfile::tempdir()?;
@@ -74,7 +74,7 @@ impl Scratch {
             pools: pools.path(),
             bricks,
             mapped,
-            size_bytes: VOLUME_BYTES * volumes + ROOM_BYTES,
+            size_bytes,
             listen: "127.0.0.1:0",
         };
         let cluster = Cluster::start(&plan, &ending)?;
@@ -88,7 +88,7 @@ impl Scratch {
 
     /// Makes a mirrored volume; gives its durability class.
     fn create(&self, name: &Name) -> anyhow::Result<String> {
-        let client = Client::new(&self.cluster.url, &self.cluster.key)?;
+        let client = self.manager()?;
         let sized = client.create(&CreateVolume {
             name: name.clone(),
             size_bytes: VOLUME_BYTES,
@@ -101,60 +101,8 @@ impl Scratch {
         Ok(sized.volume.info.durability.to_string())
     }
 
-    /// Makes a file system of so many copies and mounts it with a process of its own.
-    fn mount(
-        &self,
-        name: &str,
-        copies: usize,
-        transport: &str,
-        threads: usize,
-    ) -> anyhow::Result<(Daemon, mirror::Place)> {
-        let wish = files::wish(&name.parse()?, VOLUME_BYTES, copies);
-        let made = files::make(&self.client(), args::Transport::Auto, &wish)?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["mount", name])
-            .arg(self.mount_dir(name)?)
-            .args(["--transport", transport])
-            .args(["--threads", &threads.to_string()])
-            .args(["--manager", &self.cluster.url])
-            .arg("--key")
-            .arg(self.dir.path().join("key"));
-        if rustix::process::geteuid().is_root() {
-            command.arg("--allow-other");
-        }
-        let (daemon, dir) = Daemon::start(command)?;
-        let mut pids = self.cluster.brick_pids();
-        pids.push(daemon.0.id());
-        let place = mirror::Place {
-            name: name.into(),
-            class: made.volume.info.durability.to_string(),
-            dir: dir.into(),
-            pids,
-        };
-        Ok((daemon, place))
-    }
-
-    /// What does nothing, mounted.
-    fn mount_null(&self, threads: usize) -> anyhow::Result<(Daemon, mirror::Place)> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["bench", "null", "--threads", &threads.to_string()])
-            .arg(self.mount_dir("null")?);
-        let (daemon, dir) = Daemon::start(command)?;
-        let place = mirror::Place {
-            name: "null".into(),
-            class: "none".into(),
-            dir: dir.into(),
-            pids: vec![daemon.0.id()],
-        };
-        Ok((daemon, place))
-    }
-
-    fn mount_dir(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let dir = self.dir.path().join(format!("mnt-{name}"));
-        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        Ok(dir)
+    fn manager(&self) -> anyhow::Result<Client> {
+        Ok(Client::new(&self.cluster.url, &self.cluster.key)?)
     }
 
     fn client(&self) -> args::Client {
@@ -202,6 +150,11 @@ fn remove_at_end<const N: usize>(ending: Ending, directories: [&Path; N]) -> any
     thread.spawn(move || {
         ending.wait();
         for directory in all().iter() {
+            // What is mounted there goes first: files need not be removed one by one.
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+                // Most are not mounts.
+                let _ = unmount(entry.path(), UnmountFlags::DETACH);
+            }
             // What cannot be removed is left: this is the end.
             let _ = std::fs::remove_dir_all(directory);
         }
@@ -257,7 +210,9 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             sizes,
             jobs,
             think_us,
+            plain,
             threads,
+            fuse,
         } => {
             let options = mirror::Options {
                 rounds: measure.rounds,
@@ -265,9 +220,42 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 sizes: sizes.clone(),
                 jobs: jobs.clone(),
                 think_us: think_us.clone(),
+                sync: !plain,
                 ..mirror::Options::default()
             };
-            finish(&mirrored(measure, &options, *threads)?, measure)
+            let serving = files::Serving {
+                threads: *threads,
+                fuse: *fuse,
+            };
+            finish(&files::mirror(measure, &options, serving)?, measure)
+        }
+        Bench::Metadata {
+            measure,
+            jobs,
+            bytes,
+            threads,
+        } => {
+            let options = metadata::Options {
+                rounds: measure.rounds,
+                runtime: Duration::from_secs(measure.seconds),
+                jobs: jobs.clone(),
+                bytes: *bytes as usize,
+            };
+            finish(&files::metadata(measure, &options, *threads)?, measure)
+        }
+        Bench::Many {
+            measure,
+            files,
+            per_directory,
+            threads,
+        } => {
+            let options = many::Options {
+                rounds: measure.rounds,
+                files: *files,
+                per_directory: per_directory.clone(),
+                class: String::new(),
+            };
+            finish(&files::many(measure, &options, *threads)?, measure)
         }
         Bench::Database {
             measure,
@@ -281,7 +269,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 scale: *scale,
                 clients: *clients,
             };
-            finish(&on_mounts(measure, &options, *threads)?, measure)
+            finish(&files::database(measure, &options, *threads)?, measure)
         }
         Bench::Null(wish) => mount::run_null(wish),
     }
@@ -392,68 +380,6 @@ fn peers(measure: &Measure) -> anyhow::Result<Report> {
     peers.push(Peer::qemu_nbd(Path::new("/dev/shm"), options.size_bytes)?);
     peers.push(Peer::qemu_quorum(options.size_bytes)?);
     Ok(peers::run_peers(&peers, &options)?)
-}
-
-fn mirrored(
-    measure: &Measure,
-    options: &mirror::Options,
-    threads: usize,
-) -> anyhow::Result<Report> {
-    // Two numbers of jobs, each with files of its own, and what is not yet freed.
-    let scratch = Scratch::start(measure, 2, 3)?;
-    let apart = Scratch::with_mapped(measure, 2, 1, 1)?;
-    let mounts = [
-        scratch.mount_null(threads)?,
-        scratch.mount("unmirrored", 1, "map", threads)?,
-        scratch.mount("map", 2, "map", threads)?,
-        apart.mount("map-tcp", 2, "auto", threads)?,
-        scratch.mount("tcp", 2, "tcp", threads)?,
-    ];
-    let (_daemons, places): (Vec<Daemon>, Vec<mirror::Place>) = mounts.into_iter().unzip();
-    let options = mirror::Options {
-        size_bytes: VOLUME_BYTES * 3 / 4 / options.jobs.len() as u64,
-        ..options.clone()
-    };
-    Ok(mirror::run_mirror(&places, &options)?)
-}
-
-fn on_mounts(
-    measure: &Measure,
-    options: &database::Options,
-    threads: usize,
-) -> anyhow::Result<Report> {
-    let scratch = Scratch::start(measure, 2, 3)?;
-    let apart = Scratch::with_mapped(measure, 2, 1, 1)?;
-    // PostgreSQL is another user.
-    for dir in [&scratch.dir, &scratch.pools, &apart.dir] {
-        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
-    }
-    let mounts = [
-        scratch.mount("unmirrored", 1, "map", threads)?,
-        scratch.mount("map", 2, "map", threads)?,
-        apart.mount("map-tcp", 2, "auto", threads)?,
-        scratch.mount("tcp", 2, "tcp", threads)?,
-    ];
-    let (mut _daemons, mut places) = (vec![], vec![]);
-    for (daemon, place) in mounts {
-        _daemons.push(daemon);
-        places.push(database::Place {
-            name: place.name,
-            class: place.class,
-            dir: place.dir,
-            standby: None,
-        });
-    }
-    let [first, second] = ["first", "second"].map(|name| scratch.pools.path().join(name));
-    std::fs::create_dir(&first)?;
-    std::fs::create_dir(&second)?;
-    places.push(database::Place {
-        name: "its own replication".into(),
-        class: "none".into(),
-        dir: first,
-        standby: Some(second),
-    });
-    Ok(database::run_database(&places, options)?)
 }
 
 fn idle(measure: &Measure) -> anyhow::Result<Report> {

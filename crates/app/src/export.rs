@@ -6,7 +6,7 @@
 
 use crate::args::Export;
 use crate::ending::Ending;
-use crate::volume::{attach, expect};
+use crate::volume::{GivenBack, attach, expect};
 use anyhow::{Context, anyhow};
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
@@ -100,7 +100,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     for name in volumes {
         expect(client, name, Content::Blocks)?;
     }
-    let mut attached = Vec::new();
+    let (mut attached, mut given_back) = (Vec::new(), Vec::new());
     for name in volumes {
         let exported = Exported::new(attach(client, *transport, name)?)?;
         exported.volume.plan_scrubs(ScrubPlan {
@@ -108,6 +108,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
             bytes_per_s: scrub_rate.0,
         });
         attached.push(Arc::downgrade(&exported.volume));
+        given_back.push(GivenBack(Arc::clone(&exported.volume)));
         let options = ExportOptions {
             read_only: *read_only,
             description: format!("pagemesh volume {name}"),

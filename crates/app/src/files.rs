@@ -15,7 +15,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Makes, shows and deletes file systems.
+/// Makes, shows, grows and deletes file systems.
 pub fn run(command: &FileSystem) -> anyhow::Result<()> {
     match command {
         FileSystem::Create {
@@ -41,6 +41,22 @@ pub fn run(command: &FileSystem) -> anyhow::Result<()> {
         FileSystem::Show { name, client: args } => {
             let detail = expect(args, name, Content::Files)?;
             output::print(args.output, &detail, || show(&detail))
+        }
+        FileSystem::Grow {
+            name,
+            size,
+            client: args,
+        } => {
+            let detail = expect(args, name, Content::Files)?;
+            let sized = client(args)?.grow(name, size.0)?;
+            output::print(args.output, &sized, || {
+                let now = bytes(sized.volume.info.size_bytes);
+                let when = match detail.info.attached {
+                    Some(_) => "the mount takes it over within ten seconds",
+                    None => "the next mount takes it over",
+                };
+                format!("the files of {name} may take {now} now; {when}")
+            })
         }
         FileSystem::Delete {
             name,

@@ -56,9 +56,8 @@ fn main() -> ExitCode {
 /// Logs go to standard error; `PAGEMESH_LOG` chooses what, as `debug` or
 /// `pagemesh_volume=debug`.
 fn start_log() {
-    // fuser warns when somebody else has unmounted, which is as it should be.
     let filter = tracing_subscriber::EnvFilter::try_from_env("PAGEMESH_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,fuser=error"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -7,12 +7,12 @@
 
 use crate::args::{self, Mount, NullMount};
 use crate::ending::{Ending, Teller};
-use crate::volume::{attach, client, expect};
+use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::layout::BrickId;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{MountOptions, Unmounter};
+use pagemesh_fuse::{MountOptions, Transport, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
 use rustix::mount::UnmountFlags;
@@ -128,22 +128,28 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let detail = expect(&args.client, &args.name, Content::Files)?;
     let volume = Arc::new(attach(&args.client, args.transport, &args.name)?);
     let space: Arc<dyn Space> = volume.clone();
-    let fs = Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?;
+    let given_back = GivenBack(Arc::clone(&volume));
+    let fs = Arc::new(Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?);
+    if let Some(damage) = fs.damage() {
+        eprintln!("warning: {} is mounted read-only: {damage}", args.name);
+    }
+    take_over_limit(&fs, &detail);
     let fenced = Fenced {
         is: Arc::default(),
         teller: ending.teller(),
     };
     watch(Arc::downgrade(&volume), fenced.clone())?;
-    drop(volume);
-    let room = watch_room(&args.client, &detail)?;
+    let room = watch_room(&args.client, detail, &fs)?;
     let options = MountOptions {
         source: format!("{SOURCE}{}", args.name),
         threads: args.threads,
         allow_other: args.allow_other,
+        transport: transport(args.fuse),
     };
     let on_trouble = fenced.clone();
     let trouble = move |error: &FsError| on_trouble.take_in(error);
-    let mut mounted = pagemesh_fuse::mount(Arc::new(fs), &dir, &options, Box::new(trouble), room)?;
+    let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(trouble), room)?;
+    tracing::info!(transport = ?mounted.transport(), "mounted");
     let waiting = listen(&dir);
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
@@ -158,8 +164,17 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         );
     }
     served?;
+    drop(given_back);
     tell_done(&waiting);
     Ok(())
+}
+
+fn transport(wish: args::Fuse) -> Transport {
+    match wish {
+        args::Fuse::Auto => Transport::Auto,
+        args::Fuse::Classic => Transport::Classic,
+        args::Fuse::IoUring => Transport::IoUring,
+    }
 }
 
 /// Whether another client took over.
@@ -203,14 +218,31 @@ fn watch(volume: Weak<Volume>, fenced: Fenced) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks the manager now and then what the pools of the copies still have: the
-/// least of them is what can be written.
-fn watch_room(args: &args::Client, detail: &VolumeDetail) -> anyhow::Result<pagemesh_fuse::Room> {
+/// Lets the file system take what the manager has written down for it.
+fn take_over_limit(fs: &Fs, detail: &VolumeDetail) {
+    match fs.raise_limit(detail.info.size_bytes) {
+        Ok(false) | Err(FsError::ReadOnly(_)) => {}
+        Ok(true) => {
+            let bytes = detail.info.size_bytes;
+            tracing::info!(bytes, "the files may take more now");
+        }
+        Err(cause) => tracing::warn!(%cause, "the files may take no more than before"),
+    }
+}
+
+/// Asks the manager now and then what the pools of the copies still have, of which the
+/// least is what can be written, and what the files may take.
+fn watch_room(
+    args: &args::Client,
+    mut detail: VolumeDetail,
+    fs: &Arc<Fs>,
+) -> anyhow::Result<pagemesh_fuse::Room> {
     const UNKNOWN: u64 = u64::MAX;
     let bricks: Vec<BrickId> = detail.bricks.keys().copied().collect();
     let manager = client(args)?;
     let room = Arc::new(AtomicU64::new(UNKNOWN));
     let known = Arc::downgrade(&room);
+    let fs = Arc::downgrade(fs);
     std::thread::Builder::new()
         .name("room".into())
         .spawn(move || {
@@ -221,6 +253,15 @@ fn watch_room(args: &args::Client, detail: &VolumeDetail) -> anyhow::Result<page
                     room.store(free.min().unwrap_or(UNKNOWN), Ordering::Relaxed);
                 }
                 drop(room);
+                // What fails is tried again when it has changed once more, or by the
+                // next mount.
+                if let Ok(new) = manager.volume(&detail.info.name)
+                    && new.info.size_bytes != detail.info.size_bytes
+                    && let Some(fs) = fs.upgrade()
+                {
+                    take_over_limit(&fs, &new);
+                    detail = new;
+                }
                 std::thread::sleep(ROOM_EVERY);
             }
         })?;
@@ -238,8 +279,9 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         source: "nothing".into(),
         threads: args.threads,
         allow_other: false,
+        transport: transport(args.fuse),
     };
-    let mut mounted = pagemesh_fuse::mount_null(&dir, &options)?;
+    let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     serve(move || Ok(mounted.serve()?), unmounter, &dir, &ending)
@@ -247,7 +289,7 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
 
 fn serve(
     serve: impl FnOnce() -> anyhow::Result<()> + Send,
-    mut unmounter: Unmounter,
+    unmounter: Unmounter,
     dir: &Path,
     ending: &Ending,
 ) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! `pagemesh replica`: a copy more of a volume, one less, and the one that goes on
 //! alone.
 
-use crate::args::{self, Replica as Command};
+use crate::args::{self, Replica as Command, ReplicaMode};
 use crate::output::{self, table};
 use crate::status::word;
 use crate::volume::client;
@@ -17,9 +17,11 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
         Command::Attach {
             volume,
             brick,
+            mode,
             client: args,
         } => {
-            let detail = client(args)?.attach_replica(volume, brick.map(BrickId))?;
+            let asynchronous = *mode == ReplicaMode::Async;
+            let detail = client(args)?.attach_replica(volume, brick.map(BrickId), asynchronous)?;
             let copy = detail.info.copies - 1;
             tell(
                 args,
@@ -114,15 +116,18 @@ fn next(volume: &Name, detail: &VolumeDetail) -> String {
 struct Copy {
     copy: usize,
     state: LegState,
+    /// Whether it is to follow, and not to become in-sync.
+    asynchronous: bool,
     /// Columns by the states of their legs.
     in_sync: usize,
+    following: usize,
     syncing: usize,
     stale: usize,
     bricks: Vec<BrickId>,
 }
 
 fn copies(detail: &VolumeDetail) -> anyhow::Result<Vec<Copy>> {
-    let columns = || detail.layout.segments.iter().flat_map(|it| &it.columns);
+    let columns = || detail.layout.columns();
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
     Ok((0..count).map(|copy| one(copy, columns())).collect())
@@ -134,20 +139,24 @@ fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>) -> Copy {
     let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
     bricks.sort_unstable();
     bricks.dedup();
-    let (in_sync, syncing, stale) = (
+    let (in_sync, following, syncing, stale) = (
         count(LegState::InSync),
+        count(LegState::Following),
         count(LegState::Syncing),
         count(LegState::Stale),
     );
-    let state = match (syncing, stale) {
-        (0, 0) => LegState::InSync,
-        (_, 0) => LegState::Syncing,
+    let state = match (following, syncing, stale) {
+        (0, 0, 0) => LegState::InSync,
+        (_, 0, 0) => LegState::Following,
+        (_, _, 0) => LegState::Syncing,
         _ => LegState::Stale,
     };
     Copy {
         copy,
         state,
+        asynchronous: legs.iter().any(|leg| leg.asynchronous),
         in_sync,
+        following,
         syncing,
         stale,
         bricks,
@@ -160,13 +169,20 @@ fn show(copies: &[Copy]) -> String {
         vec![
             copy.copy.to_string(),
             word(&copy.state),
+            match copy.asynchronous {
+                true => "async".into(),
+                false => "sync".into(),
+            },
             format!(
                 "{}/{}",
                 copy.in_sync,
-                copy.in_sync + copy.syncing + copy.stale
+                copy.in_sync + copy.following + copy.syncing + copy.stale
             ),
             bricks.join(", "),
         ]
     });
-    table(&[">COPY", "STATE", ">IN-SYNC COLUMNS", "BRICKS"], rows)
+    table(
+        &[">COPY", "STATE", "MODE", ">IN-SYNC COLUMNS", "BRICKS"],
+        rows,
+    )
 }

@@ -39,6 +39,15 @@ pub fn expect(args: &args::Client, name: &Name, content: Content) -> anyhow::Res
     }
 }
 
+/// A volume that is given back when this goes, before the process ends.
+pub struct GivenBack(pub Arc<Volume>);
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        self.0.give_back();
+    }
+}
+
 /// Attaches a volume in this process.
 pub fn attach(
     args: &args::Client,
@@ -99,6 +108,12 @@ pub fn run(command: &Command) -> anyhow::Result<Verdict> {
             size,
             client: args,
         } => {
+            if client(args)?.volume(name)?.info.content == Content::Files {
+                bail!(
+                    "the volume {name} holds files; let them take more with: \
+                     pagemesh fs grow {name} --size SIZE"
+                );
+            }
             let sized = client(args)?.grow(name, size.0)?;
             output::print(args.output, &sized, || {
                 format!("{name} has {} now", bytes(sized.volume.info.size_bytes))

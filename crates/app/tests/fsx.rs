@@ -348,14 +348,17 @@ impl Files {
     }
 }
 
-#[test]
-fn files_hold_what_they_hold_in_memory() {
+by_both! {
+    files_hold_what_they_hold_in_memory
+}
+
+fn files_hold_what_they_hold_in_memory(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
     let operations = number("PAGEMESH_FSX_OPS", OPERATIONS);
     let mut files = Files {
-        mount: Mounted::new(&cluster, "files", "auto"),
+        mount: Mounted::by(&cluster, "files", "auto", fuse),
         open: vec![],
         models: vec![vec![]; FILES],
         dice: Random::new(number("PAGEMESH_FSX_SEED", 1)),

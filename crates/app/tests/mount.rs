@@ -5,20 +5,32 @@
 
 mod support;
 
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::mounted::{self, Mounted};
+use support::skip::skip;
 use support::until;
 
-#[test]
-fn programs_find_what_they_put_there() {
+by_both! {
+    programs_find_what_they_put_there
+    sqlite_keeps_its_promises_on_a_mount
+    what_was_acknowledged_outlives_the_mounting_process
+    a_second_mount_fences_the_first
+    mounts_end_as_they_should
+    a_dead_process_leaves_a_dead_mount
+}
+
+fn programs_find_what_they_put_there(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;
     };
     for transport in ["map", "tcp"] {
-        let mount = Mounted::new(&cluster, "files", transport);
+        let mount = Mounted::by(&cluster, "files", transport, fuse);
         mount.sh(
             "mkdir src; for i in $(seq 40); do mkdir -p src/d$((i % 7)); \
              head -c $((i * i * 97)) /dev/urandom > src/d$((i % 7))/f$i; done; \
@@ -42,7 +54,7 @@ fn programs_find_what_they_put_there() {
         );
         mount.stop(&cluster);
         // Everything is there for whoever mounts next.
-        let mount = Mounted::new(&cluster, "files", transport);
+        let mount = Mounted::by(&cluster, "files", transport, fuse);
         mount
             .sh("diff -r -x fifo src out/src; cd clone; git fsck --strict; git status --porcelain");
         mount.sh("rm -rf src copy out repo clone all.tar s2");
@@ -51,12 +63,11 @@ fn programs_find_what_they_put_there() {
     cluster.check_identical("files");
 }
 
-#[test]
-fn sqlite_keeps_its_promises_on_a_mount() {
+fn sqlite_keeps_its_promises_on_a_mount(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = Mounted::by(&cluster, "files", "auto", fuse);
     mount.sh(
         "sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b blob);'; \
          for i in $(seq 4); do sqlite3 -cmd '.timeout 20000' db \"begin immediate; \
@@ -104,14 +115,13 @@ fn check_files(dir: &Path, count: u64) {
     }
 }
 
-#[test]
-fn what_was_acknowledged_outlives_the_mounting_process() {
+fn what_was_acknowledged_outlives_the_mounting_process(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[128, 128], "100M") else {
         return;
     };
     let mut so_far = 0;
     for round in 0..3 {
-        let mount = Mounted::new(&cluster, "files", "auto");
+        let mount = Mounted::by(&cluster, "files", "auto", fuse);
         check_files(&mount.dir, so_far);
         let (count, stop) = (AtomicU64::new(so_far), AtomicBool::new(false));
         let dir = mount.dir.clone();
@@ -125,10 +135,58 @@ fn what_was_acknowledged_outlives_the_mounting_process() {
         so_far = count.load(Ordering::Relaxed);
         assert!(so_far > 100 * (round + 1));
     }
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = Mounted::by(&cluster, "files", "auto", fuse);
     check_files(&mount.dir, so_far);
     mount.stop(&cluster);
     cluster.check_identical("files");
+}
+
+fn a_dead_process_leaves_a_dead_mount(fuse: &'static str) {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let mut mount = Mounted::by(&cluster, "files", "auto", fuse);
+    let open = File::create(mount.path("open")).unwrap();
+    mount.daemon.take().unwrap().kill();
+    // The kernel may still be about to take notice.
+    until("everything fails as it should", || {
+        let written = (&open).write_all(b"x");
+        let listed = fs::read_dir(&mount.dir).map(drop);
+        let failed = [errno(written), errno(listed)];
+        let soon = [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED];
+        assert!(
+            failed.iter().all(|errno| soon.contains(errno)),
+            "{failed:?}"
+        );
+        failed == [Errno::NOTCONN; 2]
+    });
+    drop(open);
+    cluster.ok(&["umount", mount.dir.to_str().unwrap()]);
+    assert_eq!(fs::read_dir(&mount.dir).unwrap().count(), 0);
+    mount.come_back(&cluster, "files", "auto");
+    assert_eq!(fs::read(mount.path("open")).unwrap(), b"");
+    mount.stop(&cluster);
+}
+
+#[test]
+fn what_cannot_be_had_is_chosen_otherwise_or_refused() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let dir = cluster.dir().join("dir");
+    fs::create_dir(&dir).unwrap();
+    let dir = dir.to_str().unwrap();
+    let Some(off) = support::switch::off() else {
+        return skip("needs root and the switch of FUSE over io_uring");
+    };
+    cluster.refused(
+        &["mount", "files", dir, "--fuse", "io-uring"],
+        &["cannot mount with io_uring", "--fuse classic"],
+    );
+    let mount = Mounted::by(&cluster, "files", "auto", "auto");
+    fs::write(mount.path("file"), b"kept").unwrap();
+    mount.stop(&cluster);
+    drop(off);
 }
 
 #[test]
@@ -162,18 +220,17 @@ fn a_brick_dies_and_the_mount_goes_on() {
     cluster.check_identical("files");
 }
 
-#[test]
-fn a_second_mount_fences_the_first() {
+fn a_second_mount_fences_the_first(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mut first = Mounted::new(&cluster, "files", "auto");
+    let mut first = Mounted::by(&cluster, "files", "auto", fuse);
     fs::write(first.path("file"), b"kept").unwrap();
     let open = File::options()
         .write(true)
         .open(first.path("file"))
         .unwrap();
-    let second = Mounted::try_new(&cluster, "files", "mnt2", "auto").unwrap();
+    let second = Mounted::try_new(&cluster, "files", "mnt2", "auto", fuse).unwrap();
     assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
     (&open).write_all(b"lost").expect_err("fenced");
     let mut daemon = first.daemon.take().unwrap();
@@ -212,12 +269,11 @@ fn a_small_pool_fills_and_is_told_of() {
     mount.stop(&cluster);
 }
 
-#[test]
-fn mounts_end_as_they_should() {
+fn mounts_end_as_they_should(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
         return;
     };
-    let mount = Mounted::new(&cluster, "files", "auto");
+    let mount = Mounted::by(&cluster, "files", "auto", fuse);
     let dir = mount.dir.to_str().unwrap().to_owned();
     let open = File::create(mount.path("open")).unwrap();
     cluster.refused(&["mount", "files", &dir], &["busy", "umount"]);
@@ -233,7 +289,7 @@ fn mounts_end_as_they_should() {
     drop(mount);
 
     // A signal cuts off who has files open.
-    let mut mount = Mounted::new(&cluster, "files", "auto");
+    let mut mount = Mounted::by(&cluster, "files", "auto", fuse);
     assert_eq!(fs::read(mount.path("open")).unwrap(), b"late");
     let open = File::create(mount.path("other")).unwrap();
     mount.daemon.as_ref().unwrap().signal("TERM");
@@ -278,10 +334,207 @@ fn what_cannot_be_mounted_is_refused() {
     cluster.refused(&["fs", "create", "huge", "--size", "1T"], &["more than"]);
     cluster.refused(
         &["volume", "grow", "files", "--size", "1G"],
-        &["holds files"],
+        &["holds files", "pagemesh fs grow"],
+    );
+    cluster.refused(&["fs", "grow", "blocks", "--size", "1G"], &["holds blocks"]);
+    cluster.refused(
+        &["fs", "grow", "files", "--size", "20M"],
+        &["would not be more"],
+    );
+    cluster.refused(
+        &["fs", "grow", "files", "--size", "1G"],
+        &["copy the files"],
     );
     cluster.refused(&["fs", "create", "odd", "--size", "5000"], &["8192"]);
     let listed = cluster.json(&["fs", "list"]);
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(listed[0]["size_bytes"], 50 << 20);
+}
+
+/// Bytes of a pool that a brick serves, wherever they are.
+fn spoil(pool: &Path, bytes: &[u8]) -> usize {
+    let content = fs::read(pool).unwrap();
+    let file = File::options().write(true).open(pool).unwrap();
+    let found = content.windows(bytes.len()).enumerate();
+    let found: Vec<usize> = found
+        .filter(|(_, window)| *window == bytes)
+        .map(|(at, _)| at)
+        .collect();
+    for &at in &found {
+        file.write_all_at(&[bytes[0] ^ 1], at as u64).unwrap();
+    }
+    found.len()
+}
+
+#[test]
+fn a_damaged_file_system_is_mounted_to_be_read() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let mount = Mounted::new(&cluster, "files", "auto");
+    fs::write(mount.path("early"), b"kept").unwrap();
+    // Inodes of another page of the table than that of the root.
+    mount.sh("for i in $(seq 40); do echo $i > f$i; done");
+    symlink("a place that is found", mount.path("link")).unwrap();
+    mount.stop(&cluster);
+    for brick in 0..2 {
+        assert!(spoil(cluster.pool(brick), b"a place that is found") > 0);
+    }
+    let mut mount = Mounted::new(&cluster, "files", "auto");
+    assert_eq!(fs::read(mount.path("early")).unwrap(), b"kept");
+    assert!(fs::read_dir(&mount.dir).unwrap().count() >= 30);
+    let lost = fs::read_link(mount.path("link")).unwrap_err();
+    assert_eq!(lost.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    for refused in [
+        fs::write(mount.path("early"), b"new").err(),
+        fs::write(mount.path("new"), b"new").err(),
+        fs::remove_file(mount.path("early")).err(),
+        fs::create_dir(mount.path("new")).err(),
+    ] {
+        assert_eq!(refused.unwrap().kind(), ErrorKind::ReadOnlyFilesystem);
+    }
+    cluster.ok(&["umount", mount.dir.to_str().unwrap()]);
+    let mut daemon = mount.daemon.take().unwrap();
+    assert!(daemon.await_end().success(), "{}", daemon.log());
+    let log = daemon.log();
+    for part in [
+        "files is mounted read-only",
+        "cannot be read",
+        "pagemesh fs create",
+    ] {
+        assert!(log.contains(part), "{part:?} is not in {log}");
+    }
+    // The copies are damaged alike, and told to be.
+    let checked = cluster.run(&["volume", "check", "files"]);
+    let told = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(
+        !checked.status.success() && told.contains("damaged"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_file_system_grows_in_use_and_out_of_use() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "20M") else {
+        return;
+    };
+    let size = |mount: &Mounted| {
+        let told = rustix::fs::statvfs(&mount.dir).unwrap();
+        told.f_blocks * told.f_frsize
+    };
+    let mount = Mounted::new(&cluster, "files", "auto");
+    assert_eq!(size(&mount), 20 << 20);
+    let full = fs::write(mount.path("big"), vec![1; 30 << 20]).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::StorageFull);
+    let grown = cluster.json(&["fs", "grow", "files", "--size", "40M"]);
+    assert_eq!(grown["volume"]["info"]["size_bytes"], 40 << 20);
+    until("the mount knows", || size(&mount) == 40 << 20);
+    fs::write(mount.path("big"), vec![1; 30 << 20]).unwrap();
+    mount.stop(&cluster);
+    let told = cluster.ok(&["fs", "grow", "files", "--size", "60M"]);
+    assert!(told.contains("next mount"), "{told}");
+    let mount = Mounted::new(&cluster, "files", "auto");
+    assert_eq!(size(&mount), 60 << 20);
+    fs::write(mount.path("more"), vec![2; 20 << 20]).unwrap();
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+#[track_caller]
+fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
+    Errno::from_raw_os_error(result.unwrap_err().raw_os_error().unwrap())
+}
+
+#[test]
+fn odd_requests_are_answered_as_on_other_file_systems() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let mount = Mounted::new(&cluster, "files", "auto");
+    // Names.
+    let longest = "n".repeat(255);
+    fs::write(mount.path(&longest), b"x").unwrap();
+    let longer = mount.path(&"n".repeat(256));
+    assert_eq!(errno(fs::write(&longer, b"x")), Errno::NAMETOOLONG);
+    assert_eq!(errno(fs::create_dir(&longer)), Errno::NAMETOOLONG);
+    assert_eq!(
+        errno(fs::rename(mount.path(&longest), &longer)),
+        Errno::NAMETOOLONG
+    );
+    assert_eq!(errno(fs::metadata(&longer)), Errno::NAMETOOLONG);
+    // A path deeper than any that can be named at once.
+    let step = "d".repeat(100);
+    let directory = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut at = rustix::fs::open(&mount.dir, directory, Mode::empty()).unwrap();
+    for _ in 0..60 {
+        rustix::fs::mkdirat(&at, &step, Mode::RWXU).unwrap();
+        at = rustix::fs::openat(&at, &step, directory, Mode::empty()).unwrap();
+    }
+    let made = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+    let deep = rustix::fs::openat(&at, "file", made, Mode::RWXU).unwrap();
+    File::from(deep).write_all(b"deep").unwrap();
+    drop(at);
+    mount.sh("test $(find . -name file | wc -c) -gt 6000; rm -r dddd*");
+    // Links in a circle; a directory into itself, by way of another, too.
+    symlink("loop", mount.path("loop")).unwrap();
+    assert_eq!(errno(fs::read(mount.path("loop"))), Errno::LOOP);
+    fs::create_dir_all(mount.path("a/b/c")).unwrap();
+    for below in ["a/a", "a/b/a", "a/b/c/a"] {
+        assert_eq!(
+            errno(fs::rename(mount.path("a"), mount.path(below))),
+            Errno::INVAL
+        );
+    }
+    let exchange = |from: &str, to: &str| {
+        let (from, to) = (mount.path(from), mount.path(to));
+        rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE)
+    };
+    assert_eq!(exchange("a", "a/b/c"), Err(Errno::INVAL));
+    assert_eq!(exchange("a/b/c", "a"), Err(Errno::INVAL));
+    assert_eq!(errno(fs::remove_dir(mount.path("a/b"))), Errno::NOTEMPTY);
+    let linked = rustix::fs::linkat(CWD, mount.path("a"), CWD, mount.path("h"), AtFlags::empty());
+    assert_eq!(linked, Err(Errno::PERM));
+
+    // Offsets.
+    let path = mount.path("file");
+    fs::write(&path, b"0123456789").unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    for offset in [1 << 44, (1 << 62) + 5, i64::MAX as u64 - 1, i64::MAX as u64] {
+        let beyond = [Errno::FBIG, Errno::INVAL];
+        assert!(
+            beyond.contains(&errno(file.write_at(b"xy", offset))),
+            "{offset}"
+        );
+        assert!(
+            beyond.contains(&errno(file.set_len((offset + 1).min(i64::MAX as u64)))),
+            "{offset}"
+        );
+        let mut bytes = [0; 8];
+        assert!(
+            matches!(file.read_at(&mut bytes, offset), Ok(0) | Err(_)),
+            "{offset}"
+        );
+        let sought = rustix::fs::seek(&file, SeekFrom::Data(offset));
+        assert_eq!(sought, Err(Errno::NXIO), "{offset}");
+        let sought = rustix::fs::seek(&file, SeekFrom::Hole(offset));
+        assert_eq!(sought, Err(Errno::NXIO), "{offset}");
+        let reserve = rustix::fs::fallocate(&file, FallocateFlags::empty(), offset, 1);
+        assert_eq!(reserve, Err(Errno::FBIG), "{offset}");
+    }
+    assert_eq!(
+        rustix::fs::seek(&file, SeekFrom::Data(10)),
+        Err(Errno::NXIO)
+    );
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(9)), Ok(10));
+    file.write_at(b"x", (1 << 44) - 1).unwrap();
+    file.set_len(10).unwrap();
+
+    // What is refused, changes nothing.
+    for mode in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+        let refused = rustix::fs::fallocate(&file, mode, 0, 4096);
+        assert_eq!(refused, Err(Errno::OPNOTSUPP));
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"0123456789");
+    drop(file);
+    mount.stop(&cluster);
 }

@@ -52,6 +52,9 @@ pub enum BenchError {
         #[source]
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A mount was not made, or is not as it should be.
+    #[error("the mount failed: {0}")]
+    Mount(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A program is not installed.
     #[error("{program} is not installed; `apt-get install {package}` provides it")]
     Missing {

@@ -155,6 +155,8 @@ pub struct FileCase {
     pub jobs: u32,
     /// What each does between two writes, busily.
     pub think_us: u32,
+    /// Whether each write is to be durable when it returns.
+    pub sync: bool,
 }
 
 impl std::fmt::Display for FileCase {
@@ -163,6 +165,7 @@ impl std::fmt::Display for FileCase {
             bytes,
             jobs,
             think_us,
+            ..
         } = self;
         write!(f, "{bytes} B, {jobs} jobs, {think_us} µs")
     }
@@ -178,7 +181,7 @@ pub(crate) fn measure_files(
     let mut command = files(dir, case.jobs, size_bytes);
     command.args([
         "--invalidate=1",
-        "--sync=1",
+        &format!("--sync={}", u8::from(case.sync)),
         "--rw=randwrite",
         "--allrandrepeat=1",
         "--norandommap",

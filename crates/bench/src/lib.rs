@@ -18,9 +18,12 @@
 
 pub mod database;
 mod error;
+pub mod file_peers;
 mod fio;
 pub mod idle;
 pub mod load;
+pub mod many;
+pub mod metadata;
 pub mod mirror;
 pub mod peers;
 pub mod plot;

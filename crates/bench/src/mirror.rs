@@ -7,7 +7,8 @@
 //! each job has a file of its own that was written once before.
 //!
 //! In each round every case visits every place; who comes first moves on by one.
-//! Round trips over TCP are measured in each round, too.
+//! Round trips over TCP are measured in each round, too. GlusterFS with two copies
+//! may be one of the places.
 
 use crate::error::BenchError;
 use crate::fio::{self, FileCase, Sample, pick};
@@ -25,6 +26,7 @@ use std::time::Duration;
 const ROUND_TRIPS: u32 = 10_000;
 
 /// Where files are written.
+#[derive(Clone, Debug)]
 pub struct Place {
     /// What reports call it.
     pub name: String,
@@ -51,6 +53,8 @@ pub struct Options {
     pub jobs: Vec<u32>,
     /// Times between two writes, in µs.
     pub think_us: Vec<u32>,
+    /// Whether files are opened with `O_SYNC`.
+    pub sync: bool,
 }
 
 impl Default for Options {
@@ -62,6 +66,7 @@ impl Default for Options {
             sizes: vec![512, 4096, 65_536],
             jobs: vec![1, 16],
             think_us: vec![0, 50, 200],
+            sync: true,
         }
     }
 }
@@ -75,6 +80,7 @@ impl Options {
                     bytes,
                     jobs,
                     think_us,
+                    sync: self.sync,
                 }));
             }
         }
@@ -92,11 +98,16 @@ struct Found {
 }
 
 /// Compares; see the module. Other places are compared with the first one, a server
-/// that does nothing, and with the second, which has one copy.
+/// that does nothing, with the second, which has one copy, and all of them with `peer`,
+/// which is measured like them.
 ///
 /// # Errors
 /// When an option makes no sense, fio is missing or fails, or a write fails.
-pub fn run_mirror(places: &[Place], options: &Options) -> Result<Report, BenchError> {
+pub fn run_mirror(
+    places: &[Place],
+    peer: Option<&Place>,
+    options: &Options,
+) -> Result<Report, BenchError> {
     check_rounds(options.rounds)?;
     let cases = options.cases();
     if places.len() < 2 || cases.is_empty() {
@@ -104,7 +115,8 @@ pub fn run_mirror(places: &[Place], options: &Options) -> Result<Report, BenchEr
         return Err(BenchError::Option(text.into()));
     }
     process::require("fio", fio::PACKAGE)?;
-    for place in places {
+    let places: Vec<&Place> = places.iter().chain(peer).collect();
+    for &place in &places {
         for &jobs in &options.jobs {
             let dir = dir_of(place, jobs);
             let cannot = BenchError::system(format!("make the directory {}", dir.display()));
@@ -124,11 +136,12 @@ pub fn run_mirror(places: &[Place], options: &Options) -> Result<Report, BenchEr
         for (case, of_case) in found.cases.iter().zip(&mut found.samples) {
             for turn in 0..places.len() {
                 let at = (turn + round) % places.len();
-                of_case[at].push(measure(&places[at], *case, options)?);
+                of_case[at].push(measure(places[at], *case, options)?);
             }
         }
+        eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
-    Ok(report(places, options, &found))
+    Ok(report(&places, peer, options, &found))
 }
 
 fn dir_of(place: &Place, jobs: u32) -> PathBuf {
@@ -153,10 +166,14 @@ fn longer_us(rounds: &[Sample], than: &[Sample]) -> Vec<f64> {
     longer.collect()
 }
 
-fn report(places: &[Place], options: &Options, found: &Found) -> Report {
-    let title = "synchronous random writes to files by fio, all in one alternating run";
+fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Found) -> Report {
+    let title = match options.sync {
+        true => "synchronous random writes to files by fio, all in one alternating run",
+        false => "random writes to files by fio, without O_SYNC, all in one alternating run",
+    };
     let to_first = format!("to {}", places[0].name);
     let beyond = format!("beyond {}", places[1].name);
+    let to_peer = format!("to {}", peer.map_or("another", |peer| &peer.name));
     let columns = [
         ("write", "B"),
         ("jobs", ""),
@@ -171,6 +188,7 @@ fn report(places: &[Place], options: &Options, found: &Found) -> Report {
         (to_first.as_str(), "× mean"),
         (beyond.as_str(), "µs"),
         ("that, of a round trip", "×"),
+        (to_peer.as_str(), "× IOPS"),
     ];
     let mut report = Report::new("mirror", title, &places[1].class, &columns);
     for (case, of_case) in found.cases.iter().zip(&found.samples) {
@@ -180,6 +198,10 @@ fn report(places: &[Place], options: &Options, found: &Found) -> Report {
             let mean = |rounds: &[Sample]| pick(rounds, |s| s.clat_mean_ns);
             let longer = longer_us(rounds, &of_case[1]);
             let trips: Vec<f64> = found.round_trips_ns.iter().map(|ns| ns / 1e3).collect();
+            let iops = |rounds: &[Sample]| pick(rounds, |s| s.iops);
+            // The peer is the last place.
+            let of_peer = peer.and(of_case.last()).map(|rounds| iops(rounds));
+            let to_peer = of_peer.and_then(|of_peer| median_ratio(&iops(rounds), &of_peer));
             report.push(vec![
                 u64::from(case.bytes).into(),
                 u64::from(case.jobs).into(),
@@ -194,6 +216,7 @@ fn report(places: &[Place], options: &Options, found: &Found) -> Report {
                 median_ratio(&mean(rounds), &mean(&of_case[0])).into(),
                 median(&longer).into(),
                 median_ratio(&longer, &trips).into(),
+                to_peer.into(),
             ]);
         }
     }
@@ -220,11 +243,11 @@ fn report(places: &[Place], options: &Options, found: &Found) -> Report {
 }
 
 /// One for each size and number of jobs.
-fn plots(places: &[Place], options: &Options, found: &Found) -> Vec<Plot> {
+fn plots(places: &[&Place], options: &Options, found: &Found) -> Vec<Plot> {
     let mut plots = vec![];
     for &bytes in &options.sizes {
         for &jobs in &options.jobs {
-            let line = |(at, place): (usize, &Place)| Series {
+            let line = |(at, place): (usize, &&Place)| Series {
                 name: place.name.clone(),
                 points: (found.cases.iter().zip(&found.samples))
                     .filter(|(case, _)| (case.bytes, case.jobs) == (bytes, jobs))

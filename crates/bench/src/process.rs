@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -89,14 +89,17 @@ impl Child {
 
     /// Waits until it ends, at most so long; whether it has.
     pub(crate) fn ends_within(&self, limit: Duration) -> Result<bool, BenchError> {
-        let until = Instant::now() + limit;
+        self.await_input(&self.ended, Instant::now() + limit)
+    }
+
+    fn await_input(&self, from: impl AsFd, until: Instant) -> Result<bool, BenchError> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let timeout = Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(left.subsec_nanos()),
             };
-            let mut fds = [PollFd::new(&self.ended, PollFlags::IN)];
+            let mut fds = [PollFd::new(&from, PollFlags::IN)];
             match poll(&mut fds, Some(&timeout)) {
                 Ok(count) => return Ok(count > 0),
                 Err(rustix::io::Errno::INTR) => {}
@@ -106,6 +109,32 @@ impl Child {
                 }
             }
         }
+    }
+
+    /// The first line that it says, of a program whose output is piped; at most so
+    /// long it may take.
+    pub(crate) fn line_within(&mut self, limit: Duration) -> Result<String, BenchError> {
+        let until = Instant::now() + limit;
+        let Some(mut output) = self.child.stdout.take() else {
+            return Err(self.failure("its output is not piped"));
+        };
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') {
+            if !self.await_input(&output, until)? {
+                return Err(self.failure(&format!("not ready after {} s", limit.as_secs())));
+            }
+            let mut byte = [0];
+            if output.read(&mut byte).unwrap_or(0) == 0 {
+                return Err(self.failure("it ended"));
+            }
+            line.extend(byte);
+        }
+        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
+    }
+
+    /// Ends its input.
+    pub(crate) fn end_input(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     /// Waits for a good end, at most so long.

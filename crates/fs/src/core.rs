@@ -12,9 +12,12 @@
 //! - a page in the batch, or on its way, counts before the cache and the space;
 //! - what a batch frees (spans, numbers) is given out again only when it is
 //!   committed; what it took comes back when it failed;
-//! - pages of files never enter the cache: they change without this lock.
+//! - pages of files never enter the cache: they change without this lock;
+//! - no more changes are taken once one has failed for another reason than want of
+//!   room, or something was found damaged.
 
 use crate::cache::Cache;
+use crate::check_ino;
 use crate::error::{FsError, Result};
 use crate::format::{
     Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at,
@@ -28,10 +31,11 @@ use pagemesh_base::bytes::put;
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
+use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::RawFd;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Pages that one operation may change; files are written in pieces.
@@ -81,6 +85,11 @@ impl Books {
     }
 }
 
+/// Taken by several for what leaves a file's size and pages as they are.
+pub(crate) type DataLock = Arc<RwLock<()>>;
+/// Held, it keeps what changes a file's size or pages away.
+pub(crate) type DataGuard = ArcRwLockReadGuard<RawRwLock, ()>;
+
 /// What is known of an inode only while somebody uses it.
 #[derive(Default)]
 pub(crate) struct Live {
@@ -90,13 +99,13 @@ pub(crate) struct Live {
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
     /// Reading and overwriting a file, against what changes its size or pages.
-    pub(crate) data: Arc<RwLock<()>>,
+    pub(crate) data: DataLock,
 }
 
 /// Everything behind the lock.
 pub(crate) struct Core {
     pub(crate) head: Head,
-    /// Pages of the space.
+    /// Pages of the space that spans may lie in.
     pub(crate) pages: u64,
     /// Pages in use: of files and of the name space.
     pub(crate) used: u64,
@@ -106,12 +115,15 @@ pub(crate) struct Core {
     pub(crate) noted: HashSet<Ino>,
     /// Orphans that are being freed.
     pub(crate) going: HashSet<Ino>,
+    /// Inodes whose pages are not theirs alone, or cannot be told.
+    pub(crate) distrusted: HashSet<Ino>,
     spans: Spans,
     cache: Cache,
     port: Port,
     batch: Batch,
     on_its_way: Option<Changes>,
-    stopped: Option<SpaceError>,
+    /// What whoever wants to change something is told.
+    stopped: Option<FsError>,
 }
 
 impl Core {
@@ -131,6 +143,7 @@ impl Core {
             live: HashMap::new(),
             noted: HashSet::new(),
             going: HashSet::new(),
+            distrusted: HashSet::new(),
             spans,
             cache: Cache::default(),
             port,
@@ -203,7 +216,7 @@ impl Core {
                 pieces.push(piece);
                 pieces.len() < max
             },
-            &mut |_| true,
+            &mut |_| Ok(()),
         )?;
         Ok(pieces)
     }
@@ -212,7 +225,39 @@ impl Core {
     pub(crate) fn check_running(&self) -> Result<()> {
         match &self.stopped {
             None => Ok(()),
-            Some(cause) => Err(FsError::Stopped(cause.clone())),
+            Some(told) => Err(told.clone()),
+        }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.stopped.is_none()
+    }
+
+    /// Takes no more changes, because something is damaged.
+    pub(crate) fn stop(&mut self, damage: String) {
+        if self.stopped.is_none() {
+            self.stopped = Some(FsError::ReadOnly(damage));
+        }
+    }
+
+    /// Stops when what was found makes no sense: what is built on it makes none.
+    pub(crate) fn note_damage<T>(&mut self, result: &Result<T>) {
+        if let Err(FsError::Damaged { what, cause }) = result
+            && self.stopped.is_none()
+        {
+            tracing::error!(%what, %cause, "the file system is damaged; no more changes are taken");
+            self.stop(format!("{what} is damaged: {cause}"));
+        }
+    }
+
+    /// Refuses the content of an inode that mounting found no reason to believe.
+    pub(crate) fn check_trusted(&self, ino: Ino) -> Result<()> {
+        match self.distrusted.contains(&ino) {
+            false => Ok(()),
+            true => Err(damaged_inode(
+                ino,
+                Damaged("its pages belong to others, too, or cannot be told".into()),
+            )),
         }
     }
 
@@ -223,6 +268,7 @@ impl Core {
             changes: HashMap::new(),
             books: Books::default(),
             table: None,
+            limit_bytes: None,
             durable: false,
         }
     }
@@ -294,7 +340,7 @@ impl Core {
         let _ = next.outcome.set(Err(cause.clone()));
         if !matches!(cause, SpaceError::NoSpace(_)) {
             tracing::error!(%cause, "a change of the file system failed; no more are taken");
-            self.stopped = Some(cause.clone());
+            self.stopped = Some(FsError::Stopped(cause.clone()));
         } else if let Ok(page) = self.page(0)
             && let Ok(head) = Head::decode(&page, self.pages)
         {
@@ -376,6 +422,8 @@ pub(crate) struct Tx<'c> {
     books: Books,
     /// The inode table's own inode, where it changed.
     table: Option<Inode>,
+    /// What the file system may take from then on.
+    limit_bytes: Option<u64>,
     durable: bool,
 }
 
@@ -484,11 +532,21 @@ impl Tx<'_> {
     }
 
     fn set_table(&mut self, table: Inode) -> Result<()> {
-        let mut head = self.core.head.clone();
-        head.table = table.clone();
-        let encoded = head.encode();
-        *self.page_mut(0)? = encoded;
         self.table = Some(table);
+        self.put_head()
+    }
+
+    /// Lets the file system take so many bytes.
+    pub(crate) fn set_limit(&mut self, limit_bytes: u64) -> Result<()> {
+        self.limit_bytes = Some(limit_bytes);
+        self.put_head()
+    }
+
+    fn put_head(&mut self) -> Result<()> {
+        let mut head = self.core.head.clone();
+        head.table = self.table().clone();
+        head.limit_bytes = self.limit_bytes.unwrap_or(head.limit_bytes);
+        *self.page_mut(0)? = head.encode();
         Ok(())
     }
 
@@ -512,6 +570,7 @@ impl Tx<'_> {
     /// An inode in use, as this operation sees it, with the times that are not in
     /// it yet.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
+        check_ino(ino)?;
         let place = self.place(ino)?.ok_or(Errno::STALE)?;
         let mut inode = self.stored(ino, place)?;
         if inode.is_free() {
@@ -585,6 +644,9 @@ impl Tx<'_> {
         self.core.used = used;
         if let Some(table) = self.table.take() {
             self.core.head.table = table;
+        }
+        if let Some(limit) = self.limit_bytes {
+            self.core.head.limit_bytes = limit;
         }
         let batch = &mut self.core.batch;
         for (page, draft) in self.changes.drain() {

@@ -6,28 +6,39 @@
 //! goes in the same transaction as the pages, or is announced by [`TRIM`] before
 //! the first page goes.
 
-use crate::core::{Core, Live, Tx};
+use crate::core::{Core, DataLock, Live, Tx, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
-use crate::io::Port;
+use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
+use crate::io::{Overwrite, Pipe, Port};
 use crate::map::{self, Piece};
 use crate::spans::Span;
-use crate::{Attr, Fs, check_ino};
+use crate::{Attr, Fs};
 use bytes::Bytes;
 use pagemesh_base::space::Request;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
 const PIECE_PAGES_MAX: u64 = 48;
 /// Spans given back in one transaction: each may lie in a map page of its own.
 const SPANS_FREED_MAX: usize = 24;
+/// Spans that are given back together with their inode and its attributes.
+const SPANS_WITH_INODE_MAX: usize = 8;
+/// Mapped pages that are freed in the transaction of their inode.
+const CLEARED_PAGES_MAX: u64 = 16;
 /// Times of reads that are noted again: older ones than this.
 const ATIME_AGE_S: i64 = 86_400;
+
+/// Whether a write is one within a file without holes.
+enum Tried {
+    Is(Overwrite),
+    Not,
+    /// Somebody has the file alone or waits for that, or nobody has looked it up.
+    InTheWay,
+}
 
 /// What to do to a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +72,10 @@ fn pages_of(bytes: u64) -> u64 {
 }
 
 impl Inode {
-    /// Whether every page below the size is mapped, and no other.
+    /// Whether every page below the size is mapped, and no other. The count of one that
+    /// is being cut says nothing.
     fn is_dense(&self) -> bool {
-        self.flags & RESERVED == 0 && self.pages == pages_of(self.size)
+        self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
     }
 }
 
@@ -76,7 +88,7 @@ fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u6
         let page = at / PAGE;
         let within = at % PAGE;
         let Some(run) = map::find(&inode.map, page, read)? else {
-            at = (page + 1) * PAGE;
+            at = (page + map::to_next_span(page)) * PAGE;
             continue;
         };
         let len = (run.len * PAGE - within).min(bytes.end - at);
@@ -95,17 +107,51 @@ fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u6
 impl Core {
     /// Notes that a file was read, as `relatime` does.
     pub(crate) fn note_read(&mut self, ino: Ino, now: Time) {
-        if let Ok(inode) = self.inode(ino)
+        if self.is_running()
+            && let Ok(inode) = self.inode(ino)
             && (inode.atime <= inode.mtime.max(inode.ctime)
-                || inode.atime.sec + ATIME_AGE_S < now.sec)
+                || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
         {
             self.live(ino).atime = Some(now);
             self.noted.insert(ino);
         }
     }
 
+    /// What writes within a file without holes, whose lock is held; none: it is not that.
+    fn overwriting(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+        now: Time,
+    ) -> Result<Option<Vec<Request>>> {
+        self.check_running()?;
+        let inode = self.file(ino)?;
+        let end = offset.saturating_add(data.len() as u64);
+        if end > inode.size || !inode.is_dense() {
+            return Ok(None);
+        }
+        let runs = runs(&inode, offset..end, &mut |page| self.page(page))?;
+        if runs.iter().map(|&(_, _, len)| len).sum::<u64>() < data.len() as u64 {
+            let what = "it counts as without holes, and has one";
+            return Err(damaged_inode(ino, Damaged(what.into())));
+        }
+        self.note_write(ino, now);
+        let requests = runs.into_iter().map(|(at, place, len)| {
+            let first = (at - offset) as usize;
+            Request::Write {
+                offset: place,
+                data: data.slice(first..first + len as usize),
+                durable,
+            }
+        });
+        Ok(Some(requests.collect()))
+    }
+
     fn file(&mut self, ino: Ino) -> Result<Inode> {
         let inode = self.inode(ino)?;
+        self.check_trusted(ino)?;
         match inode.kind() {
             Kind::File => Ok(inode),
             Kind::Directory => Err(Errno::ISDIR.into()),
@@ -114,20 +160,12 @@ impl Core {
     }
 }
 
-fn shared(lock: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn alone(lock: &RwLock<()>) -> RwLockWriteGuard<'_, ()> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Fs {
-    fn data_lock(&self, ino: Ino) -> Result<Arc<RwLock<()>>> {
-        check_ino(ino)?;
-        let mut core = self.core();
-        core.inode(ino)?;
-        Ok(core.live(ino).data.clone())
+    fn data_lock(&self, ino: Ino) -> Result<DataLock> {
+        self.look(|core| {
+            core.inode(ino)?;
+            Ok(core.live(ino).data.clone())
+        })
     }
 
     /// Bytes of a file; fewer at its end.
@@ -136,17 +174,16 @@ impl Fs {
     /// `EISDIR`, `EINVAL`, and what the volume says.
     pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
         let lock = self.data_lock(ino)?;
-        let _shared = shared(&lock);
+        let _shared = lock.read();
         let now = self.now();
-        let (range, runs) = {
-            let mut core = self.core();
+        let (range, runs) = self.look(|core| {
             let inode = core.file(ino)?;
             core.note_read(ino, now);
             let end = inode.size.min(offset.saturating_add(u64::from(len)));
             let range = offset.min(end)..end;
             let runs = runs(&inode, range.clone(), &mut |page| core.page(page))?;
-            (range, runs)
-        };
+            Ok((range, runs))
+        })?;
         read_runs(port, range, &runs)
     }
 
@@ -163,15 +200,26 @@ impl Fs {
         data: &Bytes,
         durable: bool,
     ) -> Result<u64> {
-        let lock = self.data_lock(ino)?;
+        // Nearly always nobody is in the way, and one look tells.
         if let Some(offset) = offset {
-            let _shared = shared(&lock);
-            if self.overwrite(port, ino, offset, data, durable)? {
-                return Ok(offset);
+            match self.try_overwrite(ino, offset, data, durable)? {
+                Tried::Is(write) => {
+                    port.call_all(write.requests)?;
+                    return Ok(offset);
+                }
+                Tried::InTheWay => {
+                    let lock = self.data_lock(ino)?;
+                    let _shared = lock.read();
+                    if self.overwrite(port, ino, offset, data, durable)? {
+                        return Ok(offset);
+                    }
+                }
+                Tried::Not => {}
             }
         }
-        let _alone = alone(&lock);
-        let size = self.core().file(ino)?.size;
+        let lock = self.data_lock(ino)?;
+        let _alone = lock.write();
+        let size = self.look(|core| core.file(ino))?.size;
         let offset = offset.unwrap_or(size);
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
@@ -181,6 +229,52 @@ impl Fs {
             self.extend(port, ino, offset, data, durable)?;
         }
         Ok(offset)
+    }
+
+    /// Begins a write of which the pipe will tell under this name. False: it is one that
+    /// changes more than bytes which the file has, or may have to wait for what is under
+    /// way; nothing has begun, and [`Fs::write`] can do it once the pipe is empty.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, and what the volume says.
+    pub fn begin_write(
+        &self,
+        pipe: &mut Pipe<'_>,
+        name: u64,
+        ino: Ino,
+        offset: u64,
+        data: &Bytes,
+        durable: bool,
+    ) -> Result<bool> {
+        match self.try_overwrite(ino, offset, data, durable)? {
+            Tried::Is(write) => {
+                pipe.begin(name, write);
+                Ok(true)
+            }
+            Tried::Not | Tried::InTheWay => Ok(false),
+        }
+    }
+
+    /// Takes the file's lock, if it can be had at once, for a write within a file without
+    /// holes.
+    fn try_overwrite(&self, ino: Ino, offset: u64, data: &Bytes, durable: bool) -> Result<Tried> {
+        let now = self.now();
+        let bytes = data.len();
+        self.look(|core| {
+            let live = core.live.get(&ino);
+            let Some(held) = live.and_then(|live| live.data.try_read_arc()) else {
+                return Ok(Tried::InTheWay);
+            };
+            let requests = core.overwriting(ino, offset, data, durable, now)?;
+            Ok(match requests.filter(|requests| !requests.is_empty()) {
+                Some(requests) => Tried::Is(Overwrite {
+                    held,
+                    requests,
+                    bytes,
+                }),
+                None => Tried::Not,
+            })
+        })
     }
 
     /// Writes within a file without holes; false: it is not that.
@@ -193,27 +287,12 @@ impl Fs {
         durable: bool,
     ) -> Result<bool> {
         let now = self.now();
-        let runs = {
-            let mut core = self.core();
-            core.check_running()?;
-            let inode = core.file(ino)?;
-            let end = offset.saturating_add(data.len() as u64);
-            if end > inode.size || !inode.is_dense() {
-                return Ok(false);
-            }
-            core.note_write(ino, now);
-            runs(&inode, offset..end, &mut |page| core.page(page))?
-        };
-        let requests = runs.into_iter().map(|(at, place, len)| {
-            let first = (at - offset) as usize;
-            Request::Write {
-                offset: place,
-                data: data.slice(first..first + len as usize),
-                durable,
-            }
-        });
-        port.call_all(requests)?;
-        Ok(true)
+        let requests = self.look(|core| core.overwriting(ino, offset, data, durable, now))?;
+        let is_that = requests.is_some();
+        if let Some(requests) = requests {
+            port.call_all(requests)?;
+        }
+        Ok(is_that)
     }
 
     /// Writes with the inode. The caller holds the file alone.
@@ -250,13 +329,12 @@ impl Fs {
 
     /// Which of a file's pages are not mapped. The caller holds the file alone.
     fn holes(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<BTreeSet<u64>> {
-        let (inode, runs) = {
-            let mut core = self.core();
+        let (inode, runs) = self.look(|core| {
             let inode = core.file(ino)?;
             let bytes = pages.start * PAGE..pages.end * PAGE;
             let runs = runs(&inode, bytes, &mut |page| core.page(page))?;
-            (inode, runs)
-        };
+            Ok((inode, runs))
+        })?;
         let mut holes: BTreeSet<u64> = pages.collect();
         if inode.is_dense() {
             holes.retain(|&page| page >= pages_of(inode.size));
@@ -283,9 +361,9 @@ impl Fs {
             return Err(Errno::FBIG.into());
         }
         let lock = self.data_lock(ino)?;
-        let _alone = alone(&lock);
+        let _alone = lock.write();
         let now = self.now();
-        let old = self.core().file(ino)?;
+        let old = self.look(|core| core.file(ino))?;
         let is_cut = size < old.size || old.flags & RESERVED != 0;
         let tail = match is_cut && !size.is_multiple_of(PAGE) {
             true => self
@@ -321,13 +399,13 @@ impl Fs {
     /// else can.
     pub(crate) fn trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
         loop {
-            let (keep, pieces) = {
-                let mut core = self.core();
+            let (keep, pieces) = self.look(|core| {
+                core.check_running()?;
                 let inode = core.inode(ino)?;
                 let keep = pages_of(inode.size);
-                (keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?)
-            };
-            port.call_all(pieces.iter().map(|piece| discard(piece, keep)))?;
+                Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
+            })?;
+            port.call_all(pieces.iter().map(|piece| discard(piece, &(keep..u64::MAX))))?;
             let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
             if whole.is_empty() {
                 break;
@@ -361,11 +439,10 @@ impl Fs {
 
     /// Mapped pages of a file.
     pub(crate) fn count_mapped(&self, port: &mut Port, ino: Ino) -> Result<u64> {
-        let pieces = {
-            let mut core = self.core();
+        let pieces = self.look(|core| {
             let inode = core.inode(ino)?;
-            core.pieces(&inode, 0, usize::MAX)?
-        };
+            core.pieces(&inode, 0, usize::MAX)
+        })?;
         let mut count = 0;
         for Piece { span, .. } in pieces {
             port.mapped(span.page..span.end(), |run| count += run.end - run.start)?;
@@ -391,6 +468,11 @@ impl Fs {
                 return self.forget_times(ino);
             }
             core.live.remove(&ino);
+            if !core.is_running() {
+                // It goes with the next mount that takes changes.
+                core.going.remove(&ino);
+                return;
+            }
         }
         if let Err(cause) = self.free(ino) {
             tracing::warn!(ino = ino.0, %cause, "a deleted file is freed with the next mount");
@@ -412,18 +494,39 @@ impl Fs {
 
     /// Frees an orphan. A crash in between leaves an orphan.
     pub(crate) fn free(&self, ino: Ino) -> Result<()> {
-        let mut port = self.borrow()?;
+        let (inode, pieces) = self.look(|core| {
+            let inode = core.inode(ino)?;
+            let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
+            Ok((inode, pieces))
+        })?;
+        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX;
+        let is_file = inode.kind() == Kind::File;
+        let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
+        if !goes_at_once {
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                inode.size = 0;
+                inode.flags = TRIM;
+                tx.put(ino, &inode)
+            })?;
+            self.trim(&mut *self.borrow()?, ino, Some(0))?;
+        } else if !is_small {
+            let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
+            self.borrow()?.call_all(all)?;
+        }
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            inode.size = 0;
-            inode.target.clear();
-            inode.flags = TRIM;
+            if goes_at_once {
+                for &Piece { at, span } in &pieces {
+                    if is_small {
+                        let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
+                        (0..mapped).for_each(|page| tx.clear(span.page + page));
+                    }
+                    map::remove(tx, &mut inode, at)?;
+                    tx.give_span(span);
+                }
+            }
             crate::xattrs::clear(tx, &mut inode);
-            tx.put(ino, &inode)
-        })?;
-        self.trim(&mut port, ino, Some(0))?;
-        self.change(|tx| {
-            let inode = tx.inode(ino)?;
             tx.put(ino, &Inode::free(inode.generation))?;
             tx.give_ino(ino);
             Ok(())
@@ -503,8 +606,11 @@ impl Fs {
             return Err(Errno::FBIG.into());
         }
         let lock = self.data_lock(ino)?;
-        let _alone = alone(&lock);
-        self.core().file(ino)?;
+        let _alone = lock.write();
+        self.look(|core| {
+            core.check_running()?;
+            core.file(ino)
+        })?;
         match how {
             Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
             Allocate::Punch => self.punch(port, ino, offset..end),
@@ -579,18 +685,25 @@ impl Fs {
         if first >= last {
             return Ok(());
         }
-        let runs = {
-            let mut core = self.core();
-            let inode = core.file(ino)?;
-            runs(&inode, first * PAGE..last * PAGE, &mut |page| {
-                core.page(page)
-            })?
-        };
-        let discards = runs
-            .into_iter()
-            .map(|(_, offset, len)| Request::Discard { offset, len });
-        port.call_all(discards)?;
+        self.clear(port, ino, first..last)?;
         self.end_trim(port, ino, None)
+    }
+
+    /// Frees what is mapped of pages of a file, which keeps their spans.
+    fn clear(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<()> {
+        let mut from = pages.start;
+        loop {
+            let mut pieces = self.look(|core| {
+                let inode = core.file(ino)?;
+                core.pieces(&inode, from, SPANS_FREED_MAX)
+            })?;
+            pieces.retain(|piece| piece.at < pages.end);
+            let Some(&Piece { at, span }) = pieces.last() else {
+                return Ok(());
+            };
+            port.call_all(pieces.iter().map(|piece| discard(piece, &pages)))?;
+            from = at + (1 << span.order);
+        }
     }
 
     /// Where data or a hole begins, from an offset on.
@@ -599,13 +712,12 @@ impl Fs {
     /// `ENXIO` at or beyond the end, and for data where there is none.
     pub fn seek(&self, port: &mut Port, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
         let lock = self.data_lock(ino)?;
-        let _shared = shared(&lock);
-        let (inode, pieces) = {
-            let mut core = self.core();
+        let _shared = lock.read();
+        let (inode, pieces) = self.look(|core| {
             let inode = core.file(ino)?;
             let pieces = core.pieces(&inode, offset / PAGE, usize::MAX)?;
-            (inode, pieces)
-        };
+            Ok((inode, pieces))
+        })?;
         if offset >= inode.size {
             return Err(Errno::NXIO.into());
         }
@@ -678,13 +790,14 @@ impl Fs {
     }
 }
 
-/// What of a span lies from a page of the file on.
-fn discard(piece: &Piece, keep: u64) -> Request {
+/// Frees what of a span lies within pages of the file; some of it does.
+fn discard(piece: &Piece, pages: &Range<u64>) -> Request {
     let Span { page, order } = piece.span;
-    let skipped = keep.saturating_sub(piece.at);
+    let first = piece.at.max(pages.start);
+    let end = (piece.at + (1 << order)).min(pages.end);
     Request::Discard {
-        offset: (page + skipped) * PAGE,
-        len: ((1 << order) - skipped) * PAGE,
+        offset: (page + first - piece.at) * PAGE,
+        len: (end - first) * PAGE,
     }
 }
 

@@ -21,6 +21,13 @@ pub enum FsError {
         /// What is wrong.
         cause: Damaged,
     },
+    /// Something in it was found damaged before.
+    #[error(
+        "the file system is damaged, and only what is sound of it can be read: {0}. Copy that \
+         to another file system, made with 'pagemesh fs create'; 'pagemesh volume check' tells \
+         whether another copy of the volume differs"
+    )]
+    ReadOnly(String),
     /// A change failed in a way that leaves unknown whether it happened.
     #[error(
         "the file system takes no more changes, because one failed: {0}; unmount it, see to \
@@ -45,8 +52,9 @@ impl FsError {
         match self {
             FsError::Posix(errno) => *errno,
             FsError::Space(SpaceError::NoSpace(_)) => Errno::NOSPC,
-            FsError::Stopped(_) => Errno::ROFS,
-            FsError::Space(_) | FsError::Damaged { .. } => Errno::IO,
+            FsError::Stopped(_) | FsError::ReadOnly(_) => Errno::ROFS,
+            FsError::Damaged { .. } => Errno::UCLEAN,
+            FsError::Space(_) => Errno::IO,
         }
     }
 }

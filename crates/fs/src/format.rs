@@ -1,8 +1,9 @@
 //! What lies in the pages of a file system: the head, inodes, map pages. Drawn
 //! in `docs/formats.md`. Little endian. The store keeps a checksum of every page,
 //! so bytes that come back are those that were written; what is checked here is
-//! that they make sense.
+//! that they make sense, since any client of the volume may have written them.
 
+use crate::TARGET_MAX;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
@@ -38,6 +39,9 @@ pub(crate) const TRIM: u16 = 1;
 pub(crate) const RESERVED: u16 = 2;
 /// The target of a link lies in the inode, where others name their spans.
 pub(crate) const INLINE: u16 = 4;
+/// Attributes lie in a span of up to 2^5 pages.
+const XATTRS_ORDER_MAX: u8 = 5;
+const NSEC_MAX: u32 = 999_999_999;
 
 pub(crate) const KIND_MASK: u16 = 0o170_000;
 
@@ -240,8 +244,8 @@ impl Inode {
         bytes
     }
 
-    /// What the bytes of an inode say. `pages` is the size of the space: no page
-    /// lies beyond it.
+    /// What the bytes of an inode say. `pages` are those that spans may lie in: no
+    /// page lies beyond them.
     pub(crate) fn decode(bytes: &[u8], pages: u64) -> Result<Inode, Damaged> {
         let mut inode = Inode::free(get_u32(bytes, 84));
         inode.mode = u16::from_le_bytes(field(bytes, 0));
@@ -270,9 +274,8 @@ impl Inode {
             len: get_u32(bytes, 104),
         };
         if inode.flags & INLINE != 0 {
-            let target = bytes[INLINE_AT..].get(..inode.size as usize);
-            let target = target.ok_or_else(|| Damaged("its target is too long".into()))?;
-            inode.target = target.to_vec();
+            let len = inode.size.min(INLINE_MAX as u64) as usize;
+            inode.target = bytes[INLINE_AT..][..len].to_vec();
         } else {
             for (i, span) in inode.map.spans.iter_mut().enumerate() {
                 *span = get_u64(bytes, INLINE_AT + 8 * i);
@@ -286,26 +289,54 @@ impl Inode {
     }
 
     fn check(&self, pages: u64) -> Result<(), Damaged> {
-        if self.size > FILE_BYTES_MAX {
-            return Err(Damaged(format!("its size is {}", self.size)));
+        let refuse = |why: String| Err(Damaged(why));
+        if self.flags & !(TRIM | RESERVED | INLINE) != 0 {
+            return refuse(format!("its flags are {:#x}", self.flags));
         }
-        let map = &self.map;
+        let longest = match self.kind() {
+            Kind::Symlink if self.flags & INLINE != 0 => INLINE_MAX as u64,
+            Kind::Symlink => TARGET_MAX as u64,
+            _ if self.flags & INLINE != 0 => {
+                return refuse("it has a target and is no link".into());
+            }
+            _ => FILE_BYTES_MAX,
+        };
+        // An orphan may have lost its target.
+        if self.size > longest || (self.kind() == Kind::Symlink && self.size == 0 && self.links > 0)
+        {
+            return refuse(format!("its size is {}", self.size));
+        }
+        let times = [self.atime, self.mtime, self.ctime, self.btime];
+        if let Some(time) = times.iter().find(|time| time.nsec > NSEC_MAX) {
+            return refuse(format!("a second of its times has {} ns", time.nsec));
+        }
         let is_span = |at: u64, order: u8| {
-            order <= CHUNK_ORDER
-                && at.is_multiple_of(1 << order)
+            at.is_multiple_of(1 << order)
                 && at.checked_add(1 << order).is_some_and(|end| end <= pages)
         };
-        let spans = map.spans.iter().enumerate();
-        let sound = spans.into_iter().all(|(i, &at)| is_span(at, span_order(i)))
-            && is_span(self.xattrs.at, self.xattrs.order)
-            && u64::from(self.xattrs.len) <= (PAGE_BYTES as u64) << self.xattrs.order
-            && map.root < pages
-            && self.pages <= pages
-            && map.height <= MAP_HEIGHT_MAX
-            && (map.root == 0) == (map.height == 0);
-        match sound {
-            true => Ok(()),
-            false => Err(Damaged("it names pages beyond the volume".into())),
+        let map = &self.map;
+        for (index, &at) in map.spans.iter().enumerate() {
+            if !is_span(at, span_order(index)) {
+                return refuse(format!("its span {index} begins at page {at}"));
+            }
+        }
+        if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
+        {
+            let Map { root, height, .. } = map;
+            return refuse(format!("its map of height {height} begins at page {root}"));
+        }
+        let Xattrs { at, order, len } = self.xattrs;
+        if order > XATTRS_ORDER_MAX || !is_span(at, order) || (at == 0) != (len == 0) {
+            return refuse(format!(
+                "its attributes begin at page {at}, with order {order}"
+            ));
+        }
+        if u64::from(len) > (PAGE_BYTES as u64) << order {
+            return refuse(format!("its attributes have {len} bytes"));
+        }
+        match self.pages > pages {
+            true => refuse(format!("it has {} pages", self.pages)),
+            false => Ok(()),
         }
     }
 }
@@ -364,14 +395,27 @@ impl Head {
             )));
         }
         let table = &page[TABLE_AT..TABLE_AT + INODE_BYTES];
-        let table = Inode::decode(table, pages)?;
-        if table.is_free() {
-            return Err(Damaged("its head names no inode table".into()));
+        let table = Inode::decode(table, pages)
+            .map_err(|Damaged(cause)| Damaged(format!("of the inode table it says: {cause}")))?;
+        if table.is_free() || table.kind() != Kind::File || table.xattrs.at != 0 {
+            return Err(Damaged("it names no inode table".into()));
+        }
+        let limit_bytes = get_u64(page, 48);
+        // Mounting reads all of the table: it must not last for ever.
+        let most = match limit_bytes {
+            0 => pages.saturating_mul(PAGE_BYTES as u64),
+            limit => limit,
+        };
+        if table.size > most || !table.size.is_multiple_of(PAGE_BYTES as u64) {
+            return Err(Damaged(format!(
+                "its inode table has {} bytes, of {most} that the file system may take",
+                table.size
+            )));
         }
         Ok(Head {
             uuid: Uuid::from_bytes(field(page, 16)),
             hash_key: [get_u64(page, 32), get_u64(page, 40)],
-            limit_bytes: get_u64(page, 48),
+            limit_bytes,
             table,
         })
     }
@@ -405,8 +449,12 @@ mod tests {
         (words, mode, any::<bool>()).prop_map(|(words, mode, inline)| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes[..2].copy_from_slice(&mode.to_le_bytes());
-            if !inline {
-                bytes[2] &= !(INLINE as u8);
+            let known = TRIM | RESERVED | if inline { INLINE } else { 0 };
+            bytes[2] &= known as u8;
+            bytes[3] = 0;
+            for at in [40, 52, 64, 76] {
+                // The highest byte of nanoseconds.
+                bytes[at + 3] &= 0x3f;
             }
             bytes
         })
@@ -421,7 +469,11 @@ mod tests {
                 for (index, at) in inode.map.spans.iter().enumerate() {
                     prop_assert!(*at <= PAGES - (1 << span_order(index)));
                 }
-                prop_assert!(inode.xattrs.at <= PAGES && inode.map.root < PAGES);
+                prop_assert!(inode.xattrs.at < PAGES && inode.map.root < PAGES);
+                prop_assert!(u64::from(inode.xattrs.len) <= PAGES * 4096);
+                prop_assert!(inode.flags & INLINE == 0 || inode.kind() == Kind::Symlink);
+                let again = Inode::decode(&inode.encode(), PAGES);
+                prop_assert_eq!(again, Ok(inode.clone()));
                 prop_assert!(inode.pages <= PAGES && inode.size <= FILE_BYTES_MAX);
             }
         }

@@ -1,9 +1,13 @@
-//! A channel of a space for those who wait: one request, or several at once.
+//! A channel of a space: for those who wait for one request, or several at once, and
+//! for writes that go on while others begin.
 
+use crate::Borrowed;
+use crate::core::DataGuard;
 use crate::error::{FsError, Result};
 use crate::format::Page;
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -38,10 +42,9 @@ impl Port {
         requests: impl IntoIterator<Item = Request>,
     ) -> std::result::Result<Vec<Reply>, SpaceError> {
         let first = self.next;
-        for request in requests {
-            self.channel.submit(Token(self.next), request);
-            self.next += 1;
-        }
+        requests
+            .into_iter()
+            .for_each(|request| self.submit(request));
         self.done.clear();
         let asked = (self.next - first) as usize;
         loop {
@@ -49,12 +52,23 @@ impl Port {
             if self.done.len() == asked {
                 break;
             }
-            self.descriptors.clear();
-            self.channel.wait_on(&mut self.descriptors);
-            (self.wait)(&self.descriptors, self.channel.deadline());
+            self.sleep(None);
         }
         self.done.sort_unstable_by_key(|done| done.token.0);
         self.done.drain(..).map(|done| done.result).collect()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.channel.submit(Token(self.next), request);
+        self.next += 1;
+    }
+
+    /// Sleeps until there may be something to reap, or another descriptor is readable.
+    fn sleep(&mut self, other: Option<RawFd>) {
+        self.descriptors.clear();
+        self.descriptors.extend(other);
+        self.channel.wait_on(&mut self.descriptors);
+        (self.wait)(&self.descriptors, self.channel.deadline());
     }
 
     /// Lets the channel do what it must while nobody asks for anything, and says
@@ -110,6 +124,99 @@ impl Port {
             }
         }
         Ok(())
+    }
+}
+
+/// A write within a file without holes, whose size and pages stay as they are meanwhile.
+pub(crate) struct Overwrite {
+    pub(crate) held: DataGuard,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) bytes: usize,
+}
+
+/// Writes under way at the same time. Dropped, it waits for their ends.
+pub struct Pipe<'f> {
+    port: Borrowed<'f>,
+    /// By the first token of each.
+    begun: BTreeMap<u64, Begun>,
+}
+
+struct Begun {
+    name: u64,
+    /// Requests that have not ended.
+    missing: usize,
+    /// Bytes that are written, if nothing fails.
+    result: std::result::Result<usize, SpaceError>,
+    _held: DataGuard,
+}
+
+impl<'f> Pipe<'f> {
+    pub(crate) fn new(port: Borrowed<'f>) -> Pipe<'f> {
+        Pipe {
+            port,
+            begun: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, name: u64, write: Overwrite) {
+        let begun = Begun {
+            name,
+            missing: write.requests.len(),
+            result: Ok(write.bytes),
+            _held: write.held,
+        };
+        self.begun.insert(self.port.next, begun);
+        for request in write.requests {
+            self.port.submit(request);
+        }
+    }
+
+    /// Makes progress without blocking, and tells what has ended, by name, and how many
+    /// bytes are written.
+    pub fn reap(&mut self, mut tell: impl FnMut(u64, Result<usize>)) {
+        let port = &mut *self.port;
+        port.channel.reap(&mut port.done);
+        for done in port.done.drain(..) {
+            let begun = self.begun.range_mut(..=done.token.0).next_back();
+            let (&first, begun) = begun.expect("what has begun is asked for alone");
+            begun.missing -= 1;
+            if let (Ok(_), Err(cause)) = (&begun.result, done.result) {
+                begun.result = Err(cause);
+            }
+            if begun.missing == 0
+                && let Some(ended) = self.begun.remove(&first)
+            {
+                tell(ended.name, ended.result.map_err(FsError::Space));
+            }
+        }
+    }
+
+    /// Writes under way.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// Whether no write is under way.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.begun.is_empty()
+    }
+
+    /// Sleeps until there may be something to reap, or another descriptor is readable.
+    pub fn wait(&mut self, other: Option<RawFd>) {
+        self.port.sleep(other);
+    }
+}
+
+impl Drop for Pipe<'_> {
+    fn drop(&mut self) {
+        while !self.is_empty() {
+            self.reap(|_, _| {});
+            if !self.is_empty() {
+                self.wait(None);
+            }
+        }
     }
 }
 

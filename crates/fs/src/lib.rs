@@ -22,7 +22,10 @@ mod io;
 mod map;
 mod mount;
 mod namespace;
+mod node;
 mod numbers;
+mod runs;
+mod scan;
 mod spans;
 mod tree;
 mod xattrs;
@@ -30,7 +33,7 @@ mod xattrs;
 pub use data::{Allocate, Seek};
 pub use error::{FsError, Result};
 pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
-pub use io::{Port, Wait};
+pub use io::{Pipe, Port, Wait};
 pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};
 pub use xattrs::SetXattr;
@@ -189,6 +192,15 @@ impl Fs {
         })
     }
 
+    /// For several writes at once ([`Fs::begin_write`]). To be dropped when it is empty
+    /// and nothing is at hand: only ports that nobody has are tended.
+    ///
+    /// # Errors
+    /// As [`Fs::port`].
+    pub fn pipe(&self) -> Result<Pipe<'_>> {
+        Ok(Pipe::new(self.borrow()?))
+    }
+
     fn spare(&self) -> MutexGuard<'_, Vec<Port>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -219,6 +231,21 @@ impl Fs {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs what only looks. What makes no sense ends all changes.
+    fn look<T>(&self, run: impl FnOnce(&mut Core) -> Result<T>) -> Result<T> {
+        let mut core = self.core();
+        let seen = run(&mut core);
+        core.note_damage(&seen);
+        seen
+    }
+
+    /// Why the file system takes no changes, if something in it is damaged.
+    #[must_use]
+    pub fn damage(&self) -> Option<FsError> {
+        let stopped = self.core().check_running().err();
+        stopped.filter(|error| matches!(error, FsError::ReadOnly(_)))
+    }
+
     /// Runs an operation and waits until it is committed. It may run more than
     /// once: what it does outside of the transaction must bear that.
     fn change<T>(&self, mut run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
@@ -226,7 +253,15 @@ impl Fs {
         loop {
             core.check_running()?;
             let mut tx = core.begin();
-            let value = run(&mut tx)?;
+            let value = match run(&mut tx) {
+                Ok(value) => value,
+                Err(error) => {
+                    drop(tx);
+                    let failed = Err(error);
+                    core.note_damage(&failed);
+                    return failed;
+                }
+            };
             if tx.changed() == 0 {
                 return Ok(value);
             }
@@ -275,9 +310,25 @@ impl Fs {
         let core = self.core();
         Usage {
             limit_bytes: core.head.limit_bytes,
-            used_bytes: core.used * PAGE_BYTES as u64,
+            used_bytes: core.used.saturating_mul(PAGE_BYTES as u64),
             inodes: core.numbers.in_use(),
         }
+    }
+
+    /// Lets it take more bytes, if it may take fewer now. A crash leaves the old limit
+    /// or the new one. Returns whether anything was changed.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn raise_limit(&self, limit_bytes: u64) -> Result<bool> {
+        self.change(|tx| {
+            let now = tx.core.head.limit_bytes;
+            if now == 0 || limit_bytes <= now {
+                return Ok(false);
+            }
+            tx.set_limit(limit_bytes)?;
+            Ok(true)
+        })
     }
 
     /// What is told of an inode.
@@ -285,8 +336,7 @@ impl Fs {
     /// # Errors
     /// `ESTALE` when there is no such inode.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
-        check_ino(ino)?;
-        Ok(Attr::of(ino, &self.core().inode(ino)?))
+        self.look(|core| Ok(Attr::of(ino, &core.inode(ino)?)))
     }
 }
 

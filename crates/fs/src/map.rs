@@ -53,7 +53,7 @@ pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> 
     }
     let mut at = map.root;
     for level in (0..map.height).rev() {
-        at = entry(&*read(at)?, index_of(chunk, level), level)?;
+        at = entry(at, &*read(at)?, index_of(chunk, level), level)?;
         if at == 0 {
             return Ok(None);
         }
@@ -63,6 +63,17 @@ pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> 
         page: at + within,
         len: SMALL_PAGES - within,
     }))
+}
+
+/// Pages from this one of a file to the next that may lie in another span.
+pub(crate) fn to_next_span(page: u64) -> u64 {
+    match page < SMALL_PAGES {
+        true => {
+            let (index, first) = span_of(page);
+            first + (1 << span_order(index)) - page
+        }
+        false => SMALL_PAGES - page % SMALL_PAGES,
+    }
 }
 
 /// Chunks that a tree of this height names.
@@ -78,16 +89,21 @@ fn index_of(chunk: u64, level: u8) -> u64 {
 }
 
 /// What an entry of a map page names; one of level 0 names a chunk.
-fn entry(page: &Page, index: u64, level: u8) -> Result<u64> {
-    let at = get_u64(page, index as usize * 8);
-    // The space itself refuses pages beyond its end; no sum with one may overflow.
+fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<u64> {
+    let at = get_u64(bytes, index as usize * 8);
+    // Mounting has looked at them all; no sum with one may overflow before.
     let is_sound = at < PAGES_MAX && (level > 0 || at.is_multiple_of(SMALL_PAGES));
     match is_sound {
         true => Ok(at),
-        false => Err(FsError::Damaged {
-            what: "the map of a file".into(),
-            cause: Damaged(format!("a chunk begins at page {at}")),
-        }),
+        false => Err(damaged(page, format!("it names a chunk at page {at}"))),
+    }
+}
+
+/// A map page that makes no sense.
+pub(crate) fn damaged(page: u64, cause: String) -> FsError {
+    FsError::Damaged {
+        what: format!("page {page} of the volume, a map of a file,"),
+        cause: Damaged(cause),
     }
 }
 
@@ -119,7 +135,7 @@ fn ensure_chunk(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<()> {
     for level in (0..map.height).rev() {
         let index = index_of(chunk, level);
         let page = at;
-        at = tx.with_page(page, |bytes| entry(bytes, index, level))??;
+        at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
         if at == 0 {
             at = match level {
                 0 => tx.take_span(CHUNK_ORDER)?.page,
@@ -158,7 +174,7 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
     for level in (0..inode.map.height).rev() {
         let index = index_of(chunk, level);
         path.push((page, index));
-        page = tx.with_page(page, |bytes| entry(bytes, index, level))??;
+        page = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
     }
     while let Some((page, index)) = path.pop() {
         set_entry(tx, page, index, 0)?;
@@ -175,14 +191,14 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
 }
 
 /// Calls `visit` with every span of pages from `from` on, in order, until it
-/// returns false. Map pages come as spans of order 0 to `visit_map`, which says
-/// whether they can be believed: bytes that make no sense may name one twice.
+/// returns false. Map pages come to `visit_map` before they are read, which refuses
+/// what cannot be believed: bytes that make no sense may name one twice.
 pub(crate) fn visit(
     map: &Map,
     from: u64,
     read: Read<'_>,
     visit: &mut dyn FnMut(Piece) -> bool,
-    visit_map: &mut dyn FnMut(Span) -> bool,
+    visit_map: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
     let mut first = 0;
     for (index, &page) in map.spans.iter().enumerate() {
@@ -208,20 +224,15 @@ fn visit_tree(
     from: u64,
     read: Read<'_>,
     visit: &mut dyn FnMut(Piece) -> bool,
-    visit_map: &mut dyn FnMut(Span) -> bool,
+    visit_map: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<bool> {
-    if !visit_map(Span { page, order: 0 }) {
-        return Err(FsError::Damaged {
-            what: "the map of a file".into(),
-            cause: Damaged(format!("page {page} is named twice")),
-        });
-    }
+    visit_map(page)?;
     let bytes = read(page)?;
     let chunks = MAP_ENTRIES.pow(u32::from(level));
     for index in 0..MAP_ENTRIES {
         let chunk = first + index * chunks;
         let end = (chunk + chunks + 1) * SMALL_PAGES;
-        let at = entry(&bytes, index, level)?;
+        let at = entry(page, &bytes, index, level)?;
         if at == 0 || end <= from {
             continue;
         }

@@ -1,28 +1,26 @@
 //! Making a file system, and mounting one: the inode table is read once, to learn
-//! which spans and numbers are free and what a crash left to be finished.
+//! which spans and numbers are free and what a crash left to be finished
+//! ([`crate::scan`]).
 
-use crate::core::{Core, damaged_inode, inodes_of};
+use crate::core::{Core, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{
-    Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Kind, Page, TRIM, VERSION,
-};
+use crate::format::{Damaged, Head, Ino, Inode, Kind, VERSION};
 use crate::io::{Port, Wait};
-use crate::map;
 use crate::namespace::make_root;
 use crate::numbers::Numbers;
-use crate::spans::{Span, Spans};
+use crate::runs::Runs;
+use crate::scan::scan;
+use crate::spans::{Span, Spans, usable};
+use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Condvar, Mutex};
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The head, the table's first span, a directory's: less is no file system.
 const PAGES_MIN: u64 = 1 << 9;
-/// Pages of the inode table read at once.
-const READ_PAGES: u64 = 256;
 
 /// What a file system is made with.
 #[derive(Clone, Copy, Debug)]
@@ -45,15 +43,7 @@ pub struct MakeOptions {
 /// # Errors
 /// When the space is too small, or holds something.
 pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptions) -> Result<()> {
-    let pages = space.size_bytes() / PAGE;
-    let refuse = |why: String| FsError::Damaged {
-        what: "the volume".into(),
-        cause: Damaged(why),
-    };
-    if pages < PAGES_MIN {
-        let least = PAGES_MIN * PAGE;
-        return Err(refuse(format!("it is smaller than {least} bytes; grow it")));
-    }
+    let pages = pages_of(&**space)?;
     let mut port = Port::open(&**space, wait)?;
     if *port.read_page(0)? != [0; PAGE_BYTES] {
         let why = "it is not empty; take a new one, or delete what is in it";
@@ -68,9 +58,8 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
         limit_bytes: options.limit_bytes,
         table,
     };
-    let used = vec![Span { page: 0, order: 0 }];
-    let spans = Spans::new(pages, used).expect("the head alone");
-    let numbers = Numbers::new(BTreeSet::new(), Ino::ROOT.0);
+    let spans = Spans::new(pages, [Span { page: 0, order: 0 }].into_iter());
+    let numbers = Numbers::new(Runs::default(), Ino::ROOT.0);
     let core = Core::new(head, pages, 1, numbers, spans, port);
     let fs = Fs::new(space.clone(), wait, clock, core)?;
     let now = clock();
@@ -79,18 +68,21 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
     Ok(())
 }
 
-/// What the inode table tells.
-struct Found {
-    spans: Vec<Span>,
-    /// Map pages.
-    maps: HashSet<u64>,
-    free: BTreeSet<u64>,
-    next: u64,
-    used: u64,
-    /// Without a name.
-    orphans: Vec<Ino>,
-    /// Marked.
-    unfinished: Vec<Ino>,
+fn refuse(why: String) -> FsError {
+    FsError::Damaged {
+        what: "the volume".into(),
+        cause: Damaged(why),
+    }
+}
+
+/// Pages that spans can lie in.
+fn pages_of(space: &dyn Space) -> Result<u64> {
+    let pages = usable(space.size_bytes() / PAGE);
+    if pages < PAGES_MIN {
+        let least = PAGES_MIN * PAGE;
+        return Err(refuse(format!("it is smaller than {least} bytes; grow it")));
+    }
+    Ok(pages)
 }
 
 impl Fs {
@@ -107,12 +99,14 @@ impl Fs {
         })
     }
 
-    /// Mounts the file system of a space, and finishes what a crash interrupted.
+    /// Mounts the file system of a space, and finishes what a crash interrupted. Where
+    /// inodes or their pages are damaged, it takes no changes ([`Fs::damage`]), and
+    /// what is sound of it can be read.
     ///
     /// # Errors
-    /// When there is none, of another version, or a damaged one.
+    /// When there is none, of another version, or one whose head or root is damaged.
     pub fn mount(space: Arc<dyn Space>, wait: Wait, clock: Clock) -> Result<Fs> {
-        let pages = space.size_bytes() / PAGE;
+        let pages = pages_of(&*space)?;
         let mut port = Port::open(&*space, wait)?;
         let head = Head::decode(&*port.read_page(0)?, pages);
         let head = head.map_err(|cause| FsError::Damaged {
@@ -120,20 +114,43 @@ impl Fs {
             cause,
         })?;
         let found = scan(&mut port, &head, pages)?;
-        let spans = Spans::new(pages, found.spans).map_err(|span| FsError::Damaged {
-            what: "the inode table".into(),
-            cause: Damaged(format!("page {} has two owners", span.page)),
-        })?;
+        let damage = found.damages.told();
+        let spans = match damage {
+            None => Spans::new(pages, found.spans.iter().map(|owned| owned.span)),
+            // Nothing will be given out.
+            Some(_) => Spans::new(0, std::iter::empty()),
+        };
         let numbers = Numbers::new(found.free, found.next);
-        let core = Core::new(head, pages, found.used, numbers, spans, port);
+        let mut core = Core::new(head, pages, found.used, numbers, spans, port);
+        core.distrusted = found.damages.distrusted;
+        if let Some(damage) = damage {
+            core.stop(damage);
+        }
+        check_root(&mut core)?;
         let fs = Fs::new(space, wait, clock, core)?;
-        for ino in found.orphans {
-            fs.free(ino)?;
-        }
-        for ino in found.unfinished {
-            fs.trim(&mut *fs.borrow()?, ino, None)?;
-        }
+        fs.finish(&found.orphans, &found.unfinished)?;
         Ok(fs)
+    }
+
+    /// Finishes what a crash interrupted, as long as nothing is damaged.
+    fn finish(&self, orphans: &[Ino], unfinished: &[Ino]) -> Result<()> {
+        if self.damage().is_some() {
+            return Ok(());
+        }
+        let finish = || {
+            for &ino in orphans {
+                self.free(ino)?;
+            }
+            for &ino in unfinished {
+                self.trim(&mut *self.borrow()?, ino, None)?;
+            }
+            Ok(())
+        };
+        match finish() {
+            // It was noted, and is told by Fs::damage.
+            Err(FsError::Damaged { .. }) => Ok(()),
+            finished => finished,
+        }
     }
 
     /// The file system's identity.
@@ -143,84 +160,24 @@ impl Fs {
     }
 }
 
-/// Adds the spans of an inode to those in use.
-fn add_spans(inode: &Inode, port: &mut Port, found: &mut Found) -> Result<()> {
-    let (spans, maps) = (&mut found.spans, &mut found.maps);
-    let before = maps.len();
-    map::visit(
-        &inode.map,
-        0,
-        &mut |page| Ok(Arc::<Page>::from(port.read_page(page)?)),
-        &mut |piece| {
-            spans.push(piece.span);
-            true
-        },
-        &mut |span| maps.insert(span.page),
-    )?;
-    let own = inode.pages.saturating_add((maps.len() - before) as u64);
-    found.used = found.used.saturating_add(own);
-    if inode.xattrs.at != 0 {
-        let order = inode.xattrs.order;
-        found.used += 1 << order;
-        found.spans.push(Span {
-            page: inode.xattrs.at,
-            order,
-        });
+/// Refuses a root that nothing can be found from. Entries of a sound one may be
+/// damaged: then it is mounted, and takes no changes.
+fn check_root(core: &mut Core) -> Result<()> {
+    let root = core.inode(Ino::ROOT).map_err(|error| match error {
+        FsError::Posix(_) => damaged_inode(Ino::ROOT, Damaged("it is the root, and free".into())),
+        other => other,
+    })?;
+    if !root.is_directory() || root.links == 0 || root.parent != Ino::ROOT {
+        let what = "it is the root, and no directory with a name that is its own parent";
+        return Err(damaged_inode(Ino::ROOT, Damaged(what.into())));
     }
-    Ok(())
-}
-
-fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
-    let table = &head.table;
-    let mut found = Found {
-        spans: vec![Span { page: 0, order: 0 }],
-        maps: HashSet::new(),
-        free: BTreeSet::new(),
-        next: Ino::ROOT.0,
-        used: 1,
-        orphans: Vec::new(),
-        unfinished: Vec::new(),
-    };
-    add_spans(table, port, &mut found)?;
-    let end = inodes_of(table) / INODES_PER_PAGE;
-    let mut index = 0;
-    while index < end {
-        let run = map::find(&table.map, index, &mut |page| {
-            Ok(port.read_page(page)?.into())
-        })?;
-        let run = run.ok_or_else(|| FsError::Damaged {
-            what: "the inode table".into(),
-            cause: Damaged(format!("it has no page {index}")),
-        })?;
-        let count = run.len.min(end - index).min(READ_PAGES);
-        let bytes = port.read(run.page * PAGE, (count * PAGE) as u32)?;
-        let first = index * INODES_PER_PAGE;
-        for (ino, bytes) in (first..).map(Ino).zip(bytes.chunks(INODE_BYTES)) {
-            if ino != Ino::TABLE {
-                take_in(ino, bytes, pages, port, &mut found)?;
-            }
+    let mut inode = root;
+    let looked = Tree::new(&mut core.begin(), &mut inode).is_empty();
+    match looked {
+        Err(FsError::Damaged { .. }) => {
+            core.note_damage(&looked);
+            Ok(())
         }
-        index += count;
+        looked => looked.map(drop),
     }
-    found.free.retain(|&ino| ino < found.next);
-    let maps = found.maps.iter();
-    let maps = maps.map(|&page| Span { page, order: 0 });
-    found.spans.extend(maps);
-    Ok(found)
-}
-
-fn take_in(ino: Ino, bytes: &[u8], pages: u64, port: &mut Port, found: &mut Found) -> Result<()> {
-    let inode = Inode::decode(bytes, pages).map_err(|cause| damaged_inode(ino, cause))?;
-    if inode.is_free() {
-        found.free.insert(ino.0);
-        return Ok(());
-    }
-    found.next = ino.0 + 1;
-    add_spans(&inode, port, found)?;
-    match (inode.links, inode.flags & TRIM) {
-        (0, _) => found.orphans.push(ino),
-        (_, 0) => {}
-        _ => found.unfinished.push(ino),
-    }
-    Ok(())
 }

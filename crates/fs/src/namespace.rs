@@ -1,10 +1,11 @@
 //! Names: what changes inodes and directories. Every call is one transaction.
 
-use crate::core::{Live, Tx};
+use crate::core::{Live, Tx, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
+use crate::format::{Damaged, INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
 use crate::map;
-use crate::tree::{Entry, FIRST_KEY, Tree};
+use crate::node::{Entry, FIRST_KEY};
+use crate::tree::Tree;
 use crate::{Attr, Fs, LINKS_MAX, NAME_MAX, TARGET_MAX, check_ino};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -131,6 +132,46 @@ fn find(tx: &mut Tx<'_>, directory: &mut Inode, name: &[u8]) -> Result<Entry> {
     found.ok_or(Errno::NOENT.into())
 }
 
+/// What an entry of a directory names. Both know of each other, or nothing that is
+/// done to one of them is right.
+fn named(tx: &mut Tx<'_>, parent: Ino, entry: &Entry) -> Result<Inode> {
+    let ino = entry.ino;
+    let refuse = |why: &str| {
+        let what = format!("inode {} names inode {}, and {why}", parent.0, ino.0);
+        damaged_inode(parent, Damaged(what))
+    };
+    let inode = match tx.inode(ino) {
+        Err(FsError::Posix(Errno::STALE)) => return Err(refuse("there is none")),
+        inode => inode?,
+    };
+    if inode.kind() != entry.kind {
+        return Err(refuse("it is something else"));
+    }
+    if inode.links == 0 {
+        return Err(refuse("that has no name"));
+    }
+    if inode.is_directory() && (inode.parent != parent || ino == Ino::ROOT) {
+        return Err(refuse("that lies in another directory"));
+    }
+    Ok(inode)
+}
+
+fn more_links(inode: &Inode) -> Result<u32> {
+    Ok(inode.links.checked_add(1).ok_or(Errno::MLINK)?)
+}
+
+/// The links of a directory that loses one.
+fn fewer_links(ino: Ino, inode: &Inode) -> Result<u32> {
+    let fewer = inode.links.checked_sub(1).filter(|&links| links >= 2);
+    let what = || {
+        Damaged(format!(
+            "it has {} links, and a directory in it",
+            inode.links
+        ))
+    };
+    fewer.ok_or_else(|| damaged_inode(ino, what()))
+}
+
 /// A new inode, with a number; not put yet.
 fn new_inode(
     tx: &mut Tx<'_>,
@@ -218,11 +259,6 @@ fn put_changed(tx: &mut Tx<'_>, ino: Ino, directory: &mut Inode, now: Time) -> R
 }
 
 impl Fs {
-    /// Runs what only looks.
-    fn look<T>(&self, run: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        run(&mut self.core().begin())
-    }
-
     /// What a name of a directory names. The inode is remembered until
     /// [`Fs::forget`].
     ///
@@ -232,18 +268,21 @@ impl Fs {
         if name.len() > NAME_MAX {
             return Err(Errno::NAMETOOLONG.into());
         }
-        let mut core = self.core();
-        let mut tx = core.begin();
-        let mut parent_inode = directory(&mut tx, parent)?;
-        let ino = match name {
-            b"." => parent,
-            b".." => parent_inode.parent,
-            name => find(&mut tx, &mut parent_inode, name)?.ino,
-        };
-        let attr = Attr::of(ino, &tx.inode(ino)?);
-        drop(tx);
-        core.live(ino).lookups += 1;
-        Ok(attr)
+        self.look(|core| {
+            let mut tx = core.begin();
+            let mut parent_inode = directory(&mut tx, parent)?;
+            let (ino, inode) = match name {
+                b"." => (parent, parent_inode),
+                b".." => (parent_inode.parent, tx.inode(parent_inode.parent)?),
+                name => {
+                    let entry = find(&mut tx, &mut parent_inode, name)?;
+                    (entry.ino, named(&mut tx, parent, &entry)?)
+                }
+            };
+            drop(tx);
+            core.live(ino).lookups += 1;
+            Ok(Attr::of(ino, &inode))
+        })
     }
 
     /// What is told of an inode, which is remembered like a lookup.
@@ -251,11 +290,11 @@ impl Fs {
     /// # Errors
     /// `ESTALE`.
     pub fn remember(&self, ino: Ino) -> Result<Attr> {
-        check_ino(ino)?;
-        let mut core = self.core();
-        let inode = core.inode(ino)?;
-        core.live(ino).lookups += 1;
-        Ok(Attr::of(ino, &inode))
+        self.look(|core| {
+            let inode = core.inode(ino)?;
+            core.live(ino).lookups += 1;
+            Ok(Attr::of(ino, &inode))
+        })
     }
 
     /// Takes back so many lookups. An inode without a name goes with the last.
@@ -272,11 +311,11 @@ impl Fs {
     /// # Errors
     /// `ESTALE`.
     pub fn open(&self, ino: Ino) -> Result<Attr> {
-        check_ino(ino)?;
-        let mut core = self.core();
-        let inode = core.inode(ino)?;
-        core.live(ino).opens += 1;
-        Ok(Attr::of(ino, &inode))
+        self.look(|core| {
+            let inode = core.inode(ino)?;
+            core.live(ino).opens += 1;
+            Ok(Attr::of(ino, &inode))
+        })
     }
 
     /// Takes back one [`Fs::open`].
@@ -309,7 +348,7 @@ impl Fs {
             let (ino, inode) = new_inode(tx, of, &make, mode, caller, now)?;
             Tree::new(tx, &mut parent_inode).insert_at(key, name, ino, make.kind())?;
             if inode.is_directory() {
-                parent_inode.links += 1;
+                parent_inode.links = more_links(&parent_inode)?;
             }
             put_changed(tx, parent, &mut parent_inode, now)?;
             tx.put(ino, &inode)?;
@@ -387,12 +426,9 @@ impl Fs {
     /// `ENOENT`, `EISDIR`, `ENOTDIR`.
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        self.take_name(parent, name, |tx, ino| {
-            let inode = tx.inode(ino)?;
-            match inode.is_directory() {
-                true => Err(Errno::ISDIR.into()),
-                false => Ok(inode),
-            }
+        self.take_name(parent, name, |_, inode| match inode.is_directory() {
+            true => Err(Errno::ISDIR.into()),
+            false => Ok(()),
         })
     }
 
@@ -406,10 +442,12 @@ impl Fs {
             b".." => return Err(Errno::NOTEMPTY.into()),
             name => check_name(name)?,
         }
-        self.take_name(parent, name, |tx, ino| {
-            let mut inode = directory(tx, ino)?;
-            match Tree::new(tx, &mut inode).is_empty()? {
-                true => Ok(inode),
+        self.take_name(parent, name, |tx, inode| {
+            if !inode.is_directory() {
+                return Err(Errno::NOTDIR.into());
+            }
+            match Tree::new(tx, inode).is_empty()? {
+                true => Ok(()),
                 false => Err(Errno::NOTEMPTY.into()),
             }
         })
@@ -420,16 +458,17 @@ impl Fs {
         &self,
         parent: Ino,
         name: &[u8],
-        check: impl Fn(&mut Tx<'_>, Ino) -> Result<Inode>,
+        check: impl Fn(&mut Tx<'_>, &mut Inode) -> Result<()>,
     ) -> Result<()> {
         let now = self.now();
         let ino = self.change(|tx| {
             let mut parent_inode = directory(tx, parent)?;
             let entry = find(tx, &mut parent_inode, name)?;
-            let mut inode = check(tx, entry.ino)?;
+            let mut inode = named(tx, parent, &entry)?;
+            check(tx, &mut inode)?;
             Tree::new(tx, &mut parent_inode).remove(entry.key)?;
             if inode.is_directory() {
-                parent_inode.links -= 1;
+                parent_inode.links = fewer_links(parent, &parent_inode)?;
             }
             put_changed(tx, parent, &mut parent_inode, now)?;
             unlink_inode(tx, entry.ino, &mut inode, now)?;
@@ -465,19 +504,20 @@ impl Fs {
     /// # Errors
     /// `EINVAL` when it is none.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
-        check_ino(ino)?;
-        let mut core = self.core();
-        let inode = core.inode(ino)?;
-        if inode.kind() != Kind::Symlink {
-            return Err(Errno::INVAL.into());
-        }
-        if !inode.target.is_empty() {
-            return Ok(inode.target);
-        }
-        let run = map::find(&inode.map, 0, &mut |page| core.page(page))?;
-        let run = run.ok_or(Errno::IO)?;
-        let page = core.page(run.page)?;
-        Ok(page[..(inode.size as usize).min(PAGE_BYTES)].to_vec())
+        self.look(|core| {
+            let inode = core.inode(ino)?;
+            if inode.kind() != Kind::Symlink {
+                return Err(Errno::INVAL.into());
+            }
+            if !inode.target.is_empty() {
+                return Ok(inode.target);
+            }
+            core.check_trusted(ino)?;
+            let run = map::find(&inode.map, 0, &mut |page| core.page(page))?;
+            let run = run.ok_or_else(|| damaged_inode(ino, Damaged("it has no target".into())))?;
+            let page = core.page(run.page)?;
+            Ok(page[..(inode.size as usize).min(PAGE_BYTES)].to_vec())
+        })
     }
 
     /// Entries behind a cookie, in order, until `visit` returns false. Cookie 0
@@ -489,7 +529,8 @@ impl Fs {
     pub fn list(&self, ino: Ino, after: u64, mut visit: impl FnMut(&Listed) -> bool) -> Result<()> {
         let now = self.now();
         self.core().note_read(ino, now);
-        self.look(|tx| {
+        self.look(|core| {
+            let tx = &mut core.begin();
             let mut inode = directory(tx, ino)?;
             let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", inode.parent)];
             for (cookie, (name, ino)) in (1..).zip(dots) {
@@ -504,14 +545,26 @@ impl Fs {
                 }
             }
             let from = after.saturating_add(1).max(FIRST_KEY);
+            let mut odd = None;
             Tree::new(tx, &mut inode).scan(from, |entry, name| {
+                if check_name(name).is_err() {
+                    odd = Some(name.to_vec());
+                    return false;
+                }
                 visit(&Listed {
                     cookie: entry.key,
                     ino: entry.ino,
                     kind: entry.kind,
                     name: name.to_vec(),
                 })
-            })
+            })?;
+            match odd {
+                None => Ok(()),
+                Some(name) => Err(damaged_inode(
+                    ino,
+                    Damaged(format!("it names {:?}", String::from_utf8_lossy(&name))),
+                )),
+            }
         })
     }
 
@@ -522,7 +575,7 @@ impl Fs {
     /// `ESTALE`.
     pub fn disarm(&self, ino: Ino) -> Result<()> {
         check_ino(ino)?;
-        let inode = self.core().inode(ino)?;
+        let inode = self.look(|core| core.inode(ino))?;
         let kept = disarmed(inode.mode);
         if kept == inode.mode && inode.xattrs.at == 0 {
             return Ok(());
@@ -593,10 +646,14 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             false => Some((to, living_directory(tx, to)?)),
         };
         let entry = find(tx, &mut from_inode, old)?;
+        named(tx, from, &entry)?;
         let at = to_inode
             .as_mut()
             .map_or(&mut from_inode, |(_, inode)| inode);
         let target = Tree::new(tx, at).find(new)?;
+        if let Some(target) = &target {
+            named(tx, to, target)?;
+        }
         Ok(Moving {
             tx,
             now,
@@ -618,16 +675,17 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
 
     /// Whether a directory lies at or below another.
     fn is_below(&mut self, mut ino: Ino, above: Ino) -> Result<bool> {
-        loop {
+        for _ in 0..self.tx.core.numbers.in_use() {
             if ino == above {
                 return Ok(true);
             }
-            let parent = self.tx.inode(ino)?.parent;
-            if ino == Ino::ROOT || parent == ino {
+            if ino == Ino::ROOT {
                 return Ok(false);
             }
-            ino = parent;
+            ino = self.tx.inode(ino)?.parent;
         }
+        let what = "the directories above it never come to the root";
+        Err(damaged_inode(ino, Damaged(what.into())))
     }
 
     fn finish(mut self, how: Rename) -> Result<Option<Ino>> {
@@ -683,7 +741,9 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
                     if !Tree::new(self.tx, &mut inode).is_empty()? {
                         return Err(Errno::NOTEMPTY.into());
                     }
-                    self.target_inode().links -= 1;
+                    let ino = self.target_ino();
+                    let above = self.target_inode();
+                    above.links = fewer_links(ino, above)?;
                 }
             }
             let now = self.now;
@@ -719,7 +779,10 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             true => &mut self.from.1,
             false => self.target_inode(),
         };
-        inode.links = inode.links.checked_add_signed(links).ok_or(Errno::MLINK)?;
+        inode.links = match links {
+            ..0 => fewer_links(ino, inode)?,
+            _ => more_links(inode)?,
+        };
         Ok(())
     }
 }

@@ -2,35 +2,34 @@
 //! stay together.
 
 use crate::format::Ino;
-use std::collections::BTreeSet;
+use crate::runs::Runs;
 
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    free: BTreeSet<u64>,
+    free: Runs,
     /// Numbers from here on were never in use.
     next: u64,
 }
 
 impl Numbers {
     /// `free` lie below `next`.
-    pub(crate) fn new(free: BTreeSet<u64>, next: u64) -> Numbers {
-        assert!(free.last().is_none_or(|&last| last < next), "free numbers");
+    pub(crate) fn new(free: Runs, next: u64) -> Numbers {
         Numbers { free, next }
     }
 
     pub(crate) fn take(&mut self) -> Ino {
-        Ino(self.free.pop_first().unwrap_or_else(|| {
+        Ino(self.free.take().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
         }))
     }
 
     pub(crate) fn give(&mut self, ino: Ino) {
-        let is_new = self.free.insert(ino.0);
+        let is_new = self.free.give(ino.0);
         assert!(is_new && ino.0 < self.next, "{ino:?} was not in use");
     }
 
     pub(crate) fn in_use(&self) -> u64 {
-        self.next - self.free.len() as u64
+        self.next - self.free.count()
     }
 }

@@ -2,10 +2,16 @@
 //! buddy method (Knowlton, 1965). In memory only; mounting marks what inodes own.
 //! The lowest span that fits is taken, so that page tables stay small.
 
-use crate::format::CHUNK_ORDER;
+use crate::format::{CHUNK_ORDER, Ino};
+use crate::runs::Runs;
 use std::collections::BTreeSet;
 
 const CHUNK_PAGES: u64 = 1 << CHUNK_ORDER;
+
+/// Pages of a space that spans can lie in: whole chunks.
+pub(crate) fn usable(pages: u64) -> u64 {
+    pages / CHUNK_PAGES * CHUNK_PAGES
+}
 
 /// A run of 2^order pages at a multiple of its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,60 +26,89 @@ impl Span {
     }
 }
 
+/// A span that an inode names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Owned {
+    pub(crate) span: Span,
+    pub(crate) owner: Ino,
+}
+
+/// Tells of every span that overlaps one before it, with that one.
+pub(crate) fn overlaps(used: &mut [Owned], mut tell: impl FnMut(Owned, Owned)) {
+    used.sort_unstable();
+    let Some((&first, rest)) = used.split_first() else {
+        return;
+    };
+    let mut furthest = first;
+    for &owned in rest {
+        if owned.span.page < furthest.span.end() {
+            tell(owned, furthest);
+        }
+        if owned.span.end() > furthest.span.end() {
+            furthest = owned;
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Spans {
-    /// Free spans by order.
-    free: [BTreeSet<u64>; CHUNK_ORDER as usize + 1],
-    /// Chunks from here on were never given out.
-    frontier: u64,
-    /// The end of the space, whole chunks.
-    end: u64,
+    /// Free spans by order, below that of a chunk.
+    free: [BTreeSet<u64>; CHUNK_ORDER as usize],
+    /// Free chunks, counted from the first of the space.
+    chunks: Runs,
 }
 
 impl Spans {
-    /// All of a space of so many pages is free, but what is `used`.
-    ///
-    /// # Errors
-    /// The span that overlaps one before it or lies beyond the end.
-    pub(crate) fn new(pages: u64, mut used: Vec<Span>) -> Result<Spans, Span> {
-        used.sort_unstable();
+    /// All of a space of so many [`usable`] pages is free, but what is `used`: in order,
+    /// within the space, without overlaps.
+    pub(crate) fn new(pages: u64, used: impl Iterator<Item = Span>) -> Spans {
         let mut spans = Spans {
             free: Default::default(),
-            frontier: 0,
-            end: pages / CHUNK_PAGES * CHUNK_PAGES,
+            chunks: Runs::default(),
         };
+        let mut end = 0;
         for span in used {
-            let is_within = span.page < pages && span.end() <= pages;
-            if span.page < spans.frontier || !is_within {
-                return Err(span);
-            }
-            spans.skip_to(span.page);
-            spans.frontier = span.end();
+            let is_sound = end <= span.page && span.end() <= pages;
+            assert!(is_sound, "{span:?} was checked");
+            spans.add(end, span.page);
+            end = span.end();
         }
-        spans.skip_to(spans.frontier.next_multiple_of(CHUNK_PAGES));
-        Ok(spans)
+        spans.add(end, pages);
+        spans
     }
 
-    /// Frees what lies between the frontier and a page.
-    fn skip_to(&mut self, end: u64) {
-        while self.frontier < end {
-            let by_place = self.frontier.trailing_zeros().min(u32::from(CHUNK_ORDER));
-            let by_room = (end - self.frontier).ilog2();
+    /// Frees the pages of a range, behind all others.
+    fn add(&mut self, mut page: u64, end: u64) {
+        while page < end {
+            let by_place = page.trailing_zeros().min(u32::from(CHUNK_ORDER));
+            let by_room = (end - page).ilog2();
             let order = by_place.min(by_room);
-            self.free[order as usize].insert(self.frontier);
-            self.frontier += 1 << order;
+            if order == u32::from(CHUNK_ORDER) {
+                let chunks = page / CHUNK_PAGES..end / CHUNK_PAGES;
+                page = chunks.end * CHUNK_PAGES;
+                self.chunks.append(chunks);
+            } else {
+                self.free[order as usize].insert(page);
+                page += 1 << order;
+            }
         }
     }
 
     /// The lowest free span of this order.
     pub(crate) fn take(&mut self, order: u8) -> Option<Span> {
         assert!(order <= CHUNK_ORDER, "a span of 2^{order} pages");
-        let orders = order..=CHUNK_ORDER;
-        let (mut found, page) = orders
-            .filter_map(|order| Some((order, *self.free[usize::from(order)].first()?)))
-            .min_by_key(|&(_, page)| page)
-            .or_else(|| self.advance())?;
-        self.free[usize::from(found)].remove(&page);
+        let orders = order..CHUNK_ORDER;
+        let smaller =
+            orders.filter_map(|order| Some((*self.free[usize::from(order)].first()?, order)));
+        let chunk = self
+            .chunks
+            .lowest()
+            .map(|chunk| (chunk * CHUNK_PAGES, CHUNK_ORDER));
+        let (page, mut found) = smaller.chain(chunk).min()?;
+        match self.free.get_mut(usize::from(found)) {
+            Some(spans) => drop(spans.remove(&page)),
+            None => drop(self.chunks.take()),
+        }
         while found > order {
             found -= 1;
             self.free[usize::from(found)].insert(page + (1 << found));
@@ -81,23 +116,20 @@ impl Spans {
         Some(Span { page, order })
     }
 
-    fn advance(&mut self) -> Option<(u8, u64)> {
-        let page = self.frontier;
-        (page < self.end).then(|| {
-            self.frontier += CHUNK_PAGES;
-            (CHUNK_ORDER, page)
-        })
-    }
-
     pub(crate) fn give(&mut self, span: Span) {
-        let Span { mut page, order } = span;
-        let mut order = order;
+        let Span {
+            mut page,
+            mut order,
+        } = span;
         while order < CHUNK_ORDER && self.free[usize::from(order)].remove(&(page ^ (1 << order))) {
             page &= !(1 << order);
             order += 1;
         }
-        let is_new = self.free[usize::from(order)].insert(page);
-        assert!(is_new && page < self.frontier, "{span:?} was not given out");
+        let is_new = match self.free.get_mut(usize::from(order)) {
+            Some(spans) => spans.insert(page),
+            None => self.chunks.give(page / CHUNK_PAGES),
+        };
+        assert!(is_new, "{span:?} was not given out");
     }
 }
 
@@ -115,7 +147,12 @@ mod tests {
         ) {
             const PAGES: u64 = 8 * CHUNK_PAGES;
             let head = Span { page: 0, order: 0 };
-            let mut spans = Spans::new(PAGES, vec![head]).expect("no overlap");
+            let again = |taken: &[Span]| {
+                let mut taken = taken.to_vec();
+                taken.sort_unstable();
+                Spans::new(PAGES, taken.into_iter())
+            };
+            let mut spans = again(&[head]);
             let mut taken = vec![head];
             for (order, gives, index) in steps {
                 if gives && taken.len() > 1 {
@@ -130,29 +167,41 @@ mod tests {
                     taken.push(span);
                 }
                 // What a mount makes of the same inodes gives out the same.
-                let mut again = Spans::new(PAGES, taken.clone()).expect("no overlap");
-                prop_assert_eq!(again.take(order), spans.take(order).inspect(|&w| spans.give(w)));
+                prop_assert_eq!(again(&taken).take(order), spans.take(order).inspect(|&w| spans.give(w)));
             }
             let used: u64 = taken.iter().map(|span| 1 << span.order).sum();
-            let mut again = Spans::new(PAGES, taken.clone()).expect("no overlap");
+            let mut again = again(&taken);
             let free = std::iter::from_fn(|| again.take(0)).count() as u64;
             prop_assert_eq!(free, PAGES - used);
             for span in taken.drain(..) {
                 spans.give(span);
             }
-            spans.skip_to(PAGES);
-            prop_assert_eq!(spans.free[usize::from(CHUNK_ORDER)].len(), 8);
+            prop_assert_eq!(spans.chunks.count(), 8);
         }
     }
 
+    /// A span may lie anywhere in a volume of any size.
     #[test]
-    fn a_span_that_two_own_is_found() {
-        let used = [(8, 3), (0, 4)].map(|(page, order)| Span { page, order });
-        assert_eq!(Spans::new(512, used.to_vec()).err(), Some(used[0]));
-        let beyond = Span {
-            page: 512,
-            order: 0,
+    fn what_is_free_takes_memory_by_what_is_used() {
+        const PAGES: u64 = 1 << 40;
+        let used = [3 << 30, 1 << 39].map(|page| Span { page, order: 3 });
+        let (mut spans, bytes) = pagemesh_fuzz::allocated(|| Spans::new(PAGES, used.into_iter()));
+        assert!(bytes < 100_000, "{bytes} bytes");
+        assert_eq!(spans.take(0).map(|span| span.page), Some(0));
+    }
+
+    #[test]
+    fn spans_that_two_own_are_found() {
+        let owned = |page, order, owner| Owned {
+            span: Span { page, order },
+            owner: Ino(owner),
         };
-        assert_eq!(Spans::new(512, vec![beyond]).err(), Some(beyond));
+        let mut used = [(8, 3, 1), (0, 4, 2), (16, 3, 3), (24, 0, 4), (16, 0, 5)]
+            .map(|(page, order, owner)| owned(page, order, owner));
+        let mut found = Vec::new();
+        overlaps(&mut used, |one, other| {
+            found.push((one.owner.0, other.owner.0))
+        });
+        assert_eq!(found, [(1, 2), (3, 5)]);
     }
 }

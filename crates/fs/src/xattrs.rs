@@ -2,11 +2,11 @@
 //!
 //! One after the other: length of the name 1, length of the value 4, name, value.
 
+use crate::Fs;
 use crate::core::Tx;
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, Ino, Inode, Xattrs};
 use crate::spans::Span;
-use crate::{Fs, check_ino};
 use pagemesh_base::bytes::get_u32;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -15,8 +15,9 @@ use rustix::io::Errno;
 const NAME_MAX: usize = 255;
 /// Bytes of the longest value, as the kernel has it.
 const VALUE_MAX: usize = 65_536;
-/// Bytes of all attributes of one inode: they go in one transaction.
-const ALL_MAX: usize = 32 * PAGE_BYTES;
+/// Bytes of all attributes of one inode: new ones, what is cleared of the old ones and
+/// the inode go in one transaction.
+const ALL_MAX: usize = 31 * PAGE_BYTES;
 
 /// When an attribute is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +32,8 @@ pub enum SetXattr {
 
 type All = Vec<(Vec<u8>, Vec<u8>)>;
 
-fn load(tx: &mut Tx<'_>, inode: &Inode) -> Result<All> {
+fn load(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<All> {
+    tx.core.check_trusted(ino)?;
     let Xattrs { at, len, .. } = inode.xattrs;
     let len = len as usize;
     let mut bytes = Vec::with_capacity(len.next_multiple_of(PAGE_BYTES));
@@ -39,7 +41,7 @@ fn load(tx: &mut Tx<'_>, inode: &Inode) -> Result<All> {
         tx.with_page(page, |page| bytes.extend_from_slice(page))?;
     }
     let cut = || FsError::Damaged {
-        what: "the attributes of a file".into(),
+        what: format!("page {at} of the volume, attributes of inode {},", ino.0),
         cause: Damaged("an attribute goes beyond the end".into()),
     };
     let mut all = All::new();
@@ -123,18 +125,18 @@ impl Fs {
     }
 
     fn all_xattrs(&self, ino: Ino) -> Result<All> {
-        check_ino(ino)?;
-        let mut core = self.core();
-        let mut tx = core.begin();
-        let inode = tx.inode(ino)?;
-        load(&mut tx, &inode)
+        self.look(|core| {
+            let mut tx = core.begin();
+            let inode = tx.inode(ino)?;
+            load(&mut tx, ino, &inode)
+        })
     }
 
     /// Sets an attribute.
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ERANGE`, `E2BIG`, `ENOSPC` when all together would
-    /// take more than 128 KiB.
+    /// take more than 124 KiB.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Errno::RANGE.into());
@@ -167,11 +169,10 @@ impl Fs {
     }
 
     fn change_xattrs(&self, ino: Ino, change: impl Fn(&mut All) -> Result<()>) -> Result<()> {
-        check_ino(ino)?;
         let now = self.now();
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            let mut all = load(tx, &inode)?;
+            let mut all = load(tx, ino, &inode)?;
             change(&mut all)?;
             store(tx, &mut inode, &all)?;
             inode.ctime = now;

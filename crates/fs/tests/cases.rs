@@ -7,7 +7,7 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Fs, FsError, Ino, Make, Rename, Seek, make};
+use pagemesh_fs::{Fs, FsError, Ino, Make, Port, Rename, Seek, make};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use support::memory::{Memory, wait};
@@ -169,9 +169,8 @@ fn a_full_volume_refuses_and_still_deletes() {
     assert!(names(&fs, Ino::ROOT).contains(&b"fits"[..]));
 }
 
-#[test]
-fn a_limit_holds_and_what_is_deleted_counts() {
-    let memory = Memory::new(SIZE);
+/// A file system of 1 MiB at most, with a file that would not take these 2 MiB.
+fn filled_to_its_limit(memory: &Memory) -> (Fs, Port, Ino, Bytes) {
     let options = pagemesh_fs::MakeOptions {
         uuid: uuid::Uuid::from_u128(1),
         hash_key: [2, 3],
@@ -180,11 +179,18 @@ fn a_limit_holds_and_what_is_deleted_counts() {
         mode: 0o755,
     };
     make(&memory.shared(), wait, clock, options).unwrap();
-    let (fs, mut port) = mounted(&memory);
+    let (fs, mut port) = mounted(memory);
     let ino = create(&fs, Ino::ROOT, "file");
     let two = Bytes::from(vec![1; 2 << 20]);
     let full = fs.write(&mut port, ino, Some(0), &two, false).unwrap_err();
     assert_eq!(full.errno(), Errno::NOSPC);
+    (fs, port, ino, two)
+}
+
+#[test]
+fn a_limit_holds_and_what_is_deleted_counts() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, ino, two) = filled_to_its_limit(&memory);
     assert!(fs.usage().used_bytes <= 1 << 20);
     fs.set_size(&mut port, ino, 0).unwrap();
     fs.write(&mut port, ino, Some(0), &two.slice(..1 << 19), false)
@@ -269,6 +275,7 @@ fn bytes_that_make_no_sense_are_an_error() {
             match Fs::mount(memory.after_now().shared(), wait, clock) {
                 Err(_) => refused += 1,
                 Ok(fs) => {
+                    refused += usize::from(fs.damage().is_some());
                     // Whatever is found, nothing panics or hangs.
                     let mut port = fs.port().unwrap();
                     let mut inos = Vec::new();
@@ -284,7 +291,10 @@ fn bytes_that_make_no_sense_are_an_error() {
             memory.flip(page, at, 0xff);
         }
     }
-    assert!(refused > 20, "only {refused} mounts were refused");
+    assert!(
+        refused > 20,
+        "only {refused} mounts were refused or found damage"
+    );
 }
 
 #[test]
@@ -363,4 +373,96 @@ fn a_directory_takes_the_place_of_an_empty_one() {
         .unwrap();
     assert_eq!(fs.attr(new).unwrap().links, 2);
     assert_eq!(fs.attr(Ino::ROOT).unwrap().links, 4);
+}
+
+/// New ones, old ones and the inode go in one transaction.
+#[test]
+fn attributes_of_any_size_can_be_replaced() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    let ino = create(&fs, Ino::ROOT, "file");
+    let set = |name: &[u8], len: usize, with: u8| {
+        let value = vec![with; len];
+        fs.set_xattr(ino, name, &value, pagemesh_fs::SetXattr::Always)
+    };
+    set(b"user.a", 65_536, 1).unwrap();
+    assert_eq!(set(b"user.b", 65_536, 1).unwrap_err().errno(), Errno::NOSPC);
+    set(b"user.b", 31 * 4096 - 65_536 - 2 * 11, 1).unwrap();
+    set(b"user.a", 65_536, 2).unwrap();
+    assert_eq!(fs.xattr(ino, b"user.a").unwrap(), [2; 65_536]);
+    fs.remove_xattr(ino, b"user.a").unwrap();
+}
+
+/// A file may have more than 2^32 pages, and nearly all of them be holes.
+#[test]
+fn holes_as_large_as_files_are_punched_at_once() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = create(&fs, Ino::ROOT, "file");
+    let bytes = Bytes::from(vec![1; 3 * PAGE as usize]);
+    for at in [0, 1 << 30, (1 << 44) - 3 * PAGE] {
+        fs.write(&mut port, ino, Some(at), &bytes, false).unwrap();
+    }
+    let punch = pagemesh_fs::Allocate::Punch;
+    let (first, len) = (PAGE + 1, (1 << 44) - 3 * PAGE);
+    fs.allocate(&mut port, ino, punch, first, len).unwrap();
+    assert_eq!(fs.attr(ino).unwrap().pages, 2 + 2);
+    let left = fs.read(&mut port, ino, 0, 3 * PAGE as u32).unwrap();
+    assert!(left[..first as usize].iter().all(|&byte| byte == 1));
+    assert!(left[first as usize..].iter().all(|&byte| byte == 0));
+    assert_eq!(
+        fs.seek(&mut port, ino, 2 * PAGE, Seek::Data).unwrap(),
+        (1 << 44) - 2 * PAGE
+    );
+}
+
+#[test]
+fn a_limit_is_raised_as_a_whole() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, ino, two) = filled_to_its_limit(&memory);
+    let before = memory.steps();
+    assert!(!fs.raise_limit(1 << 20).unwrap());
+    assert!(!fs.raise_limit(5).unwrap());
+    assert_eq!(memory.steps(), before);
+    assert!(fs.raise_limit(4 << 20).unwrap());
+    assert_eq!(memory.steps(), before + 1, "one change, all of it or none");
+    assert_eq!(fs.usage().limit_bytes, 4 << 20);
+    fs.write(&mut port, ino, Some(0), &two, false).unwrap();
+    for (steps, limit) in [(before, 1 << 20), (before + 1, 4 << 20)] {
+        let (fs, _) = mounted(&memory.after(steps));
+        assert_eq!(fs.usage().limit_bytes, limit);
+    }
+    let (fs, _) = mounted(&memory);
+    assert_eq!(fs.usage().limit_bytes, 4 << 20);
+    // What fails for want of room leaves the old limit.
+    memory.set_room(Some(0));
+    let new = fs.create(Ino::ROOT, b"new", Make::Directory, 0o700, OWNER);
+    assert_eq!(new.unwrap_err().errno(), Errno::NOSPC);
+    assert_eq!(fs.usage().limit_bytes, 4 << 20);
+}
+
+#[test]
+fn what_is_being_written_is_waited_for_by_what_cuts_the_file() {
+    let (fs, mut port) = made(&Memory::new(SIZE));
+    let ino = create(&fs, Ino::ROOT, "file");
+    let page = |with: u8| Bytes::from(vec![with; 4096]);
+    fs.write(&mut port, ino, Some(0), &page(1), false).unwrap();
+    let mut pipe = fs.pipe().unwrap();
+    let mut begun = 0;
+    let mut begin = |pipe: &mut _| {
+        begun += 1;
+        fs.begin_write(pipe, begun, ino, 0, &page(2), false)
+            .unwrap()
+    };
+    assert!(begin(&mut pipe), "nobody is in the way yet");
+    std::thread::scope(|scope| {
+        scope.spawn(|| fs.set_size(&mut fs.port().unwrap(), ino, 100).unwrap());
+        while begin(&mut pipe) {
+            std::thread::yield_now();
+        }
+        // Whoever cuts it waits, and nothing else begins.
+        assert_eq!(fs.attr(ino).unwrap().size, 4096);
+        drop(pipe);
+    });
+    assert_eq!(fs.attr(ino).unwrap().size, 100);
 }

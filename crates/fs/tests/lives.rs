@@ -62,8 +62,12 @@ impl Dice {
         let directory = |body: &Body| matches!(body, Body::Directory(_));
         let any = |_: &Body| true;
         let fill = 1 + self.below(255) as u8;
-        match self.below(44) {
-            0..10 => Op::Create(self.new_path(model)),
+        match self.below(45) {
+            0..9 => Op::Create(self.new_path(model)),
+            9 | 44 => {
+                let len = self.below(30_000) as usize;
+                Op::CreateUnnamed(self.new_path(model), len, fill)
+            }
             10..14 => Op::MakeDirectory(self.new_path(model)),
             14 => Op::Symlink(self.new_path(model), 1 + self.below(300) as usize),
             15 => Op::Link(self.path(model, file), self.new_path(model)),

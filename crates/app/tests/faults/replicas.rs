@@ -135,3 +135,68 @@ fn a_stale_copy_is_promoted_and_followed() {
     rig.export().await_state("healthy");
     rig.end_and_check();
 }
+
+/// A copy follows a load that is checked, and the first node is gone all at once: client
+/// and brick. What was flushed is in the copy that followed; it goes on, and the other
+/// becomes its copy when it returns.
+fn a_copy_follows_and_goes_on(transport: &str, seed: u64) {
+    let mut rig = Rig::new(Pools::Memory, 2, 32, &["--layout", "concat"], seed);
+    rig.serve(transport);
+    let load = rig.load(&Plan::default());
+    load.await_answers(2000);
+    let first = brick_of(&rig.cluster, 2, 0);
+    let attached = rig
+        .cluster
+        .json(&["replica", "attach", VOLUME, "--mode", "async"]);
+    assert_eq!(attached[1]["asynchronous"], true, "{attached}");
+    until("the copy follows", || {
+        legs(&rig.export().status()) == ["in-sync", "following"]
+    });
+    load.await_answers(2000);
+    // It comes back to that, too.
+    rig.cluster.kill_brick(1 - first);
+    load.await_answers(500);
+    rig.cluster.restart_brick(1 - first);
+    until("the copy follows again", || {
+        legs(&rig.export().status()) == ["in-sync", "following"]
+    });
+    load.await_answers(1000);
+    load.finish().expect_good();
+    let lag = &rig.export().status()["columns"][0]["legs"][1]["lag"];
+    assert!(lag["bytes"].is_u64() && lag["age_us"].is_u64(), "{lag}");
+
+    rig.export()
+        .io(&["write -P 1 0 1M", "flush", "write -P 2 0 64k"]);
+    rig.cluster.refused(
+        &["replica", "promote", VOLUME, "--copy", "1"],
+        &["attached"],
+    );
+    rig.take_export().kill();
+    rig.cluster.kill_brick(first);
+    rig.cluster.ok(&["volume", "detach", VOLUME]);
+    let promote = ["replica", "promote", VOLUME, "--copy", "1"];
+    until("the first brick counts as dead", || {
+        rig.cluster.run(&promote).status.success()
+    });
+    rig.serve(transport);
+    rig.export()
+        .io(&["read -P 1 64k 960k", "write -P 3 0 128k"]);
+    rig.cluster.restart_brick(first);
+    rig.export().await_state("healthy");
+    rig.end_and_check();
+    rig.cluster.kill_brick(1 - first);
+    rig.serve(transport);
+    rig.export()
+        .io(&["read -P 3 0 128k", "read -P 1 128k 896k"]);
+    rig.take_export().stop();
+}
+
+#[test]
+fn a_copy_follows_a_mapped_volume_and_goes_on() {
+    a_copy_follows_and_goes_on("map", 0xd5);
+}
+
+#[test]
+fn a_copy_follows_over_tcp_and_goes_on() {
+    a_copy_follows_and_goes_on("tcp", 0xd6);
+}

@@ -13,6 +13,8 @@ pub mod net;
 pub mod program;
 #[path = "../../../brick/tests/support/skip.rs"]
 pub mod skip;
+#[path = "../../../front/fuse/tests/support/switch.rs"]
+pub mod switch;
 
 use daemon::Daemon;
 use net::{Host, Net};
@@ -82,6 +84,17 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub fn write_key(path: &Path, digits: &str) {
     std::fs::write(path, digits).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+/// What a volume told last, for whoever reads why a test failed.
+struct Told(Value);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("last told: {:#}", self.0);
+        }
+    }
 }
 
 struct Brick {
@@ -479,12 +492,12 @@ impl Export {
 
     /// Waits until its volume is in this state, as `healthy`.
     pub fn await_state(&self, state: &str) -> Value {
-        let mut last = Value::Null;
+        let mut last = Told(Value::Null);
         until(&format!("the volume is {state}"), || {
-            last = self.status();
-            last["state"] == state
+            last.0 = self.status();
+            last.0["state"] == state
         });
-        last
+        std::mem::take(&mut last.0)
     }
 
     /// The unix socket that it listens on.

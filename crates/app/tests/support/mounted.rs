@@ -2,15 +2,51 @@
 
 use super::daemon::Daemon;
 use super::skip::skip;
-use super::{Cluster, Pools, program};
+use super::{Cluster, Pools, program, switch};
 use rustix::mount::UnmountFlags;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+pub const CLASSIC: &str = "classic";
+pub const IO_URING: &str = "io-uring";
+
+/// Each of these tests for both ways that requests come from the kernel.
+#[macro_export]
+macro_rules! by_both {
+    ($($name:ident)*) => {
+        mod classic {
+            $(#[test]
+            fn $name() {
+                super::$name($crate::support::mounted::CLASSIC);
+            })*
+        }
+        mod io_uring {
+            $(#[test]
+            fn $name() {
+                if $crate::support::mounted::has_io_uring() {
+                    super::$name($crate::support::mounted::IO_URING);
+                }
+            })*
+        }
+    };
+}
+
+/// Whether requests can come through io_uring; if not, that is said.
+pub fn has_io_uring() -> bool {
+    let is_there = switch::on().is_some();
+    if !is_there {
+        skip("needs FUSE over io_uring, and root to switch it on");
+    }
+    is_there
+}
 
 /// A mounted file system; dropping it takes the mount away.
 pub struct Mounted {
     pub dir: PathBuf,
     pub daemon: Option<Daemon>,
+    fuse: &'static str,
+    /// Dropped last: it comes back through the same.
+    _switch: Option<switch::On>,
 }
 
 impl Mounted {
@@ -19,18 +55,27 @@ impl Mounted {
         name: &str,
         at: &str,
         transport: &str,
+        fuse: &'static str,
     ) -> Result<Mounted, std::process::Output> {
+        let switch = (fuse == IO_URING).then(|| switch::on().expect("it was there"));
         let dir = cluster.dir().join(at);
         fs::create_dir_all(&dir).unwrap();
-        let daemon = start(cluster, name, &dir, transport)?;
+        let daemon = start(cluster, name, &dir, transport, fuse)?;
         Ok(Mounted {
             dir,
             daemon: Some(daemon),
+            fuse,
+            _switch: switch,
         })
     }
 
     pub fn new(cluster: &Cluster, name: &str, transport: &str) -> Mounted {
-        Mounted::try_new(cluster, name, "mnt", transport)
+        Mounted::by(cluster, name, transport, CLASSIC)
+    }
+
+    /// Whose requests come so from the kernel.
+    pub fn by(cluster: &Cluster, name: &str, transport: &str, fuse: &'static str) -> Mounted {
+        Mounted::try_new(cluster, name, "mnt", transport, fuse)
             .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
     }
 
@@ -61,7 +106,7 @@ impl Mounted {
     pub fn come_back(&mut self, cluster: &Cluster, name: &str, transport: &str) {
         drop(self.daemon.take());
         self.leave();
-        let daemon = start(cluster, name, &self.dir, transport);
+        let daemon = start(cluster, name, &self.dir, transport, self.fuse);
         self.daemon = Some(daemon.unwrap_or_else(|ended| panic!("no mount: {ended:?}")));
     }
 
@@ -77,6 +122,7 @@ fn start(
     name: &str,
     dir: &Path,
     transport: &str,
+    fuse: &str,
 ) -> Result<Daemon, std::process::Output> {
     let args = [
         "mount",
@@ -85,6 +131,8 @@ fn start(
         "--allow-other",
         "--transport",
         transport,
+        "--fuse",
+        fuse,
     ];
     let at = dir.file_name().unwrap().to_str().unwrap();
     cluster.try_daemon(&format!("mount-{at}"), &args, 1)

@@ -1,7 +1,10 @@
 //! The FUSE server: a mounted file system as the kernel sees it.
 //!
-//! Several threads read requests from the device, each by a descriptor of its own
-//! where the kernel allows that, and answer them before they take the next.
+//! Requests come by one of two transports ([RFD 013]): read from `/dev/fuse`, or
+//! through io_uring where the kernel has that on. Each of several threads takes one
+//! and answers it before it takes the next.
+//!
+//! [RFD 013]: ../../../../docs/rfd/013-fuse-transports.md
 //!
 //! What is kept where. Contents are never cached: every file is opened for direct
 //! I/O, and a write is answered when every in-sync copy has it. Names and attributes
@@ -11,23 +14,39 @@
 //!
 //! Permissions are checked by the kernel (`default_permissions`), and locks are
 //! its own: they hold among the programs of this mount.
+//!
+//! `unsafe` is in two modules: `memory`, for what the kernel writes to behind the
+//! compiler's back, and `wait`. Each block says what it relies on.
 
 #![deny(unsafe_code)]
 
+mod abi;
+mod answer;
 mod attr;
+mod classic;
+mod collect;
+mod device;
+#[cfg(test)]
+mod fuzz;
+mod line;
+mod memory;
 mod null;
+mod request;
+mod ring;
 mod serve;
+mod session;
 mod wait;
 
 pub use attr::now;
 pub use null::{NullMount, mount_null};
 pub use wait::wait;
 
-use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use device::Device;
 use pagemesh_fs::{Fs, FsError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use serve::Served;
+use session::Session;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -41,15 +60,29 @@ const TIMES_EVERY: Duration = Duration::from_secs(1);
 /// Under load every completion wakes whoever watches idle ports, too.
 const TEND_EVERY_MIN: Duration = Duration::from_millis(10);
 
+/// How requests come from the kernel and answers get there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through io_uring where it can be, otherwise classic.
+    Auto,
+    /// By read and write on `/dev/fuse`.
+    Classic,
+    /// Through io_uring, or not at all.
+    IoUring,
+}
+
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// What `df` and `mount` show as the source.
     pub source: String,
-    /// Threads that serve, 1 to [`THREADS_MAX`].
+    /// Threads that serve, 1 to [`THREADS_MAX`]; through io_uring rounded up to a
+    /// multiple of the processors that are possible.
     pub threads: usize,
     /// Whether other users than the one who mounts may use it.
     pub allow_other: bool,
+    /// How requests come.
+    pub transport: Transport,
 }
 
 /// Why there is no mount.
@@ -63,6 +96,9 @@ pub enum MountError {
         /// Why.
         cause: io::Error,
     },
+    /// It was asked for, and there is none.
+    #[error("cannot mount with io_uring: {0}; or mount with --fuse classic")]
+    NoRing(String),
     /// Threads or descriptors.
     #[error("cannot serve the mount: {0}")]
     System(#[from] io::Error),
@@ -75,22 +111,22 @@ pub type Trouble = Box<dyn Fn(&FsError) + Send + Sync>;
 /// less than its limit.
 pub type Room = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// A mount that is there, and is not served yet.
+/// A mount that is there and served, until it is dropped.
 pub struct Mounted {
-    session: Session<Served>,
+    session: Session,
     fs: Arc<Fs>,
     caretaker: Caretaker,
 }
 
 /// Unmounts from another thread.
-pub struct Unmounter(SessionUnmounter);
+pub struct Unmounter(Arc<Device>);
 
 impl Unmounter {
     /// Unmounts; [`Mounted::serve`] returns then.
     ///
     /// # Errors
     /// `EBUSY` while something in it is used.
-    pub fn unmount(&mut self) -> io::Result<()> {
+    pub fn unmount(&self) -> io::Result<()> {
         self.0.unmount()
     }
 }
@@ -107,47 +143,34 @@ pub fn mount(
     room: Room,
 ) -> Result<Mounted, MountError> {
     let caretaker = Caretaker::start(&fs)?;
-    let served = Served::new(Arc::clone(&fs), trouble, room);
-    let session =
-        Session::new(served, dir, &config(options)).map_err(|cause| MountError::Refused {
-            dir: dir.to_owned(),
-            cause,
-        })?;
+    let served: Arc<dyn line::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
     Ok(Mounted {
-        session,
+        session: Session::start(dir, options, &served)?,
         fs,
         caretaker,
     })
 }
 
-fn config(options: &MountOptions) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(options.source.clone()),
-        MountOption::CUSTOM("subtype=pagemesh".into()),
-        MountOption::DefaultPermissions,
-    ];
-    if options.allow_other {
-        config.acl = SessionACL::All;
-    }
-    config.n_threads = Some(options.threads.clamp(1, THREADS_MAX));
-    config.clone_fd = true;
-    config
-}
-
 impl Mounted {
     /// Unmounts from another thread.
-    pub fn unmounter(&mut self) -> Unmounter {
-        Unmounter(self.session.unmount_callable())
+    #[must_use]
+    pub fn unmounter(&self) -> Unmounter {
+        Unmounter(Arc::clone(&self.session.device))
     }
 
-    /// Serves until it is unmounted, and then puts times where they belong and
-    /// makes everything durable.
+    /// How requests come: never [`Transport::Auto`].
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.session.transport
+    }
+
+    /// Waits until it is unmounted, and then puts times where they belong and makes
+    /// everything durable.
     ///
     /// # Errors
     /// When the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
-        self.session.run()?;
+        self.session.serve()?;
         drop(self.caretaker);
         let mut port = self.fs.borrow()?;
         Ok(self.fs.sync_all(&mut port)?)

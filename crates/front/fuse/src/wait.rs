@@ -1,5 +1,5 @@
-//! Sleeping until a descriptor is ready or a time has come. The only module
-//! with `unsafe`: a channel names its descriptors by number.
+//! Sleeping until a descriptor is ready or a time has come. Needs `unsafe`: a channel
+//! names its descriptors by number.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{BorrowedFd, RawFd};

@@ -8,37 +8,92 @@
 mod memory;
 #[path = "../../../brick/tests/support/skip.rs"]
 mod skip;
+#[path = "support/switch.rs"]
+mod switch;
 
 use memory::Memory;
-use pagemesh_fs::{Caller, Fs, MakeOptions, make};
-use pagemesh_fuse::{MountOptions, Unmounter, mount, now};
+use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
+use pagemesh_fs::{Caller, Fs, MakeOptions, Wait, make};
+use pagemesh_fuse::{MountOptions, Transport, Unmounter, mount, mount_null, now};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 const LIMIT: u64 = 64 << 20;
+
+/// Each of these by both transports.
+macro_rules! by_both {
+    ($($name:ident)*) => {
+        mod classic {
+            $(#[test]
+            fn $name() {
+                super::$name(pagemesh_fuse::Transport::Classic);
+            })*
+        }
+        mod io_uring {
+            $(#[test]
+            fn $name() {
+                super::$name(pagemesh_fuse::Transport::IoUring);
+            })*
+        }
+    };
+}
+
+by_both! {
+    names_files_and_links_outlive_the_mount
+    renames_have_flags
+    appends_of_many_do_not_overlap
+    holes_are_found_and_made
+    attributes_are_as_they_were_set
+    programs_run_and_are_replaced
+    a_full_file_system_says_so_and_has_room_again
+    files_without_a_name_get_one_or_go
+    long_reads_and_writes_are_whole
+    who_is_in_a_call_is_cut_off
+}
 
 /// A mount; dropping it unmounts.
 struct Mount {
     dir: tempfile::TempDir,
     unmounter: Unmounter,
     serving: Option<JoinHandle<()>>,
+    _switch: Option<switch::On>,
 }
 
 impl Mount {
-    /// None, and said so, where nobody may mount.
-    fn new(memory: &Memory) -> Option<Mount> {
-        let fs = Fs::mount(memory.shared(), memory::wait, now).unwrap();
+    /// None, and said so, where nobody may mount, or not so.
+    fn new(memory: &Memory, transport: Transport) -> Option<Mount> {
+        Mount::of(memory.shared(), memory::wait, transport)
+    }
+
+    fn of(space: Arc<dyn Space>, wait: Wait, transport: Transport) -> Option<Mount> {
+        let switch = match transport {
+            Transport::IoUring => {
+                let on = switch::on();
+                if on.is_none() {
+                    skip::skip("needs FUSE over io_uring, and root to switch it on");
+                    return None;
+                }
+                on
+            }
+            _ => None,
+        };
+        let fs = Fs::mount(space, wait, now).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let options = MountOptions {
             source: "pagemesh:test".into(),
             threads: 3,
             allow_other: true,
+            transport,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -48,19 +103,21 @@ impl Mount {
             Box::new(trouble),
             Box::new(|| None),
         );
-        let mut mounted = match mounted {
+        let mounted = match mounted {
             Ok(mounted) => mounted,
             Err(cause) => {
                 skip::skip(&format!("needs to mount with /dev/fuse: {cause}"));
                 return None;
             }
         };
+        assert_eq!(mounted.transport(), transport);
         let unmounter = mounted.unmounter();
         let serving = std::thread::spawn(move || mounted.serve().unwrap());
         Some(Mount {
             dir,
             unmounter,
             serving: Some(serving),
+            _switch: switch,
         })
     }
 
@@ -73,7 +130,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         if self.unmounter.unmount().is_err() {
             // A test that panicked has files open.
-            let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             rustix::mount::unmount(self.dir.path(), flags).unwrap();
         }
         let served = self.serving.take().unwrap().join();
@@ -108,10 +165,9 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-#[test]
-fn names_files_and_links_outlive_the_mount() {
+fn names_files_and_links_outlive_the_mount(transport: Transport) {
     let memory = made();
-    let Some(mount) = Mount::new(&memory) else {
+    let Some(mount) = Mount::new(&memory, transport) else {
         return;
     };
     let content: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
@@ -140,7 +196,7 @@ fn names_files_and_links_outlive_the_mount() {
     }
     drop(mount);
 
-    let mount = Mount::new(&memory).unwrap();
+    let mount = Mount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("a/other")).unwrap(), content);
     assert_eq!(fs::metadata(mount.path("a/b/file")).unwrap().ino(), ino);
     let target = fs::read_link(mount.path("a/b/moved")).unwrap();
@@ -151,10 +207,9 @@ fn names_files_and_links_outlive_the_mount() {
     assert_eq!(names(mount.dir.path()), [long]);
 }
 
-#[test]
-fn renames_have_flags() {
+fn renames_have_flags(transport: Transport) {
     let memory = made();
-    let Some(mount) = Mount::new(&memory) else {
+    let Some(mount) = Mount::new(&memory, transport) else {
         return;
     };
     fs::write(mount.path("one"), b"1").unwrap();
@@ -167,15 +222,14 @@ fn renames_have_flags() {
     // The kernel would answer by itself.
     drop(cwd);
     drop(mount);
-    let mount = Mount::new(&memory).unwrap();
+    let mount = Mount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("one")).unwrap(), b"2");
     assert_eq!(fs::read(mount.path("two")).unwrap(), b"1");
 }
 
-#[test]
-fn appends_of_many_do_not_overlap() {
+fn appends_of_many_do_not_overlap(transport: Transport) {
     const EACH: usize = 200;
-    let Some(mount) = Mount::new(&made()) else {
+    let Some(mount) = Mount::new(&made(), transport) else {
         return;
     };
     let path = mount.path("log");
@@ -201,9 +255,8 @@ fn appends_of_many_do_not_overlap() {
     assert_eq!(counts, [EACH; 4]);
 }
 
-#[test]
-fn holes_are_found_and_made() {
-    let Some(mount) = Mount::new(&made()) else {
+fn holes_are_found_and_made(transport: Transport) {
+    let Some(mount) = Mount::new(&made(), transport) else {
         return;
     };
     let mut file = File::create_new(mount.path("holes")).unwrap();
@@ -231,9 +284,8 @@ fn holes_are_found_and_made() {
     assert_eq!(back, [0; 20]);
 }
 
-#[test]
-fn attributes_are_as_they_were_set() {
-    let Some(mount) = Mount::new(&made()) else {
+fn attributes_are_as_they_were_set(transport: Transport) {
+    let Some(mount) = Mount::new(&made(), transport) else {
         return;
     };
     let path = mount.path("file");
@@ -264,9 +316,8 @@ fn attributes_are_as_they_were_set() {
     assert_eq!(file.metadata().unwrap().modified().unwrap(), before_1970);
 }
 
-#[test]
-fn programs_run_and_are_replaced() {
-    let Some(mount) = Mount::new(&made()) else {
+fn programs_run_and_are_replaced(transport: Transport) {
+    let Some(mount) = Mount::new(&made(), transport) else {
         return;
     };
     // The kernel maps what it runs: the one mapping that needs no `unsafe`.
@@ -280,9 +331,8 @@ fn programs_run_and_are_replaced() {
     assert!(!ran.success());
 }
 
-#[test]
-fn a_full_file_system_says_so_and_has_room_again() {
-    let Some(mount) = Mount::new(&made()) else {
+fn a_full_file_system_says_so_and_has_room_again(transport: Transport) {
+    let Some(mount) = Mount::new(&made(), transport) else {
         return;
     };
     let path = mount.path("big");
@@ -308,7 +358,227 @@ fn a_full_file_system_says_so_and_has_room_again() {
     while free() < LIMIT / 4096 - 300 {
         std::thread::yield_now();
     }
-    let flags = OFlags::TMPFILE | OFlags::WRONLY;
-    let unnamed = rustix::fs::open(mount.dir.path(), flags, Mode::RUSR);
-    assert_eq!(unnamed.err(), Some(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn io_uring_is_used_where_it_is() {
+    let Some(_on) = switch::on() else {
+        return skip::skip("needs FUSE over io_uring, and root to switch it on");
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let options = MountOptions {
+        source: "nothing".into(),
+        threads: 1,
+        allow_other: false,
+        transport: Transport::Auto,
+    };
+    let mounted = mount_null(dir.path(), &options).unwrap();
+    assert_eq!(mounted.transport(), Transport::IoUring);
+    fs::write(dir.path().join("file"), b"forgotten").unwrap();
+    // Nobody serves it: a drop unmounts.
+    drop(mounted);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+fn files_without_a_name_get_one_or_go(transport: Transport) {
+    let memory = made();
+    let Some(mount) = Mount::new(&memory, transport) else {
+        return;
+    };
+    let unnamed = || {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        File::from(rustix::fs::open(mount.dir.path(), flags, mode).unwrap())
+    };
+    let inodes = |mount: &Mount| {
+        let told = rustix::fs::statvfs(mount.dir.path()).unwrap();
+        told.f_files - told.f_ffree
+    };
+    let before = inodes(&mount);
+    let (kept, gone) = (unnamed(), unnamed());
+    assert_eq!(inodes(&mount), before + 2);
+    for file in [&kept, &gone] {
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        file.write_all_at(&[5; 100_000], 0).unwrap();
+    }
+    let link = |file: &File, name: &str| {
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
+        rustix::fs::linkat(
+            rustix::fs::CWD,
+            path,
+            rustix::fs::CWD,
+            mount.path(name),
+            follow,
+        )
+    };
+    assert_eq!(names(mount.dir.path()), [""; 0]);
+    link(&kept, "named").unwrap();
+    assert_eq!(link(&gone, "named"), Err(Errno::EXIST));
+    assert_eq!(fs::metadata(mount.path("named")).unwrap().nlink(), 1);
+    // What has lost its last name gets no other.
+    let open = File::create(mount.path("unlinked")).unwrap();
+    fs::remove_file(mount.path("unlinked")).unwrap();
+    assert_eq!(link(&open, "again"), Err(Errno::NOENT));
+    // Killed here, the one that was named is there and nothing is left of the others.
+    let killed = memory.after_now();
+    drop((kept, gone, open));
+    drop(mount);
+    for memory in [killed, memory] {
+        let mount = Mount::new(&memory, transport).unwrap();
+        assert_eq!(fs::read(mount.path("named")).unwrap(), [5; 100_000]);
+        assert_eq!(inodes(&mount), before + 1);
+    }
+}
+
+fn long_reads_and_writes_are_whole(transport: Transport) {
+    let Some(mount) = Mount::new(&made(), transport) else {
+        return;
+    };
+    let bytes: Vec<u8> = (0..5u32 << 18).flat_map(u32::to_le_bytes).collect();
+    let file = File::create_new(mount.path("file")).unwrap();
+    // Twice: into holes, and over what is there.
+    for shift in [0, 1] {
+        file.write_all_at(&bytes, shift).unwrap();
+    }
+    let mut back = vec![0; bytes.len() + 2];
+    let file = File::open(mount.path("file")).unwrap();
+    // Into the middle of pages, and beyond the end.
+    file.read_exact_at(&mut back[..=bytes.len()], 0).unwrap();
+    assert_eq!(file.read_at(&mut back, bytes.len() as u64 + 1).unwrap(), 0);
+    assert!(back[0] == bytes[0] && back[1..=bytes.len()] == bytes);
+}
+
+fn who_is_in_a_call_is_cut_off(transport: Transport) {
+    let memory = made();
+    let Some(mount) = Mount::new(&memory, transport) else {
+        return;
+    };
+    let file = File::create_new(mount.path("file")).unwrap();
+    file.write_all_at(&[1; 8192], 0).unwrap();
+    std::thread::scope(|scope| {
+        // More than there are threads that serve.
+        let calls: Vec<_> = memory.while_held(|await_one| {
+            let write = || file.write_all_at(&[2; 4096], 0);
+            let calls = (0..8).map(|_| scope.spawn(write)).collect();
+            await_one();
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            rustix::mount::unmount(mount.dir.path(), flags).unwrap();
+            calls
+        });
+        let cut_off = [Errno::CONNABORTED, Errno::NOTCONN].map(|errno| errno.raw_os_error());
+        for call in calls {
+            let code = call.join().unwrap().expect_err("cut off").raw_os_error();
+            assert!(cut_off.map(Some).contains(&code), "{code:?}");
+        }
+    });
+    refused(file.write_all_at(&[2; 4096], 0), Errno::NOTCONN);
+    drop(file);
+    // It ends well: whoever waits for an answer is gone.
+    drop(mount);
+    let mount = Mount::new(&memory, transport).unwrap();
+    assert_eq!(fs::read(mount.path("file")).unwrap().len(), 8192);
+}
+
+/// A space that tells of what is done only when it is asked for the fourth time.
+struct Late {
+    inner: Arc<dyn Space>,
+    /// Requests of one channel that were not told of, at most.
+    most: Arc<AtomicUsize>,
+}
+
+struct LateWay {
+    inner: Box<dyn Channel>,
+    done: Vec<(usize, Completion)>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Space for Late {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        Ok(Box::new(LateWay {
+            inner: self.inner.open()?,
+            done: Vec::new(),
+            most: Arc::clone(&self.most),
+        }))
+    }
+}
+
+impl Channel for LateWay {
+    fn submit(&mut self, token: Token, request: Request) {
+        self.inner.submit(token, request);
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        const TIMES: usize = 4;
+        let mut new = Vec::new();
+        self.inner.reap(&mut new);
+        self.done.extend(new.into_iter().map(|done| (TIMES, done)));
+        self.most.fetch_max(self.done.len(), Ordering::Relaxed);
+        for (times, done) in std::mem::take(&mut self.done) {
+            match times - 1 {
+                0 => into.push(done),
+                times => self.done.push((times, done)),
+            }
+        }
+    }
+
+    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+}
+
+fn look_again(_: &[RawFd], _: Option<Instant>) {
+    std::thread::yield_now();
+}
+
+/// Each writes pages of its own, cuts and syncs a file of its own, and reads all back.
+#[test]
+fn writes_go_on_while_others_begin() {
+    const PROGRAMS: u64 = 6;
+    const PAGES: u64 = 40;
+    let most = Arc::new(AtomicUsize::new(0));
+    let space = Arc::new(Late {
+        inner: made().shared(),
+        most: Arc::clone(&most),
+    });
+    let Some(mount) = Mount::of(space, look_again, Transport::Classic) else {
+        return;
+    };
+    let shared = mount.path("shared");
+    fs::write(&shared, vec![0; (PROGRAMS * PAGES * 4096) as usize]).unwrap();
+    let mut round = 0u8;
+    while round < 2 || most.load(Ordering::Relaxed) < 3 {
+        round += 1;
+        std::thread::scope(|scope| {
+            for program in 0..PROGRAMS {
+                let (shared, own) = (&shared, mount.path(&format!("own-{program}")));
+                scope.spawn(move || {
+                    let mut options = OpenOptions::new();
+                    options.read(true).write(true);
+                    let shared = options.open(shared).unwrap();
+                    let own = options.create(true).truncate(false).open(own).unwrap();
+                    let page = |n: u64| [round ^ (program * PAGES + n) as u8; 4096];
+                    for n in 0..PAGES {
+                        let place = (program * PAGES + n) * 4096;
+                        shared.write_all_at(&page(n), place).unwrap();
+                        match n % 8 {
+                            3 => own.write_all_at(&page(n), n * 512).unwrap(),
+                            5 => own.set_len(n * 100).unwrap(),
+                            7 => own.sync_all().unwrap(),
+                            _ => {}
+                        }
+                    }
+                    for n in 0..PAGES {
+                        let mut found = [0; 4096];
+                        let place = (program * PAGES + n) * 4096;
+                        shared.read_exact_at(&mut found, place).unwrap();
+                        assert!(found == page(n), "page {n} of {program} in round {round}");
+                    }
+                });
+            }
+        });
+    }
 }

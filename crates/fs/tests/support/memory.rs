@@ -6,14 +6,15 @@ use pagemesh_base::space::{
     Channel, Completion, Extent, Reply, Request, Space, SpaceError, Token, check_range,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-type Page = [u8; PAGE_BYTES];
+pub type Page = [u8; PAGE_BYTES];
 
 /// One request that changed something: pages as they are afterwards.
 type Step = Vec<(u64, Option<Arc<Page>>)>;
@@ -24,12 +25,18 @@ struct Content {
     steps: Vec<Step>,
     /// Mapped pages that there is room for.
     room: Option<usize>,
+    /// Pages that cannot be read.
+    lost: BTreeSet<u64>,
+    /// Changes are counted, and what they were is forgotten.
+    forgets: bool,
 }
 
 #[derive(Clone)]
 pub struct Memory {
     size_bytes: u64,
     content: Arc<Mutex<Content>>,
+    /// Requests that have come and are not done.
+    asked: Arc<AtomicUsize>,
 }
 
 impl Memory {
@@ -37,7 +44,18 @@ impl Memory {
         Memory {
             size_bytes,
             content: Arc::default(),
+            asked: Arc::default(),
         }
+    }
+
+    /// Runs something while requests stand still; what it is given waits for one.
+    pub fn while_held<T>(&self, run: impl FnOnce(&dyn Fn()) -> T) -> T {
+        let _held = self.content.lock().unwrap();
+        run(&|| {
+            while self.asked.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+        })
     }
 
     /// Lets it hold so many pages and no more.
@@ -73,17 +91,40 @@ impl Memory {
 
     /// A copy of what it holds.
     pub fn after_now(&self) -> Memory {
-        let copy = Memory::new(self.size_bytes);
-        copy.content.lock().unwrap().pages = self.content.lock().unwrap().pages.clone();
+        self.sized(self.size_bytes)
+    }
+
+    /// A copy of what it holds, of another size, which only counts its changes.
+    pub fn sized(&self, size_bytes: u64) -> Memory {
+        let copy = Memory::new(size_bytes);
+        {
+            let mut into = copy.content.lock().unwrap();
+            into.pages = self.content.lock().unwrap().pages.clone();
+            into.forgets = true;
+        }
         copy
     }
 
     /// Flips bits of a byte.
     pub fn flip(&self, page: u64, at: usize, with: u8) {
+        self.alter(page, |bytes| bytes[at] ^= with);
+    }
+
+    pub fn page(&self, page: u64) -> Page {
+        self.content.lock().unwrap().page(page)
+    }
+
+    /// Changes bytes as somebody else with the volume would.
+    pub fn alter(&self, page: u64, change: impl FnOnce(&mut Page)) {
         let mut content = self.content.lock().unwrap();
-        let mut bytes = content.pages.get(&page).map_or([0; PAGE_BYTES], |p| **p);
-        bytes[at] ^= with;
+        let mut bytes = content.page(page);
+        change(&mut bytes);
         content.pages.insert(page, Arc::new(bytes));
+    }
+
+    /// Lets a page be damaged beyond repair.
+    pub fn lose(&self, page: u64) {
+        self.content.lock().unwrap().lost.insert(page);
     }
 
     pub fn shared(&self) -> Arc<dyn Space> {
@@ -133,7 +174,10 @@ impl Content {
             return Err(SpaceError::NoSpace("memory".into()));
         }
         apply(&mut self.pages, &step);
-        self.steps.push(step);
+        self.steps.push(match self.forgets {
+            true => Step::new(),
+            false => step,
+        });
         Ok(Reply::Done)
     }
 
@@ -155,11 +199,18 @@ impl Content {
 impl Way {
     fn run(&self, request: Request) -> Result<Reply, SpaceError> {
         let size = self.memory.size_bytes;
+        self.memory.asked.fetch_add(1, Ordering::SeqCst);
         let mut content = self.memory.content.lock().unwrap();
         match request {
             Request::Read { offset, len } => {
                 check_range(size, offset, len.into())?;
                 let pages = offset / PAGE..(offset + u64::from(len)).div_ceil(PAGE);
+                if let Some(lost) = content.lost.range(pages.clone()).next() {
+                    return Err(SpaceError::Damaged {
+                        offset: lost * PAGE,
+                        place: "memory".into(),
+                    });
+                }
                 let bytes: Vec<u8> = pages.flat_map(|page| content.page(page)).collect();
                 let first = (offset % PAGE) as usize;
                 Ok(Reply::Data(bytes[first..first + len as usize].to_vec()))
@@ -222,6 +273,7 @@ impl Way {
 impl Channel for Way {
     fn submit(&mut self, token: Token, request: Request) {
         let result = self.run(request);
+        self.memory.asked.fetch_sub(1, Ordering::SeqCst);
         self.done.push(Completion { token, result });
     }
 

@@ -34,6 +34,8 @@ pub struct Model {
 #[derive(Clone, Debug)]
 pub enum Op {
     Create(Vec<u8>),
+    /// A file without a name that is written, and gets this name.
+    CreateUnnamed(Vec<u8>, usize, u8),
     MakeDirectory(Vec<u8>),
     Symlink(Vec<u8>, usize),
     Link(Vec<u8>, Vec<u8>),
@@ -207,6 +209,9 @@ impl Model {
     pub fn run(&mut self, op: &Op) -> Outcome<()> {
         match op {
             Op::Create(path) => self.insert(path, Body::File(Vec::new()), 0o644)?,
+            Op::CreateUnnamed(path, len, with) => {
+                self.insert(path, Body::File(vec![*with; *len]), 0o600)?;
+            }
             Op::MakeDirectory(path) => {
                 self.insert(path, Body::Directory(BTreeMap::new()), 0o700)?;
             }
@@ -462,6 +467,35 @@ fn xattr(key: u8) -> Vec<u8> {
     format!("user.{key}").into_bytes()
 }
 
+/// Writes two halves at the same time where that can be, else one after the other.
+fn write_halves(
+    fs: &Fs,
+    port: &mut Port,
+    ino: Ino,
+    offset: u64,
+    data: Bytes,
+) -> Result<(), FsError> {
+    let (first, second) = (data.slice(..data.len() / 2), data.slice(data.len() / 2..));
+    let between = offset + first.len() as u64;
+    let halves = [(offset, first), (between, second)];
+    let mut pipe = fs.pipe()?;
+    let mut rest = Vec::new();
+    for (name, (at, half)) in halves.iter().enumerate() {
+        if !fs.begin_write(&mut pipe, name as u64, ino, *at, half, false)? {
+            rest.push((*at, half));
+        }
+    }
+    let mut ended = Ok(());
+    while !pipe.is_empty() {
+        pipe.reap(|_, result| ended = ended.clone().and(result.map(drop)));
+    }
+    ended?;
+    for (at, half) in rest {
+        fs.write(port, ino, Some(at), half, false)?;
+    }
+    Ok(())
+}
+
 /// Does an operation on a real file system, as a program would.
 pub fn run(fs: &Fs, port: &mut Port, op: &Op) -> Outcome<()> {
     let result = try_run(fs, port, op);
@@ -503,6 +537,16 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
     };
     match op {
         Op::Create(path) => create(path, Make::File, 0o644),
+        Op::CreateUnnamed(path, len, with) => {
+            let (parent, name) = parent(fs, path)?;
+            let ino = fs.create_unnamed(parent.1, 0o600, OWNER)?.ino;
+            let data = Bytes::from(vec![*with; *len]);
+            let written = fs.write(port, ino, Some(0), &data, false);
+            let linked = written.and_then(|_| fs.link(ino, parent.1, &name));
+            fs.forget(ino, 1 + u64::from(linked.is_ok()));
+            fs.release(ino);
+            linked.map(drop)
+        }
         Op::MakeDirectory(path) => create(path, Make::Directory, 0o700),
         Op::Symlink(path, len) => create(path, Make::Symlink(&vec![b't'; *len]), 0o777),
         Op::Link(old, new) => {
@@ -532,8 +576,7 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
         Op::Write(path, offset, len, with) => {
             let file = find(fs, path)?;
             let data = Bytes::from(vec![*with; *len]);
-            fs.write(port, file.1, Some(*offset), &data, false)
-                .map(drop)
+            write_halves(fs, port, file.1, *offset, data)
         }
         Op::Append(path, len, with) => {
             let file = find(fs, path)?;

@@ -1,0 +1,406 @@
+//! What is measured on mounts of a scratch cluster.
+
+use crate::args::{self, Measure};
+use crate::bench::{Daemon, ROOM_BYTES, Scratch};
+use crate::files;
+use anyhow::Context;
+use pagemesh_base::layout::{Leg, LegState, Name};
+use pagemesh_bench::file_peers::FilePeer;
+use pagemesh_bench::many::{self, Mount, Mounted};
+use pagemesh_bench::mirror::{self, Place};
+use pagemesh_bench::report::Report;
+use pagemesh_bench::{database, metadata};
+use pagemesh_manage::wire::{ChooseReplica, VolumeDetail};
+use std::error::Error;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Bytes of a file system.
+const FILES_BYTES: u64 = 512 << 20;
+/// And of one for a database.
+const DATABASE_BYTES: u64 = 1 << 30;
+/// Of a file system beside the files that are counted, and for each of those: an inode,
+/// a name, and directories that are not full.
+const MANY_BYTES: u64 = 64 << 20;
+const BYTES_PER_FILE: u64 = 600;
+const MIB: u64 = 1 << 20;
+/// How long a copy of an empty file system may take to follow: its client asks for its
+/// layout when it attaches.
+const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
+const FOLLOW_LOOK: Duration = Duration::from_millis(100);
+
+/// How a mount is served.
+#[derive(Clone, Copy)]
+pub struct Serving {
+    /// Threads.
+    pub threads: usize,
+    /// How requests come from the kernel.
+    pub fuse: args::Fuse,
+}
+
+impl Serving {
+    fn auto(threads: usize) -> Serving {
+        let fuse = args::Fuse::Auto;
+        Serving { threads, fuse }
+    }
+
+    fn args(self) -> [String; 4] {
+        let (threads, fuse) = (self.threads.to_string(), self.fuse.name().to_owned());
+        ["--threads".into(), threads, "--fuse".into(), fuse]
+    }
+}
+
+/// A mount; while it is there, so is the process that serves it.
+type Served = (Daemon, Place);
+
+impl Scratch {
+    /// Makes a file system of so many copies; gives its durability class.
+    fn make_files(&self, name: &str, copies: usize, size_bytes: u64) -> anyhow::Result<String> {
+        let wish = files::wish(&name.parse()?, size_bytes, copies);
+        let made = files::make(&self.client(), args::Transport::Auto, &wish)?;
+        self.make_mount_dir(name)?;
+        Ok(made.volume.info.durability.to_string())
+    }
+
+    /// Mounts it with a process of its own.
+    fn serve_files(
+        &self,
+        name: &str,
+        transport: &str,
+        serving: Serving,
+    ) -> anyhow::Result<(Daemon, PathBuf)> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["mount", name])
+            .arg(self.mount_dir(name))
+            .args(["--transport", transport])
+            .args(serving.args())
+            .args(["--manager", &self.cluster.url])
+            .arg("--key")
+            .arg(self.dir.path().join("key"));
+        if is_root() {
+            command.arg("--allow-other");
+        }
+        let (daemon, dir) = Daemon::start(command)?;
+        Ok((daemon, dir.into()))
+    }
+
+    /// Makes a file system and mounts it.
+    fn mount(
+        &self,
+        name: &str,
+        copies: usize,
+        transport: &str,
+        wish: &Wish,
+    ) -> anyhow::Result<Served> {
+        let class = self.make_files(name, copies, wish.size_bytes)?;
+        self.serve(name, transport, class, wish)
+    }
+
+    fn serve(
+        &self,
+        name: &str,
+        transport: &str,
+        class: String,
+        wish: &Wish,
+    ) -> anyhow::Result<Served> {
+        let (daemon, dir) = self.serve_files(name, transport, wish.serving)?;
+        let mut pids = self.cluster.brick_pids();
+        pids.push(daemon.0.id());
+        let place = Place {
+            name: name.into(),
+            class,
+            dir,
+            pids,
+        };
+        Ok((daemon, place))
+    }
+
+    /// The same with one copy and one that follows, over TCP if a brick is only reached
+    /// so. Waits until it does.
+    fn mount_followed(&self, name: &str, wish: &Wish) -> anyhow::Result<Served> {
+        let class = self.make_files(name, 2, wish.size_bytes)?;
+        let (client, volume) = (self.manager()?, name.parse::<Name>()?);
+        let made = client.volume(&volume)?;
+        let legs = |detail: &VolumeDetail| detail.layout.segments[0].columns[0].legs.clone();
+        let is_near = |leg: &Leg| {
+            made.bricks
+                .get(&leg.brick)
+                .is_some_and(|at| at.map_socket.is_some())
+        };
+        let copy = legs(&made)
+            .iter()
+            .position(|leg| !is_near(leg))
+            .unwrap_or(1);
+        let far = ChooseReplica {
+            copy,
+            force: false,
+            expected: None,
+        };
+        client.detach_replica(&volume, far)?;
+        client.attach_replica(&volume, None, true)?;
+        let served = self.serve(name, "auto", class, wish)?;
+        let until = Instant::now() + FOLLOW_LIMIT;
+        while legs(&client.volume(&volume)?)[1].state != LegState::Following {
+            anyhow::ensure!(Instant::now() < until, "no copy follows {name}");
+            std::thread::sleep(FOLLOW_LOOK);
+        }
+        Ok(served)
+    }
+
+    /// What does nothing, mounted.
+    fn mount_null(&self, serving: Serving) -> anyhow::Result<Served> {
+        let dir = self.make_mount_dir("null")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["bench", "null"])
+            .args(serving.args())
+            .arg(dir);
+        let (daemon, dir) = Daemon::start(command)?;
+        let place = Place {
+            name: "null".into(),
+            class: "none".into(),
+            dir: dir.into(),
+            pids: vec![daemon.0.id()],
+        };
+        Ok((daemon, place))
+    }
+
+    fn make_mount_dir(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let dir = self.mount_dir(name);
+        std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    fn mount_dir(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("mnt-{name}"))
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// What mounts of a comparison have in common.
+struct Wish {
+    size_bytes: u64,
+    serving: Serving,
+}
+
+/// Clusters with room for the mounts of a comparison.
+struct Clusters {
+    near: Scratch,
+    /// With only one brick on this machine, as it were.
+    apart: Scratch,
+}
+
+impl Clusters {
+    fn start(measure: &Measure, size_bytes: u64) -> anyhow::Result<Clusters> {
+        let near = Scratch::sized(measure, 2, 2, 4 * size_bytes + ROOM_BYTES)?;
+        let apart = Scratch::sized(measure, 2, 1, 2 * size_bytes + ROOM_BYTES)?;
+        Ok(Clusters { near, apart })
+    }
+
+    /// One copy, two, two of which one is reached over TCP, and two of which both are;
+    /// and one with a second that follows, over `map` and over TCP.
+    fn mount(&self, wish: &Wish) -> anyhow::Result<[Served; 6]> {
+        Ok([
+            self.near.mount("unmirrored", 1, "map", wish)?,
+            self.near.mount("map", 2, "map", wish)?,
+            self.apart.mount("map-tcp", 2, "auto", wish)?,
+            self.near.mount("tcp", 2, "tcp", wish)?,
+            self.near.mount_followed("map-async", wish)?,
+            self.apart.mount_followed("tcp-async", wish)?,
+        ])
+    }
+}
+
+/// Latency of synchronous writes against throughput.
+pub fn mirror(
+    measure: &Measure,
+    options: &mirror::Options,
+    serving: Serving,
+) -> anyhow::Result<Report> {
+    let wish = Wish {
+        size_bytes: FILES_BYTES,
+        serving,
+    };
+    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    let null = clusters.near.mount_null(serving)?;
+    let served = [null].into_iter().chain(clusters.mount(&wish)?);
+    let (_daemons, places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    // Each number of jobs has files of its own, and there must be room for what is not
+    // yet freed.
+    let options = mirror::Options {
+        size_bytes: FILES_BYTES * 3 / 4 / options.jobs.len() as u64,
+        ..options.clone()
+    };
+    let glusterfs = match is_root() {
+        true => Some(FilePeer::glusterfs(FILES_BYTES)?),
+        false => {
+            eprintln!("GlusterFS is left out: it needs root");
+            None
+        }
+    };
+    let peer = glusterfs.as_ref().map(FilePeer::place);
+    let mut report = mirror::run_mirror(&places, peer.as_ref(), &options)?;
+    report.note(format!(
+        "mounts are served by {} threads each, --fuse {}",
+        serving.threads,
+        serving.fuse.name()
+    ));
+    Ok(report)
+}
+
+/// Small files made and removed.
+pub fn metadata(
+    measure: &Measure,
+    options: &metadata::Options,
+    threads: usize,
+) -> anyhow::Result<Report> {
+    anyhow::ensure!(is_root(), "GlusterFS and ext4 need root; run it as root");
+    let wish = Wish {
+        size_bytes: FILES_BYTES,
+        serving: Serving::auto(threads),
+    };
+    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    let served = clusters.mount(&wish)?.into_iter();
+    let (_daemons, places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    let peers = [
+        FilePeer::glusterfs(FILES_BYTES)?,
+        FilePeer::ext4(FILES_BYTES)?,
+    ];
+    let peers = peers.each_ref().map(FilePeer::place);
+    Ok(metadata::run_metadata(&places, &peers, options)?)
+}
+
+/// Databases on mounts.
+pub fn database(
+    measure: &Measure,
+    options: &database::Options,
+    threads: usize,
+) -> anyhow::Result<Report> {
+    let wish = Wish {
+        size_bytes: DATABASE_BYTES,
+        serving: Serving::auto(threads),
+    };
+    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    // PostgreSQL is another user.
+    for dir in [
+        &clusters.near.dir,
+        &clusters.near.pools,
+        &clusters.apart.dir,
+    ] {
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o711))?;
+    }
+    let (mut _daemons, mut places) = (vec![], vec![]);
+    for (daemon, place) in clusters.mount(&wish)? {
+        _daemons.push(daemon);
+        places.push(database::Place {
+            name: place.name,
+            class: place.class,
+            dir: place.dir,
+            standby: None,
+        });
+    }
+    let pools = clusters.near.pools.path();
+    let [first, second] = ["first", "second"].map(|name| pools.join(name));
+    std::fs::create_dir(&first)?;
+    std::fs::create_dir(&second)?;
+    places.push(database::Place {
+        name: "its own replication".into(),
+        class: "none".into(),
+        dir: first,
+        standby: Some(second),
+    });
+    Ok(database::run_database(&places, options)?)
+}
+
+/// File systems with many files.
+pub fn many(measure: &Measure, options: &many::Options, threads: usize) -> anyhow::Result<Report> {
+    let size_bytes = (MANY_BYTES + options.files * BYTES_PER_FILE).next_multiple_of(MIB);
+    let trees = options.per_directory.len() as u64;
+    let scratch = Scratch::sized(measure, 2, 2, size_bytes * trees + ROOM_BYTES)?;
+    let mut mounts = Mounts {
+        scratch: &scratch,
+        size_bytes,
+        threads,
+        class: String::new(),
+        current: None,
+    };
+    let mut report = many::run_many(&mut mounts, options)?;
+    report.class = mounts.class;
+    Ok(report)
+}
+
+/// Mirrored mounts, one at a time.
+struct Mounts<'a> {
+    scratch: &'a Scratch,
+    size_bytes: u64,
+    threads: usize,
+    class: String,
+    current: Option<Daemon>,
+}
+
+impl Mounts<'_> {
+    fn mount(&mut self, name: &str) -> anyhow::Result<Mounted> {
+        // Dropped, it unmounts in order.
+        drop(self.current.take());
+        if !self.scratch.mount_dir(name).exists() {
+            self.class = self.scratch.make_files(name, 2, self.size_bytes)?;
+        }
+        let start = Instant::now();
+        let serving = Serving::auto(self.threads);
+        let (daemon, dir) = self.scratch.serve_files(name, "map", serving)?;
+        let (took, pid) = (start.elapsed(), daemon.0.id());
+        self.current = Some(daemon);
+        Ok(Mounted { dir, took, pid })
+    }
+}
+
+impl Mount for Mounts<'_> {
+    fn mount(&mut self, name: &str) -> Result<Mounted, Box<dyn Error + Send + Sync>> {
+        Mounts::mount(self, name).map_err(anyhow::Error::into_boxed_dyn_error)
+    }
+
+    fn resident_bytes(&mut self, pid: u32) -> Result<u64, Box<dyn Error + Send + Sync>> {
+        let mappings = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+        Ok(resident_bytes(&mappings, self.scratch.pools.path()))
+    }
+}
+
+/// What a process has in memory without what is mapped below `pools`, proc(5): for each
+/// mapping a line of its range, its flags and its file, and lines of figures.
+fn resident_bytes(mappings: &str, pools: &Path) -> u64 {
+    let mut counts = true;
+    let mut kib = 0;
+    for line in mappings.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Rss:") if counts => {
+                kib += words.next().and_then(|it| it.parse().ok()).unwrap_or(0);
+            }
+            Some(word) if !word.ends_with(':') => {
+                counts = !words.any(|word| Path::new(word).starts_with(pools));
+            }
+            _ => {}
+        }
+    }
+    kib * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_do_not_count_as_memory_of_a_process() {
+        let text = "5500-5600 r-xp 00000000 fe:00 1234 /usr/bin/pagemesh\nSize: 9 kB\nRss: 8 kB\n\
+            7f00-7f10 rw-s 00000000 00:2a 12 /mnt/huge/x/pools/1.pool\nSize: 4096 kB\nRss: 4096 kB\n\
+            7f20-7f30 rw-p 00000000 00:00 0\nRss: 20 kB\nVmFlags: rd wr\n";
+        assert_eq!(resident_bytes(text, Path::new("/mnt/huge/x")), 28 * 1024);
+    }
+}

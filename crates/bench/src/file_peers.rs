@@ -1,0 +1,203 @@
+//! File systems to compare with: GlusterFS with two copies, and ext4 that writes
+//! synchronously.
+//!
+//! Each runs in namespaces of its own, for mounts, processes and the network: what it
+//! mounts, where it listens and where it keeps its state is seen by nobody else, and
+//! the machine's own directories are covered there by memory. Its first process ends
+//! with the [`FilePeer`], or with the thread that made it; the kernel then ends all
+//! others, and takes away the mounts and the memory below them. Files are reached
+//! through the root directory of that first process, proc(5). Needs root.
+
+use crate::error::BenchError;
+use crate::mirror::Place;
+use crate::process::{self, Child, bound};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Daemons start, find each other and mount.
+const START_MAX: Duration = Duration::from_secs(60);
+/// A kernel ends a handful of processes and mounts.
+const END_MAX: Duration = Duration::from_secs(10);
+/// Where the files are, for those within.
+const FILES: &str = "mnt/files";
+
+/// What both begin with: the first process as those outside see it, then its own
+/// processes only. What is said goes to standard error; `$1` is the size in bytes.
+const BEGIN: &str = "
+exec 3>&1 1>&2 4<&0 </dev/null
+PATH=$PATH:/usr/sbin:/sbin
+need() {
+  command -v $1 >/dev/null || { echo \"$1 is not installed; apt-get install $2 provides it\"; exit 1; }
+}
+read -r pid rest </proc/self/stat
+mount -t proc proc /proc
+mount -t tmpfs -o mode=755,size=\"$1\" none /mnt
+mkdir /mnt/files
+";
+
+/// Serves until nobody wants it any more.
+const SERVE: &str = "
+echo \"ready $pid\" >&3
+exec 3>&-
+read -r line <&4 || true
+";
+
+/// Two bricks in memory and a mount, as GlusterFS' own commands set them up.
+/// It refuses loopback addresses, so there is another one, on the same device.
+const GLUSTERFS: &str = "
+need glusterd glusterfs-server
+need glusterfs glusterfs-client
+need ip iproute2
+for dir in /run /var/lib/glusterd /var/log/glusterfs; do
+  mkdir -p $dir
+  mount -t tmpfs -o mode=755 none $dir
+done
+ip link set lo up
+ip address add 192.0.2.1/32 dev lo
+glusterd --log-level=WARNING
+tries=0
+until gluster --mode=script pool list >/dev/null 2>&1; do
+  tries=$((tries + 1))
+  [ $tries -lt 100 ] || { echo 'glusterd does not answer'; exit 1; }
+  sleep 0.1
+done
+gluster --mode=script volume create files replica 2 192.0.2.1:/mnt/one 192.0.2.1:/mnt/two force
+gluster --mode=script volume start files
+glusterfs --log-level=WARNING --volfile-server=192.0.2.1 --volfile-id=files /mnt/files
+tries=0
+until [ \"$(stat -f -c %T /mnt/files)\" = fuseblk ] && : >/mnt/files/.there; do
+  tries=$((tries + 1))
+  [ $tries -lt 100 ] || { echo 'it does not mount'; exit 1; }
+  sleep 0.1
+done 2>/dev/null
+rm /mnt/files/.there
+";
+
+/// On a loop device on a file in memory. With `sync` every change is on the device
+/// before a call returns, as on a mount of pagemesh, without calls that a program
+/// would have to add.
+const EXT4: &str = "
+need mke2fs e2fsprogs
+truncate -s \"$2\" /mnt/image
+mke2fs -q -F -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /mnt/image
+mount -o loop,sync,max_batch_time=0 /mnt/image /mnt/files
+";
+
+/// A running file system; dropping it ends it.
+pub struct FilePeer {
+    name: &'static str,
+    child: Child,
+    /// Its first process.
+    first: u32,
+}
+
+impl FilePeer {
+    /// GlusterFS with two copies in memory that holds at most so many bytes.
+    ///
+    /// # Errors
+    /// When it is not installed or does not start.
+    pub fn glusterfs(size_bytes: u64) -> Result<FilePeer, BenchError> {
+        FilePeer::start("GlusterFS", GLUSTERFS, 2 * size_bytes)
+    }
+
+    /// ext4 on a loop device, mounted with `sync`.
+    ///
+    /// # Errors
+    /// When a tool is not installed, or it cannot be mounted.
+    pub fn ext4(size_bytes: u64) -> Result<FilePeer, BenchError> {
+        FilePeer::start("ext4, sync", EXT4, size_bytes)
+    }
+
+    fn start(name: &'static str, script: &str, size_bytes: u64) -> Result<FilePeer, BenchError> {
+        process::require("unshare", "util-linux")?;
+        let script = format!("set -eu\n{BEGIN}{script}{SERVE}");
+        let mut command = bound("unshare");
+        command
+            .args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL"])
+            .args(["sh", "-c", &script, "sh"])
+            // A little more than what is asked for.
+            .arg((size_bytes + size_bytes / 8).to_string())
+            .arg(size_bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = Child::start(name, command)?;
+        let line = child.line_within(START_MAX)?;
+        let first = line.strip_prefix("ready ").and_then(|pid| pid.parse().ok());
+        match first {
+            Some(first) => Ok(FilePeer { name, child, first }),
+            None => Err(child.failure(&format!("it says {line}"))),
+        }
+    }
+
+    /// Where its files are.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place {
+            name: self.name.into(),
+            class: "none".into(),
+            dir: Path::new("/proc")
+                .join(self.first.to_string())
+                .join("root")
+                .join(FILES),
+            pids: self.pids(),
+        }
+    }
+
+    /// All processes of its namespace.
+    fn pids(&self) -> Vec<u32> {
+        let space = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let of_first: Option<PathBuf> = space(self.first);
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(|&pid| of_first.is_some() && space(pid) == of_first)
+            .collect()
+    }
+}
+
+impl Drop for FilePeer {
+    /// Its first process ends, and with it all others; what does not is killed.
+    fn drop(&mut self) {
+        self.child.end_input();
+        let _ = self.child.ends_within(END_MAX);
+    }
+}
+
+#[cfg(test)]
+#[path = "../../brick/tests/support/skip.rs"]
+mod skip;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also what needs root is tested where root is.
+    #[test]
+    fn a_peer_and_all_it_started_end_with_it() {
+        if !rustix::process::geteuid().is_root() {
+            return skip::skip("needs root");
+        }
+        let peer = FilePeer::start("tmpfs", "sleep 1000 & setsid sleep 1000 &\n", 1 << 20);
+        let peer = peer.expect("started");
+        let place = peer.place();
+        fs::write(place.dir.join("file"), b"there").expect("written");
+        assert!(!Path::new("/mnt/files/file").exists());
+        assert_eq!(place.pids.len(), 3, "{:?}", place.pids);
+        drop(peer);
+        for pid in place.pids {
+            assert_eq!(process::process_cpu(pid), None);
+        }
+        assert!(!place.dir.exists());
+    }
+
+    #[test]
+    fn what_does_not_start_is_quoted() {
+        if !rustix::process::geteuid().is_root() {
+            return skip::skip("needs root");
+        }
+        let started = FilePeer::start("it", "echo broken; exit 3\n", 1 << 20);
+        let text = started.err().expect("not started").to_string();
+        assert!(text.contains("broken"), "{text}");
+    }
+}

@@ -1,0 +1,312 @@
+//! How many small files can be made and removed in a second.
+//!
+//! Each job makes files in a directory of its own, writes a few bytes to each and
+//! closes it, until the time is over; then it removes them all. It asks for nothing to
+//! be made durable: the places are such that every change is when its call returns, or
+//! such that it never is. In each round every case visits every place; who comes first
+//! moves on by one.
+
+use crate::error::BenchError;
+use crate::mirror::Place;
+use crate::process::process_cpu;
+use crate::report::Report;
+use crate::session::check_rounds;
+use crate::stats::{Latencies, Summary, median, median_ratio};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use serde::Serialize;
+use serde_json::json;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// Files of one job in one round: more would be another experiment.
+const FILES_MAX: u64 = 200_000;
+
+/// How to compare.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds, at least [`crate::session::ROUNDS_MIN`].
+    pub rounds: usize,
+    /// For how long files are made at one place in one round. Removing them takes
+    /// what it takes.
+    pub runtime: Duration,
+    /// Programs at the same time.
+    pub jobs: Vec<u32>,
+    /// Of a file.
+    pub bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            rounds: 5,
+            runtime: Duration::from_secs(1),
+            jobs: vec![1, 2],
+            bytes: 100,
+        }
+    }
+}
+
+/// What one visit gave.
+#[derive(Clone, Debug, Serialize)]
+struct Sample {
+    files: u64,
+    /// Per second.
+    made: f64,
+    removed: f64,
+    /// Of both, the files made and removed again.
+    pairs: f64,
+    making: Summary,
+    removing: Summary,
+    server_cpu_percent: f64,
+}
+
+/// Compares; see the module. Ratios are to each of the `peers`, which are measured like
+/// the places.
+///
+/// # Errors
+/// When an option makes no sense, or a file cannot be made or removed.
+pub fn run_metadata(
+    places: &[Place],
+    peers: &[Place],
+    options: &Options,
+) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    let all: Vec<&Place> = places.iter().chain(peers).collect();
+    if places.is_empty() || options.jobs.is_empty() {
+        let text = "there is nothing to measure; name at least one place and a number of jobs";
+        return Err(BenchError::Option(text.into()));
+    }
+    let most = options.jobs.iter().copied().max().unwrap_or(1);
+    for place in &all {
+        for job in 0..most {
+            let dir = dir_of(place, job);
+            let cannot = BenchError::system(format!("make the directory {}", dir.display()));
+            std::fs::create_dir(&dir).map_err(cannot)?;
+        }
+    }
+    let mut found = vec![vec![Vec::new(); all.len()]; options.jobs.len()];
+    for round in 0..options.rounds {
+        for (&jobs, of_jobs) in options.jobs.iter().zip(&mut found) {
+            for turn in 0..all.len() {
+                let at = (turn + round) % all.len();
+                let sample = visit(all[at], jobs, options);
+                let place = &all[at].name;
+                let cannot = BenchError::system(format!("make and remove files on {place}"));
+                of_jobs[at].push(sample.map_err(cannot)?);
+            }
+        }
+        eprintln!("round {} of {} is done", round + 1, options.rounds);
+    }
+    Ok(report(&all, peers, options, &found))
+}
+
+fn dir_of(place: &Place, job: u32) -> std::path::PathBuf {
+    place.dir.join(format!("job-{job}"))
+}
+
+/// What one job did.
+struct Done {
+    files: u64,
+    making: Latencies,
+    removing: Latencies,
+}
+
+fn visit(place: &Place, jobs: u32, options: &Options) -> io::Result<Sample> {
+    let used = || -> Duration { place.pids.iter().filter_map(|&pid| process_cpu(pid)).sum() };
+    let (cpu, start) = (used(), Instant::now());
+    // Jobs, and this thread, which takes the time.
+    let barrier = Barrier::new(jobs as usize + 1);
+    let (done, made, removed) = std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let jobs: Vec<_> = (0..jobs)
+            .map(|job| scope.spawn(move || work(&dir_of(place, job), options, barrier)))
+            .collect();
+        barrier.wait();
+        let made = start.elapsed();
+        let done: Vec<io::Result<Done>> = jobs
+            .into_iter()
+            .map(|job| job.join().expect("a job does not panic"))
+            .collect();
+        (done, made, start.elapsed() - made)
+    });
+    let done = done.into_iter().collect::<io::Result<Vec<Done>>>()?;
+    let [mut making, mut removing] = [(); 2].map(|()| Latencies::new());
+    for job in &done {
+        making.merge(&job.making);
+        removing.merge(&job.removing);
+    }
+    let files: u64 = done.iter().map(|job| job.files).sum();
+    let all = made + removed;
+    Ok(Sample {
+        files,
+        made: files as f64 / made.as_secs_f64(),
+        removed: files as f64 / removed.as_secs_f64(),
+        pairs: files as f64 / all.as_secs_f64(),
+        making: making.summary(),
+        removing: removing.summary(),
+        server_cpu_percent: used().saturating_sub(cpu).as_secs_f64() / all.as_secs_f64() * 100.0,
+    })
+}
+
+/// Makes files until the time is over, waits for the others, and removes them.
+fn work(dir: &Path, options: &Options, barrier: &Barrier) -> io::Result<Done> {
+    let mut done = Done {
+        files: 0,
+        making: Latencies::new(),
+        removing: Latencies::new(),
+    };
+    let dir = File::open(dir);
+    let made = dir.as_ref().map(|dir| make(dir, options, &mut done));
+    // Whoever failed must not keep the others.
+    barrier.wait();
+    match made {
+        Ok(made) => made?,
+        Err(_) => return dir.map(|_| done),
+    }
+    let dir = dir?;
+    for at in 0..done.files {
+        let start = Instant::now();
+        unlinkat(&dir, name_of(at), AtFlags::empty())?;
+        done.removing.record(start.elapsed());
+    }
+    Ok(done)
+}
+
+fn make(dir: &File, options: &Options, done: &mut Done) -> io::Result<()> {
+    let bytes = vec![b'x'; options.bytes];
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    let until = Instant::now() + options.runtime;
+    while done.files < FILES_MAX {
+        let start = Instant::now();
+        if start >= until {
+            break;
+        }
+        let file = openat(dir, name_of(done.files), flags, mode)?;
+        let mut file = File::from(file);
+        if !bytes.is_empty() {
+            file.write_all(&bytes)?;
+        }
+        drop(file);
+        done.making.record(start.elapsed());
+        done.files += 1;
+    }
+    Ok(())
+}
+
+fn name_of(at: u64) -> String {
+    format!("file-{at}")
+}
+
+fn report(
+    places: &[&Place],
+    peers: &[Place],
+    options: &Options,
+    found: &[Vec<Vec<Sample>>],
+) -> Report {
+    let title = "small files made and removed, all in one alternating run";
+    let to_peers: Vec<String> = peers
+        .iter()
+        .map(|peer| format!("to {}", peer.name))
+        .collect();
+    let mut columns = vec![
+        ("jobs", ""),
+        ("place", ""),
+        ("made", "1/s"),
+        ("p50", "µs"),
+        ("p99", "µs"),
+        ("removed", "1/s"),
+        ("p50", "µs"),
+        ("p99", "µs"),
+        ("made and removed", "1/s"),
+        ("server CPU", "% of a core"),
+    ];
+    columns.extend(to_peers.iter().map(|name| (name.as_str(), "×")));
+    let mut report = Report::new("metadata", title, &places[0].class, &columns);
+    for (jobs, of_jobs) in options.jobs.iter().zip(found) {
+        for (place, rounds) in places.iter().zip(of_jobs) {
+            let pick = |of: fn(&Sample) -> f64| -> Vec<f64> { rounds.iter().map(of).collect() };
+            let middle = |of| median(&pick(of));
+            let mut row = vec![
+                u64::from(*jobs).into(),
+                place.name.as_str().into(),
+                middle(|s| s.made).into(),
+                middle(|s| s.making.p50_ns as f64 / 1e3).into(),
+                middle(|s| s.making.p99_ns as f64 / 1e3).into(),
+                middle(|s| s.removed).into(),
+                middle(|s| s.removing.p50_ns as f64 / 1e3).into(),
+                middle(|s| s.removing.p99_ns as f64 / 1e3).into(),
+                middle(|s| s.pairs).into(),
+                middle(|s| s.server_cpu_percent).into(),
+            ];
+            // The peers are the last places.
+            for of_peer in &of_jobs[places.len() - peers.len()..] {
+                let of_peer: Vec<f64> = of_peer.iter().map(|s| s.pairs).collect();
+                row.push(median_ratio(&pick(|s| s.pairs), &of_peer).into());
+            }
+            report.push(row);
+        }
+    }
+    report.note(format!(
+        "medians of {} alternating rounds; in each, files of {} B are made for {} ms (opened, \
+         written, closed) and then removed; ratios are of files made and removed, medians of \
+         the rounds' own",
+        options.rounds,
+        options.bytes,
+        options.runtime.as_millis()
+    ));
+    report.raw = json!({
+        "jobs": options.jobs,
+        "places": places.iter().map(|place| &place.name).collect::<Vec<_>>(),
+        "samples_by_jobs_place_round": found,
+    });
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str, dir: &Path) -> Place {
+        Place {
+            name: name.into(),
+            class: "none".into(),
+            dir: dir.into(),
+            pids: vec![],
+        }
+    }
+
+    #[test]
+    fn files_are_made_and_removed_again() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("made"));
+        let options = Options {
+            runtime: Duration::from_millis(5),
+            ..Options::default()
+        };
+        let places = [place("one", one.path())];
+        let report = run_metadata(&places, &[place("other", other.path())], &options);
+        let text = report.expect("measured").text();
+        assert!(text.contains("to other"), "{text}");
+        for job in ["job-0", "job-1"] {
+            let left = std::fs::read_dir(one.path().join(job)).expect("there");
+            assert_eq!(left.count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_ends_the_run() {
+        let dir = tempfile::tempdir().expect("made");
+        let place = place("full", dir.path());
+        let job = dir_of(&place, 1);
+        for job in 0..2 {
+            std::fs::create_dir(dir_of(&place, job)).expect("made");
+        }
+        std::fs::write(job.join(name_of(0)), b"in the way").expect("written");
+        let sample = visit(&place, 2, &Options::default());
+        let error = sample.expect_err("it is there already");
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+    }
+}

@@ -1,0 +1,229 @@
+//! The kernel's side of the protocol: `include/uapi/linux/fuse.h`, version 7.42, as
+//! far as it is used. Numbers are in the machine's order.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub(crate) const MAJOR: u32 = 7;
+/// What this side speaks; 42 has the ring.
+pub(crate) const MINOR: u32 = 42;
+/// Linux 5.4. Older ones have shorter structures.
+pub(crate) const MINOR_MIN: u32 = 31;
+
+/// Bytes of the longest header of an operation, and what the ring has room for.
+pub(crate) const OP_BYTES_MAX: usize = 128;
+
+/// What the kernel calls its operations.
+pub(crate) mod op {
+    pub(crate) const LOOKUP: u32 = 1;
+    pub(crate) const FORGET: u32 = 2;
+    pub(crate) const GETATTR: u32 = 3;
+    pub(crate) const SETATTR: u32 = 4;
+    pub(crate) const READLINK: u32 = 5;
+    pub(crate) const SYMLINK: u32 = 6;
+    pub(crate) const MKNOD: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const UNLINK: u32 = 10;
+    pub(crate) const RMDIR: u32 = 11;
+    pub(crate) const RENAME: u32 = 12;
+    pub(crate) const LINK: u32 = 13;
+    pub(crate) const OPEN: u32 = 14;
+    pub(crate) const READ: u32 = 15;
+    pub(crate) const WRITE: u32 = 16;
+    pub(crate) const STATFS: u32 = 17;
+    pub(crate) const RELEASE: u32 = 18;
+    pub(crate) const FSYNC: u32 = 20;
+    pub(crate) const SETXATTR: u32 = 21;
+    pub(crate) const GETXATTR: u32 = 22;
+    pub(crate) const LISTXATTR: u32 = 23;
+    pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
+    pub(crate) const READDIR: u32 = 28;
+    pub(crate) const RELEASEDIR: u32 = 29;
+    pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const CREATE: u32 = 35;
+    pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const FALLOCATE: u32 = 43;
+    pub(crate) const READDIRPLUS: u32 = 44;
+    pub(crate) const RENAME2: u32 = 45;
+    pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
+    pub(crate) const TMPFILE: u32 = 51;
+}
+
+/// What both sides settle in the first request.
+pub(crate) mod init {
+    pub(crate) const ASYNC_READ: u64 = 1 << 0;
+    pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
+    pub(crate) const BIG_WRITES: u64 = 1 << 5;
+    pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
+    pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub(crate) const ASYNC_DIO: u64 = 1 << 15;
+    pub(crate) const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub(crate) const MAX_PAGES: u64 = 1 << 22;
+    pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    /// The upper half of the flags is there.
+    pub(crate) const EXT: u64 = 1 << 30;
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub(crate) const OVER_IO_URING: u64 = 1 << 41;
+}
+
+/// Of `SetAttrIn::valid`.
+pub(crate) mod set {
+    pub(crate) const MODE: u32 = 1 << 0;
+    pub(crate) const UID: u32 = 1 << 1;
+    pub(crate) const GID: u32 = 1 << 2;
+    pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const ATIME: u32 = 1 << 4;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const ATIME_NOW: u32 = 1 << 7;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// Written back from the page cache.
+pub(crate) const WRITE_CACHE: u32 = 1 << 0;
+/// The writer may not keep set-id bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+
+/// How an opened file is used.
+pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
+pub(crate) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $of:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+        pub(crate) struct $name { $(pub(crate) $field: $of),* }
+    )*};
+}
+
+structures! {
+    /// Before every request.
+    InHeader { len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, more: u32 }
+    /// Before every answer; `error` is a negative number of an error, or 0.
+    OutHeader { len: u32, error: i32, unique: u64 }
+
+    InitIn { major: u32, minor: u32, readahead_max: u32, flags: u32, flags2: u32, unused: [u32; 11] }
+    InitOut {
+        major: u32, minor: u32, readahead_max: u32, flags: u32,
+        background_max: u16, congestion: u16, write_max: u32, time_ns: u32,
+        pages_max: u16, alignment: u16, flags2: u32, unused: [u32; 7],
+    }
+    ForgetIn { lookups: u64 }
+    BatchForgetIn { count: u32, unused: u32 }
+    ForgetOne { node: u64, lookups: u64 }
+    GetAttrIn { flags: u32, unused: u32, file: u64 }
+    SetAttrIn {
+        valid: u32, unused: u32, file: u64, size: u64, owner: u64,
+        atime: i64, mtime: i64, ctime: i64, atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
+        mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+    }
+    MknodIn { mode: u32, device: u32, umask: u32, unused: u32 }
+    MkdirIn { mode: u32, umask: u32 }
+    RenameIn { to: u64 }
+    Rename2In { to: u64, flags: u32, unused: u32 }
+    LinkIn { node: u64 }
+    OpenIn { flags: u32, open_flags: u32 }
+    CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    ReleaseIn { file: u64, flags: u32, release_flags: u32, owner: u64 }
+    ReadIn { file: u64, offset: u64, size: u32, read_flags: u32, owner: u64, flags: u32, unused: u32 }
+    WriteIn { file: u64, offset: u64, size: u32, write_flags: u32, owner: u64, flags: u32, unused: u32 }
+    FsyncIn { file: u64, flags: u32, unused: u32 }
+    SetXattrIn { size: u32, flags: u32 }
+    GetXattrIn { size: u32, unused: u32 }
+    FallocateIn { file: u64, offset: u64, length: u64, mode: u32, unused: u32 }
+    LseekIn { file: u64, offset: i64, whence: u32, unused: u32 }
+    CopyFileRangeIn {
+        from_file: u64, from_offset: u64, to: u64, to_file: u64, to_offset: u64, len: u64, flags: u64,
+    }
+
+    Attributes {
+        node: u64, size: u64, blocks: u64, atime: i64, mtime: i64, ctime: i64,
+        atime_ns: u32, mtime_ns: u32, ctime_ns: u32, mode: u32, links: u32,
+        uid: u32, gid: u32, device: u32, block_bytes: u32, flags: u32,
+    }
+    /// For how long the kernel may keep the name and the attributes, and those.
+    EntryOut {
+        node: u64, generation: u64, entry_s: u64, attr_s: u64, entry_ns: u32, attr_ns: u32,
+        attr: Attributes,
+    }
+    AttrOut { attr_s: u64, attr_ns: u32, unused: u32, attr: Attributes }
+    OpenOut { file: u64, flags: u32, backing: u32 }
+    WriteOut { size: u32, unused: u32 }
+    GetXattrOut { size: u32, unused: u32 }
+    LseekOut { offset: i64 }
+    StatfsOut {
+        blocks: u64, free: u64, available: u64, files: u64, files_free: u64,
+        block_bytes: u32, name_max: u32, fragment_bytes: u32, unused: [u32; 7],
+    }
+    /// Before the name of an entry of a listing.
+    Dirent { node: u64, cookie: u64, name_len: u32, kind: u32 }
+
+    /// What a request in the ring is answered with, and how long its payload is.
+    RingEntry { flags: u64, commit: u64, payload_len: u32, unused: u32, reserved: u64 }
+    /// Of a command to the ring.
+    RingCommand { flags: u64, commit: u64, queue: u16, unused: [u8; 6] }
+}
+
+/// Commands to the ring.
+pub(crate) const RING_REGISTER: u32 = 1;
+pub(crate) const RING_COMMIT_AND_FETCH: u32 = 2;
+
+/// Where the headers of a ring's entry lie in its page.
+pub(crate) mod ring {
+    pub(crate) const OP_AT: usize = 128;
+    pub(crate) const ENTRY_AT: usize = 256;
+    pub(crate) const BYTES: usize = ENTRY_AT + size_of::<super::RingEntry>();
+}
+
+/// Bytes of an operation's own header; None: not served.
+pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
+    Some(match opcode {
+        op::LOOKUP | op::READLINK | op::SYMLINK | op::UNLINK | op::RMDIR => 0,
+        op::STATFS | op::REMOVEXATTR | op::DESTROY => 0,
+        op::FORGET => size_of::<ForgetIn>(),
+        op::BATCH_FORGET => size_of::<BatchForgetIn>(),
+        op::GETATTR => size_of::<GetAttrIn>(),
+        op::SETATTR => size_of::<SetAttrIn>(),
+        op::MKNOD => size_of::<MknodIn>(),
+        op::MKDIR => size_of::<MkdirIn>(),
+        op::RENAME => size_of::<RenameIn>(),
+        op::RENAME2 => size_of::<Rename2In>(),
+        op::LINK => size_of::<LinkIn>(),
+        op::OPEN | op::OPENDIR => size_of::<OpenIn>(),
+        op::CREATE | op::TMPFILE => size_of::<CreateIn>(),
+        op::RELEASE | op::RELEASEDIR => size_of::<ReleaseIn>(),
+        op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
+        op::WRITE => size_of::<WriteIn>(),
+        op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),
+        op::SETXATTR => size_of::<SetXattrIn>(),
+        op::GETXATTR | op::LISTXATTR => size_of::<GetXattrIn>(),
+        op::FALLOCATE => size_of::<FallocateIn>(),
+        op::LSEEK => size_of::<LseekIn>(),
+        op::COPY_FILE_RANGE => size_of::<CopyFileRangeIn>(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_are_as_long_as_the_kernels() {
+        assert_eq!(size_of::<InHeader>(), 40);
+        assert_eq!(size_of::<OutHeader>(), 16);
+        assert_eq!((size_of::<InitIn>(), size_of::<InitOut>()), (64, 64));
+        assert_eq!((size_of::<SetAttrIn>(), size_of::<Attributes>()), (88, 88));
+        assert_eq!((size_of::<EntryOut>(), size_of::<AttrOut>()), (128, 104));
+        assert_eq!((size_of::<ReadIn>(), size_of::<WriteIn>()), (40, 40));
+        assert_eq!((size_of::<StatfsOut>(), size_of::<Dirent>()), (80, 24));
+        assert_eq!((size_of::<RingEntry>(), size_of::<RingCommand>()), (32, 24));
+        assert_eq!(size_of::<CopyFileRangeIn>(), 56);
+    }
+}

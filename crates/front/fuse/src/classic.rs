@@ -1,0 +1,161 @@
+//! Requests from `/dev/fuse`, answers to it.
+
+use crate::abi;
+use crate::answer::Answer;
+use crate::line::{DATA_BYTES_MAX, Line};
+use crate::request::Incoming;
+use bytes::{Bytes, BytesMut};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// The kernel wants room for the longest write and its headers, and leaves a page
+/// for those.
+const BUFFER_BYTES: usize = DATA_BYTES_MAX as usize + 4096;
+
+/// What a look at the device found.
+#[allow(clippy::large_enum_variant, reason = "it is passed on at once")]
+pub(crate) enum Look {
+    Found(Incoming),
+    Nothing,
+    /// The mount is no more.
+    Over,
+}
+
+pub(crate) struct Classic {
+    device: Arc<OwnedFd>,
+    /// As the device's open file is set.
+    blocks: bool,
+    /// What the last request lies in.
+    lent: Bytes,
+}
+
+impl Classic {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Classic {
+        Classic {
+            device,
+            blocks: true,
+            lent: Bytes::new(),
+        }
+    }
+
+    /// Readable when a look may find something.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.device.as_raw_fd()
+    }
+
+    /// The next request, if it is there already. Those before it need not be answered.
+    pub(crate) fn look(&mut self) -> io::Result<Look> {
+        self.set_blocks(false)?;
+        let mut buffer = self.take_buffer();
+        let read = read_once(&self.device, &mut buffer)?;
+        self.lent = buffer.freeze();
+        match read {
+            Read::Bytes(len) => self.request(len).map(Look::Found),
+            Read::Nothing => Ok(Look::Nothing),
+            Read::Over => Ok(Look::Over),
+        }
+    }
+
+    /// Nobody else uses this open file.
+    fn set_blocks(&mut self, blocks: bool) -> io::Result<()> {
+        if self.blocks != blocks {
+            let flags = match blocks {
+                true => OFlags::empty(),
+                false => OFlags::NONBLOCK,
+            };
+            rustix::fs::fcntl_setfl(&*self.device, flags)?;
+            self.blocks = blocks;
+        }
+        Ok(())
+    }
+
+    fn request(&self, len: usize) -> io::Result<Incoming> {
+        let incoming = Incoming::in_one(&self.lent.slice(..len));
+        incoming.ok_or_else(|| io::Error::other(format!("the kernel sent {len} bytes, no request")))
+    }
+
+    /// A buffer that nobody else has.
+    fn take_buffer(&mut self) -> BytesMut {
+        match std::mem::take(&mut self.lent).try_into_mut() {
+            Ok(back) if back.len() == BUFFER_BYTES => back,
+            // The first one, or somebody still holds a part of it: it is theirs.
+            _ => BytesMut::zeroed(BUFFER_BYTES),
+        }
+    }
+}
+
+/// Reads until there is something. None: the mount is no more.
+pub(crate) fn read(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match read_once(device, buffer)? {
+            Read::Bytes(len) => return Ok(Some(len)),
+            Read::Nothing => {}
+            Read::Over => return Ok(None),
+        }
+    }
+}
+
+enum Read {
+    Bytes(usize),
+    /// The open file does not block.
+    Nothing,
+    /// The mount is no more.
+    Over,
+}
+
+fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Read> {
+    loop {
+        return match rustix::io::read(device, &mut *buffer) {
+            Ok(len) => Ok(Read::Bytes(len)),
+            // The second: it was taken back before it could be read.
+            Err(Errno::INTR | Errno::NOENT) => continue,
+            Err(Errno::AGAIN) => Ok(Read::Nothing),
+            Err(Errno::NODEV) => Ok(Read::Over),
+            Err(errno) => Err(errno.into()),
+        };
+    }
+}
+
+/// Writes an answer. Nobody may be waiting for it any more.
+pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) -> io::Result<()> {
+    let bytes = answer.bytes();
+    let header = abi::OutHeader {
+        len: (size_of::<abi::OutHeader>() + bytes.len()) as u32,
+        error: answer.error(),
+        unique,
+    };
+    let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(bytes)];
+    loop {
+        match rustix::io::writev(device, &parts) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOENT | Errno::NODEV) => {
+                tracing::debug!(unique, "nobody waits for an answer any more");
+                return Ok(());
+            }
+            Err(errno) => {
+                // The kernel has failed the request, and goes on.
+                tracing::error!(unique, cause = %errno, "the kernel takes no answer");
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Line for Classic {
+    fn receive(&mut self) -> io::Result<Option<Incoming>> {
+        self.set_blocks(true)?;
+        let mut buffer = self.take_buffer();
+        let len = read(&self.device, &mut buffer)?;
+        self.lent = buffer.freeze();
+        len.map(|len| self.request(len)).transpose()
+    }
+
+    fn answer(&mut self, unique: u64, answer: &Answer) -> io::Result<()> {
+        write(&self.device, unique, answer)
+    }
+}

@@ -1,0 +1,197 @@
+//! Mounting and unmounting: mount(2) for root, fusermount3 for others.
+
+use crate::memory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::ffi::CString;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+/// The descriptor that the helper sends the device's over. It is its input, because
+/// that is passed on without further ado.
+const HELPER_SOCKET: (&str, &str) = ("_FUSE_COMMFD", "0");
+const TYPE: &str = "fuse";
+const SUBTYPE: &str = "pagemesh";
+
+/// A mount, and the device that it is served by.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) file: Arc<OwnedFd>,
+    dir: PathBuf,
+}
+
+/// How the mount is to be.
+pub(crate) struct How<'h> {
+    pub(crate) source: &'h str,
+    pub(crate) allow_other: bool,
+}
+
+impl How<'_> {
+    /// What both ways of mounting say.
+    fn common(&self) -> String {
+        let others = if self.allow_other { ",allow_other" } else { "" };
+        format!("default_permissions,subtype={SUBTYPE}{others}")
+    }
+}
+
+fn open_device() -> io::Result<OwnedFd> {
+    Ok(open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Whether the kernel still has the mount, if only for those who have files open.
+pub(crate) fn is_alive(device: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(device, PollFlags::empty())];
+    match poll(&mut polled, Some(&Timespec::default())) {
+        Ok(0) => true,
+        Ok(_) => !polled[0].revents().contains(PollFlags::ERR),
+        Err(_) => true,
+    }
+}
+
+impl Device {
+    pub(crate) fn mount(dir: &Path, how: &How<'_>) -> io::Result<Device> {
+        let dir = dir.canonicalize()?;
+        let file = match mount_directly(&dir, how) {
+            Err(cause) if cause.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+                mount_by_helper(&dir, how)
+            }
+            mounted => mounted,
+        };
+        Ok(Device {
+            file: Arc::new(file?),
+            dir,
+        })
+    }
+
+    /// A further descriptor of the same connection, with requests of its own.
+    pub(crate) fn another(&self) -> io::Result<OwnedFd> {
+        let fresh = open_device()?;
+        memory::clone_device(fresh.as_fd(), self.file.as_fd())?;
+        Ok(fresh)
+    }
+
+    fn is_alive(&self) -> bool {
+        is_alive(&self.file)
+    }
+
+    /// Unmounts, unless that is done: somebody else may have mounted there since.
+    pub(crate) fn unmount(&self) -> io::Result<()> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        match unmount(&self.dir, UnmountFlags::empty()) {
+            Err(Errno::PERM) => unmount_by_helper(&self.dir),
+            unmounted => Ok(unmounted?),
+        }
+    }
+
+    /// Ends the connection, whoever uses the mount.
+    pub(crate) fn cut_off(&self) -> io::Result<()> {
+        if !self.is_alive() {
+            return Ok(());
+        }
+        match unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
+            Err(Errno::PERM) => unmount_by_helper(&self.dir),
+            unmounted => Ok(unmounted?),
+        }
+    }
+}
+
+fn mount_directly(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
+    let file = open_device()?;
+    let options = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},{}",
+        file.as_raw_fd(),
+        std::fs::metadata(dir)?.mode(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+        how.common()
+    );
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    let options = CString::new(options)?;
+    mount(how.source, dir, TYPE, flags, options.as_c_str())?;
+    Ok(file)
+}
+
+/// Commas and backslashes separate options.
+fn escaped(option: &str) -> String {
+    option.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+fn mount_by_helper(dir: &Path, how: &How<'_>) -> io::Result<OwnedFd> {
+    let (theirs, ours) = UnixStream::pair()?;
+    let options = format!("fsname={},{}", escaped(how.source), how.common());
+    let child = Command::new(HELPER)
+        .args(["-o", &options, "--"])
+        .arg(dir)
+        .env(HELPER_SOCKET.0, HELPER_SOCKET.1)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|cause| io::Error::new(cause.kind(), format!("{HELPER}: {cause}")))?;
+    let received = receive_descriptor(&ours);
+    drop(ours);
+    let ended = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    match received {
+        Some(file) if ended.status.success() => {
+            rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)?;
+            Ok(file)
+        }
+        _ => Err(io::Error::other(said.trim().to_owned())),
+    }
+}
+
+fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let parts = &mut [IoSliceMut::new(&mut byte)];
+        match recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+            Ok(_) => break,
+        }
+    }
+    control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    })
+}
+
+fn unmount_by_helper(dir: &Path) -> io::Result<()> {
+    let ended = Command::new(HELPER)
+        .args(["-u", "-q", "-z", "--"])
+        .arg(dir)
+        .output()?;
+    match ended.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "{HELPER} did not unmount: {}",
+            String::from_utf8_lossy(&ended.stderr).trim()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_option() {
+        assert_eq!(escaped(r"a,b\c"), r"a\,b\\c");
+    }
+}

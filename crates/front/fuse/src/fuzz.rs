@@ -1,0 +1,108 @@
+//! Arbitrary bytes as requests.
+
+use crate::abi::{self, OP_BYTES_MAX, op};
+use crate::request::{Incoming, Request};
+use bytes::Bytes;
+use pagemesh_fuzz::{Random, Target, allocated};
+use rustix::io::Errno;
+use std::hash::Hash;
+use zerocopy::IntoBytes;
+
+const HEADER: usize = size_of::<abi::InHeader>();
+const OPCODE_AT: usize = 4;
+/// Beyond all that are served.
+const OPCODES: usize = 60;
+
+fn message(opcode: u32, rest: &[u8]) -> Vec<u8> {
+    let header = abi::InHeader {
+        opcode,
+        unique: 2,
+        node: 1,
+        ..abi::InHeader::default()
+    };
+    [header.as_bytes(), rest].concat()
+}
+
+/// Every operation with a header of zeroes, names and room behind it; and those that
+/// count what follows.
+fn requests() -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = (0..OPCODES as u32)
+        .map(|opcode| {
+            let op = vec![0; abi::op_bytes(opcode).unwrap_or(0)];
+            message(opcode, &[&op, &b"name\0other\0"[..]].concat())
+        })
+        .collect();
+    let write = abi::WriteIn {
+        size: 5,
+        ..abi::WriteIn::default()
+    };
+    all.push(message(op::WRITE, &[write.as_bytes(), b"bytes"].concat()));
+    let xattr = abi::SetXattrIn { size: 5, flags: 0 };
+    let rest = [xattr.as_bytes(), b"user.a\0value"].concat();
+    all.push(message(op::SETXATTR, &rest));
+    let forget = abi::BatchForgetIn {
+        count: 2,
+        unused: 0,
+    };
+    let rest = [forget.as_bytes(), &[7; 32]].concat();
+    all.push(message(op::BATCH_FORGET, &rest));
+    let set = abi::SetAttrIn {
+        valid: u32::MAX,
+        ..abi::SetAttrIn::default()
+    };
+    all.push(message(op::SETATTR, set.as_bytes()));
+    all
+}
+
+/// What came of it, without its numbers.
+fn outcome(opcode: u32, decoded: &Result<Request<'_>, Errno>) -> impl Hash + use<> {
+    let len = match decoded {
+        Ok(Request::Write { data, .. }) => data.len(),
+        Ok(Request::SetXattr { value, .. }) => value.len(),
+        Ok(Request::ForgetAll(all)) => all.len(),
+        _ => 0,
+    };
+    let refused = decoded.as_ref().err().map(|errno| errno.raw_os_error());
+    (opcode, refused, len.min(1))
+}
+
+fn check(bytes: &[u8]) -> impl Hash + use<> {
+    let whole = Bytes::copy_from_slice(bytes);
+    let Some(incoming) = Incoming::in_one(&whole) else {
+        assert!(bytes.len() < HEADER, "a header is a header");
+        return None;
+    };
+    let (decoded, allocated) = allocated(|| incoming.decode());
+    assert!(
+        allocated <= 2 * bytes.len() as u64 + 64,
+        "{allocated} bytes"
+    );
+    // The ring lays the same out otherwise, and its place for the operation's header is
+    // never too short.
+    let op_len = abi::op_bytes(incoming.header.opcode).unwrap_or(0);
+    if let Some((own, payload)) = bytes[HEADER..].split_at_checked(op_len) {
+        let mut place = [0; OP_BYTES_MAX];
+        place[..op_len].copy_from_slice(own);
+        let payload = Bytes::copy_from_slice(payload);
+        let apart = Incoming::apart(incoming.header, &place, payload);
+        assert_eq!(apart.decode(), decoded);
+    }
+    Some(outcome(incoming.header.opcode, &decoded))
+}
+
+/// Makes it an operation that there may be.
+fn reseal(bytes: &mut [u8], random: &mut Random) {
+    if let Some(opcode) = bytes.get_mut(OPCODE_AT..OPCODE_AT + 4) {
+        opcode.copy_from_slice(&(random.below(OPCODES) as u32).to_ne_bytes());
+    }
+}
+
+#[test]
+fn fuzz_fuse_request() {
+    Target::new("fuse_request", env!("CARGO_MANIFEST_DIR"))
+        .seeds(requests())
+        .cases(20_000)
+        .bytes_max(400)
+        .reseal(reseal)
+        .run(check);
+}

@@ -1,0 +1,474 @@
+//! What the kernel asks, of whichever transport. Nothing here trusts a length.
+
+use crate::abi::{self, OP_BYTES_MAX, op, set};
+use crate::line::DATA_BYTES_MAX;
+use bytes::Bytes;
+use pagemesh_fs::Time;
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+/// What is written and shorter is copied out of the buffer that it came in: the volume
+/// may keep it, as for a copy that follows, and would keep all of the buffer. So what is
+/// kept takes at most twice its length.
+const COPIED_BYTES_MAX: usize = DATA_BYTES_MAX as usize / 2;
+/// A second has so many nanoseconds beside it, at most.
+const NSEC_MAX: u32 = 999_999_999;
+
+/// A request as it came: header, header of the operation, and what follows.
+pub(crate) struct Incoming {
+    pub(crate) header: abi::InHeader,
+    op: [u8; OP_BYTES_MAX],
+    op_len: usize,
+    payload: Bytes,
+}
+
+/// When a file was read or changed, as a program wishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    Now,
+    At(Time),
+}
+
+/// Attributes to set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SetAttr {
+    pub(crate) mode: Option<u32>,
+    pub(crate) uid: Option<u32>,
+    pub(crate) gid: Option<u32>,
+    pub(crate) size: Option<u64>,
+    pub(crate) atime: Option<Wish>,
+    pub(crate) mtime: Option<Wish>,
+}
+
+/// A range of bytes or entries to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) offset: u64,
+    pub(crate) size: u32,
+}
+
+/// A request. The node that it is about is in the header.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Request<'r> {
+    Lookup(&'r [u8]),
+    /// Has no answer, as the next.
+    Forget(u64),
+    ForgetAll(Vec<abi::ForgetOne>),
+    GetAttr,
+    SetAttr(SetAttr),
+    ReadLink,
+    Symlink {
+        name: &'r [u8],
+        target: &'r [u8],
+    },
+    Mknod {
+        name: &'r [u8],
+        mode: u32,
+        device: u32,
+    },
+    Mkdir {
+        name: &'r [u8],
+        mode: u32,
+    },
+    Unlink(&'r [u8]),
+    Rmdir(&'r [u8]),
+    Rename {
+        name: &'r [u8],
+        to: u64,
+        new: &'r [u8],
+        flags: u32,
+    },
+    Link {
+        node: u64,
+        name: &'r [u8],
+    },
+    Open,
+    OpenDir,
+    Create {
+        name: &'r [u8],
+        mode: u32,
+    },
+    CreateUnnamed {
+        mode: u32,
+    },
+    Read(Span),
+    ReadDir(Span),
+    ReadDirPlus(Span),
+    Write {
+        offset: u64,
+        data: Bytes,
+        /// As the file was opened.
+        flags: u32,
+        /// [`abi::WRITE_CACHE`] and others.
+        how: u32,
+    },
+    Statfs,
+    Release,
+    Fsync,
+    SetXattr {
+        name: &'r [u8],
+        value: &'r [u8],
+        flags: u32,
+    },
+    GetXattr {
+        name: &'r [u8],
+        size: u32,
+    },
+    ListXattr {
+        size: u32,
+    },
+    RemoveXattr(&'r [u8]),
+    Allocate {
+        offset: u64,
+        length: u64,
+        mode: u32,
+    },
+    Seek {
+        offset: i64,
+        whence: u32,
+    },
+    Copy {
+        from: u64,
+        to_node: u64,
+        to: u64,
+        len: u64,
+    },
+    /// The connection is about to end.
+    Destroy,
+}
+
+fn header<T: FromBytes>(op: &[u8]) -> Result<T, Errno> {
+    T::read_from_prefix(op)
+        .map(|(header, _)| header)
+        .map_err(|_| Errno::IO)
+}
+
+/// A name that ends with a zero byte, and what follows it.
+fn name(bytes: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
+    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Errno::IO)?;
+    Ok((&bytes[..end], &bytes[end + 1..]))
+}
+
+fn wish(
+    valid: u32,
+    (is_set, is_now): (u32, u32),
+    (sec, nsec): (i64, u32),
+) -> Result<Option<Wish>, Errno> {
+    match (valid & is_set != 0, valid & is_now != 0) {
+        (false, _) => Ok(None),
+        (true, true) => Ok(Some(Wish::Now)),
+        (true, false) if nsec > NSEC_MAX => Err(Errno::INVAL),
+        (true, false) => Ok(Some(Wish::At(Time { sec, nsec }))),
+    }
+}
+
+impl TryFrom<abi::SetAttrIn> for SetAttr {
+    type Error = Errno;
+
+    fn try_from(wished: abi::SetAttrIn) -> Result<SetAttr, Errno> {
+        let valid = wished.valid;
+        let if_set = |flag: u32, value: u32| (valid & flag != 0).then_some(value);
+        let atime = (set::ATIME, set::ATIME_NOW);
+        let mtime = (set::MTIME, set::MTIME_NOW);
+        Ok(SetAttr {
+            mode: if_set(set::MODE, wished.mode),
+            uid: if_set(set::UID, wished.uid),
+            gid: if_set(set::GID, wished.gid),
+            size: (valid & set::SIZE != 0).then_some(wished.size),
+            atime: wish(valid, atime, (wished.atime, wished.atime_ns))?,
+            mtime: wish(valid, mtime, (wished.mtime, wished.mtime_ns))?,
+        })
+    }
+}
+
+impl From<abi::ReadIn> for Span {
+    fn from(read: abi::ReadIn) -> Span {
+        Span {
+            offset: read.offset,
+            size: read.size,
+        }
+    }
+}
+
+impl Incoming {
+    /// A request that lies in one piece. None: it is not even a header.
+    pub(crate) fn in_one(message: &Bytes) -> Option<Incoming> {
+        let (header, rest) = abi::InHeader::read_from_prefix(message).ok()?;
+        let op_len = abi::op_bytes(header.opcode).unwrap_or(0).min(rest.len());
+        let at = size_of::<abi::InHeader>();
+        let payload = message.slice(at + op_len..);
+        Some(Incoming::apart(header, &rest[..op_len], payload))
+    }
+
+    /// A request whose parts have places of their own.
+    pub(crate) fn apart(header: abi::InHeader, op: &[u8], payload: Bytes) -> Incoming {
+        let op_len = op.len().min(OP_BYTES_MAX);
+        let mut own = [0; OP_BYTES_MAX];
+        own[..op_len].copy_from_slice(&op[..op_len]);
+        Incoming {
+            header,
+            op: own,
+            op_len,
+            payload,
+        }
+    }
+
+    /// What it asks.
+    ///
+    /// # Errors
+    /// `ENOSYS` for what is not served, `EIO` for what makes no sense, `EINVAL` for a
+    /// time that there is not.
+    pub(crate) fn decode(&self) -> Result<Request<'_>, Errno> {
+        let op = &self.op[..self.op_len];
+        let payload = &self.payload[..];
+        Ok(match self.header.opcode {
+            op::LOOKUP => Request::Lookup(name(payload)?.0),
+            op::FORGET => Request::Forget(header::<abi::ForgetIn>(op)?.lookups),
+            op::BATCH_FORGET => forget_all(header(op)?, payload)?,
+            op::GETATTR => Request::GetAttr,
+            op::SETATTR => Request::SetAttr(header::<abi::SetAttrIn>(op)?.try_into()?),
+            op::READLINK => Request::ReadLink,
+            op::SYMLINK => {
+                let (name_of, rest) = name(payload)?;
+                let target = name(rest)?.0;
+                Request::Symlink {
+                    name: name_of,
+                    target,
+                }
+            }
+            op::MKNOD => {
+                let abi::MknodIn { mode, device, .. } = header(op)?;
+                let name = name(payload)?.0;
+                Request::Mknod { name, mode, device }
+            }
+            op::MKDIR => Request::Mkdir {
+                name: name(payload)?.0,
+                mode: header::<abi::MkdirIn>(op)?.mode,
+            },
+            op::UNLINK => Request::Unlink(name(payload)?.0),
+            op::RMDIR => Request::Rmdir(name(payload)?.0),
+            op::RENAME => rename(header::<abi::RenameIn>(op)?.to, 0, payload)?,
+            op::RENAME2 => {
+                let abi::Rename2In { to, flags, .. } = header(op)?;
+                rename(to, flags, payload)?
+            }
+            op::LINK => Request::Link {
+                node: header::<abi::LinkIn>(op)?.node,
+                name: name(payload)?.0,
+            },
+            op::OPEN => Request::Open,
+            op::OPENDIR => Request::OpenDir,
+            op::CREATE => Request::Create {
+                name: name(payload)?.0,
+                mode: header::<abi::CreateIn>(op)?.mode,
+            },
+            op::TMPFILE => Request::CreateUnnamed {
+                mode: header::<abi::CreateIn>(op)?.mode,
+            },
+            op::READ => Request::Read(header::<abi::ReadIn>(op)?.into()),
+            op::READDIR => Request::ReadDir(header::<abi::ReadIn>(op)?.into()),
+            op::READDIRPLUS => Request::ReadDirPlus(header::<abi::ReadIn>(op)?.into()),
+            op::WRITE => self.write(header(op)?)?,
+            op::STATFS => Request::Statfs,
+            op::RELEASE | op::RELEASEDIR => Request::Release,
+            op::FSYNC | op::FSYNCDIR => Request::Fsync,
+            op::SETXATTR => {
+                let abi::SetXattrIn { size, flags } = header(op)?;
+                let (name, rest) = name(payload)?;
+                let value = rest.get(..size as usize).ok_or(Errno::IO)?;
+                Request::SetXattr { name, value, flags }
+            }
+            op::GETXATTR => Request::GetXattr {
+                name: name(payload)?.0,
+                size: header::<abi::GetXattrIn>(op)?.size,
+            },
+            op::LISTXATTR => Request::ListXattr {
+                size: header::<abi::GetXattrIn>(op)?.size,
+            },
+            op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
+            op::FALLOCATE => {
+                let wished: abi::FallocateIn = header(op)?;
+                Request::Allocate {
+                    offset: wished.offset,
+                    length: wished.length,
+                    mode: wished.mode,
+                }
+            }
+            op::LSEEK => {
+                let abi::LseekIn { offset, whence, .. } = header(op)?;
+                Request::Seek { offset, whence }
+            }
+            op::COPY_FILE_RANGE => {
+                let copy: abi::CopyFileRangeIn = header(op)?;
+                Request::Copy {
+                    from: copy.from_offset,
+                    to_node: copy.to,
+                    to: copy.to_offset,
+                    len: copy.len,
+                }
+            }
+            op::DESTROY => Request::Destroy,
+            _ => return Err(Errno::NOSYS),
+        })
+    }
+
+    fn write(&self, write: abi::WriteIn) -> Result<Request<'_>, Errno> {
+        let len = write.size as usize;
+        if len > self.payload.len() {
+            return Err(Errno::IO);
+        }
+        let data = match len < COPIED_BYTES_MAX {
+            true => Bytes::copy_from_slice(&self.payload[..len]),
+            false => self.payload.slice(..len),
+        };
+        Ok(Request::Write {
+            offset: write.offset,
+            data,
+            flags: write.flags,
+            how: write.write_flags,
+        })
+    }
+
+    /// Whether it has no answer.
+    pub(crate) fn is_one_way(&self) -> bool {
+        matches!(self.header.opcode, op::FORGET | op::BATCH_FORGET)
+    }
+}
+
+fn rename(to: u64, flags: u32, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    let (old, rest) = name(payload)?;
+    let new = name(rest)?.0;
+    Ok(Request::Rename {
+        name: old,
+        to,
+        new,
+        flags,
+    })
+}
+
+fn forget_all(all: abi::BatchForgetIn, payload: &[u8]) -> Result<Request<'_>, Errno> {
+    const BYTES: usize = size_of::<abi::ForgetOne>();
+    let len = (all.count as usize).checked_mul(BYTES).ok_or(Errno::IO)?;
+    let bytes = payload.get(..len).ok_or(Errno::IO)?;
+    let all: Result<_, _> = bytes.chunks_exact(BYTES).map(header).collect();
+    Ok(Request::ForgetAll(all?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn message(opcode: u32, op: &[u8], payload: &[u8]) -> Vec<u8> {
+        let header = abi::InHeader {
+            opcode,
+            unique: 2,
+            node: 1,
+            ..abi::InHeader::default()
+        };
+        [header.as_bytes(), op, payload].concat()
+    }
+
+    /// On both ways the same.
+    #[track_caller]
+    fn check(opcode: u32, op: &[u8], payload: &[u8], expected: &Result<Request<'_>, Errno>) {
+        let whole = Bytes::from(message(opcode, op, payload));
+        let incoming = Incoming::in_one(&whole).expect("a header");
+        assert_eq!(&incoming.decode(), expected);
+        // The ring's place for it is always as long.
+        let mut place = [0; OP_BYTES_MAX];
+        place[..op.len()].copy_from_slice(op);
+        let payload = Bytes::copy_from_slice(payload);
+        let apart = Incoming::apart(incoming.header, &place, payload);
+        assert_eq!(&apart.decode(), expected);
+    }
+
+    #[test]
+    fn requests_are_the_same_on_both_ways() {
+        check(op::LOOKUP, b"", b"name\0", &Ok(Request::Lookup(b"name")));
+        check(op::LOOKUP, b"", b"name", &Err(Errno::IO));
+        check(op::STATFS, b"", b"", &Ok(Request::Statfs));
+        let to = abi::Rename2In {
+            to: 7,
+            flags: 1,
+            unused: 0,
+        };
+        let (name, new): (&[u8], &[u8]) = (b"a", b"bc");
+        let (to, flags) = (to.as_bytes(), 1);
+        let renamed = Request::Rename {
+            name,
+            to: 7,
+            new,
+            flags,
+        };
+        check(op::RENAME2, to, b"a\0bc\0", &Ok(renamed));
+        check(op::RENAME2, to, b"a\0bc", &Err(Errno::IO));
+        let write = abi::WriteIn {
+            offset: 5,
+            size: 3,
+            ..abi::WriteIn::default()
+        };
+        let written = Request::Write {
+            offset: 5,
+            data: Bytes::from_static(b"xyz"),
+            flags: 0,
+            how: 0,
+        };
+        check(op::WRITE, write.as_bytes(), b"xyz", &Ok(written));
+        check(op::WRITE, write.as_bytes(), b"xy", &Err(Errno::IO));
+        let many = abi::BatchForgetIn {
+            count: u32::MAX,
+            unused: 0,
+        };
+        check(op::BATCH_FORGET, many.as_bytes(), b"", &Err(Errno::IO));
+        check(9999, b"", b"", &Err(Errno::NOSYS));
+    }
+
+    #[track_caller]
+    fn check_written(len: usize, is_copied: bool) {
+        let write = abi::WriteIn {
+            size: len as u32,
+            ..abi::WriteIn::default()
+        };
+        let bytes = vec![1; len];
+        let whole = Bytes::from(message(op::WRITE, write.as_bytes(), &bytes));
+        let incoming = Incoming::in_one(&whole).expect("a header");
+        let Ok(Request::Write { data, .. }) = incoming.decode() else {
+            panic!("a write");
+        };
+        assert_eq!(data, bytes);
+        assert_eq!(!whole.as_ptr_range().contains(&data.as_ptr()), is_copied);
+    }
+
+    #[test]
+    fn a_little_that_is_kept_keeps_no_large_buffer() {
+        check_written(1, true);
+        check_written(COPIED_BYTES_MAX - 1, true);
+        check_written(COPIED_BYTES_MAX, false);
+    }
+
+    #[test]
+    fn times_may_lie_before_1970() {
+        let wished = abi::SetAttrIn {
+            valid: set::MTIME | set::ATIME | set::ATIME_NOW,
+            mtime: -2,
+            mtime_ns: 800_000_000,
+            ..abi::SetAttrIn::default()
+        };
+        let expected = SetAttr {
+            atime: Some(Wish::Now),
+            mtime: Some(Wish::At(Time {
+                sec: -2,
+                nsec: 800_000_000,
+            })),
+            ..SetAttr::default()
+        };
+        let op = wished.as_bytes();
+        check(op::SETATTR, op, b"", &Ok(Request::SetAttr(expected)));
+        let wrong = abi::SetAttrIn {
+            mtime_ns: 1_000_000_000,
+            ..wished
+        };
+        check(op::SETATTR, wrong.as_bytes(), b"", &Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,106 @@
+//! FUSE over io_uring, switched on or off while tests use it, and back.
+//!
+//! The switch is the machine's, and tests of several processes use it at once. Who wants
+//! it on holds [`USERS`] shared; the first one writes down there what the switch was, and
+//! the last one puts it back, or the next run does if that one was killed. Who comes and
+//! who goes holds [`GATE`] meanwhile, and who wants it off does all the time.
+
+#![allow(dead_code)] // Each test file uses a part of it.
+
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions, read_to_string, write};
+use std::io::{Read, Seek, Write};
+
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const USERS: &str = "/run/lock/pagemesh-test-enable-uring";
+const GATE: &str = "/run/lock/pagemesh-test-enable-uring-gate";
+
+fn open(path: &str) -> Option<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(path).ok()
+}
+
+fn pass_gate() -> Option<File> {
+    let gate = open(GATE)?;
+    flock(&gate, FlockOperation::LockExclusive).ok()?;
+    Some(gate)
+}
+
+fn is_alone(users: &File) -> bool {
+    flock(users, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// What the switch was before tests used it. For who is alone.
+fn found(users: &mut File) -> Option<String> {
+    let mut found = String::new();
+    users.rewind().ok()?;
+    users.read_to_string(&mut found).ok()?;
+    if found.is_empty() {
+        found = read_to_string(SWITCH).ok()?.trim().to_owned();
+        users.write_all(found.as_bytes()).ok()?;
+    }
+    Some(found)
+}
+
+/// Puts it back. For who is alone.
+fn put_back(users: &mut File) {
+    if let Some(found) = found(users)
+        && write(SWITCH, found).is_ok()
+    {
+        let _ = users.set_len(0);
+    }
+}
+
+/// It is off as long as this lives, which is short: others wait for it.
+pub struct Off {
+    users: File,
+    _gate: File,
+}
+
+/// None where there is no switch, or nobody may use it. Waits for those who want it on.
+pub fn off() -> Option<Off> {
+    let mut users = open(USERS)?;
+    loop {
+        let gate = pass_gate()?;
+        if is_alone(&users) {
+            found(&mut users)?;
+            write(SWITCH, "N").ok()?;
+            return Some(Off { users, _gate: gate });
+        }
+        // They pass the gate when they go.
+        drop(gate);
+        flock(&users, FlockOperation::LockExclusive).ok()?;
+        flock(&users, FlockOperation::Unlock).ok()?;
+    }
+}
+
+impl Drop for Off {
+    fn drop(&mut self) {
+        put_back(&mut self.users);
+    }
+}
+
+/// It is on as long as this lives.
+pub struct On(File);
+
+/// None where there is no switch, or nobody may use it.
+pub fn on() -> Option<On> {
+    let mut users = open(USERS)?;
+    let _gate = pass_gate()?;
+    if is_alone(&users) {
+        found(&mut users)?;
+        write(SWITCH, "Y").ok()?;
+    }
+    flock(&users, FlockOperation::LockShared).ok()?;
+    Some(On(users))
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        let Some(_gate) = pass_gate() else { return };
+        if is_alone(&self.0) {
+            put_back(&mut self.0);
+        }
+    }
+}

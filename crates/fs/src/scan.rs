@@ -1,0 +1,311 @@
+//! What mounting learns of a file system: one pass over the inode table and all maps
+//! finds what is in use, and what two claim to own.
+//!
+//! Nothing found here is fatal: what is damaged is named, and whoever owns it is not
+//! believed. Memory and time follow what is mapped in the space, whatever it says.
+
+use crate::core::{damaged_inode, inodes_of};
+use crate::error::{FsError, Result};
+use crate::format::{Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, TRIM};
+use crate::io::Port;
+use crate::map;
+use crate::runs::Runs;
+use crate::spans::{Owned, Span, overlaps};
+use pagemesh_base::space::SpaceError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Pages of the inode table read at once.
+const READ_PAGES: u64 = 256;
+/// Damages that are told one by one.
+const TOLD_MAX: usize = 4;
+
+/// What the inode table tells.
+pub(crate) struct Found {
+    /// In order.
+    pub(crate) spans: Vec<Owned>,
+    /// Map pages, and whose they are.
+    maps: HashMap<u64, Ino>,
+    /// Free numbers below `next`.
+    pub(crate) free: Runs,
+    /// The number behind the last one in use.
+    pub(crate) next: u64,
+    /// Pages in use.
+    pub(crate) used: u64,
+    /// Without a name.
+    pub(crate) orphans: Vec<Ino>,
+    /// Marked.
+    pub(crate) unfinished: Vec<Ino>,
+    pub(crate) damages: Damages,
+}
+
+/// What makes no sense.
+#[derive(Default)]
+pub(crate) struct Damages {
+    told: Vec<String>,
+    count: u64,
+    /// Inodes whose content is not to be believed.
+    pub(crate) distrusted: HashSet<Ino>,
+}
+
+impl Damages {
+    fn note(&mut self, what: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.told.len() < TOLD_MAX {
+            let what = what();
+            tracing::error!(%what, "the file system is damaged");
+            self.told.push(what);
+        }
+    }
+
+    /// All of it in words; none, if nothing is damaged.
+    pub(crate) fn told(&self) -> Option<String> {
+        let more = self.count - self.told.len() as u64;
+        let told = self.told.join("; ");
+        match (self.count, more) {
+            (0, _) => None,
+            (_, 0) => Some(told),
+            (_, more) => Some(format!("{told}; and {more} more")),
+        }
+    }
+}
+
+/// Damage in words; other errors, such as that of a volume out of reach, stay what
+/// they are.
+fn as_damage(error: FsError) -> Result<String> {
+    match error {
+        FsError::Damaged { what, cause } => Ok(format!("{what} is damaged: {cause}")),
+        FsError::Space(cause @ SpaceError::Damaged { .. }) => Ok(cause.to_string()),
+        other => Err(other),
+    }
+}
+
+fn owner(ino: Ino) -> String {
+    match ino {
+        Ino::TABLE => "the inode table".into(),
+        Ino(number) => format!("inode {number}"),
+    }
+}
+
+/// Reads the inode table.
+///
+/// # Errors
+/// When the volume fails otherwise than by damage.
+pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
+    let found = Found {
+        spans: vec![Owned {
+            span: Span { page: 0, order: 0 },
+            owner: Ino::TABLE,
+        }],
+        maps: HashMap::new(),
+        free: Runs::default(),
+        next: Ino::ROOT.0,
+        used: 1,
+        orphans: Vec::new(),
+        unfinished: Vec::new(),
+        damages: Damages::default(),
+    };
+    let mut scan = Scan { port, pages, found };
+    scan.table(&head.table)?;
+    let mut found = scan.found;
+    let maps = found.maps.drain().map(|(page, owner)| Owned {
+        span: Span { page, order: 0 },
+        owner,
+    });
+    found.spans.extend(maps);
+    tell_overlaps(&mut found.spans, &mut found.damages);
+    Ok(found)
+}
+
+fn tell_overlaps(spans: &mut [Owned], damages: &mut Damages) {
+    overlaps(spans, |one, other| {
+        let page = one.span.page;
+        damages.note(|| match one.owner == other.owner {
+            true => format!(
+                "page {page} of the volume is named twice by {}",
+                owner(one.owner)
+            ),
+            false => format!(
+                "page {page} of the volume is owned by {} and by {}",
+                owner(one.owner),
+                owner(other.owner)
+            ),
+        });
+        damages.distrusted.extend([one.owner, other.owner]);
+    });
+}
+
+struct Scan<'p> {
+    port: &'p mut Port,
+    pages: u64,
+    found: Found,
+}
+
+impl Scan<'_> {
+    fn table(&mut self, table: &Inode) -> Result<()> {
+        self.take_spans(Ino::TABLE, table)?;
+        let count = self.found.damages.count;
+        // A table that names pages twice would be read for as long as it likes.
+        tell_overlaps(&mut self.found.spans, &mut self.found.damages);
+        if self.found.damages.count > count {
+            self.found.spans.clear();
+            return Ok(());
+        }
+        let end = inodes_of(table) / INODES_PER_PAGE;
+        let mut index = 0;
+        while index < end {
+            let run = map::find(&table.map, index, &mut |page| {
+                Ok(self.port.read_page(page)?.into())
+            });
+            let count = match run.map_err(as_damage) {
+                Ok(Some(run)) => {
+                    let count = run.len.min(end - index).min(READ_PAGES);
+                    self.read(index, run.page, count)?;
+                    count
+                }
+                Ok(None) => {
+                    let what = || format!("the inode table has no page {index}");
+                    self.found.damages.note(what);
+                    map::to_next_span(index).min(end - index)
+                }
+                Err(damage) => {
+                    let damage = damage?;
+                    self.found.damages.note(|| damage);
+                    map::to_next_span(index).min(end - index)
+                }
+            };
+            index += count;
+        }
+        Ok(())
+    }
+
+    /// Takes in pages of the table from `index` on, which lie one after the other.
+    fn read(&mut self, index: u64, page: u64, count: u64) -> Result<()> {
+        match self.port.read(page * PAGE, (count * PAGE) as u32) {
+            Ok(bytes) => {
+                let first = index * INODES_PER_PAGE;
+                for (ino, bytes) in (first..).map(Ino).zip(bytes.chunks(INODE_BYTES)) {
+                    self.take_in(ino, bytes)?;
+                }
+                Ok(())
+            }
+            Err(error) if count == 1 => {
+                let damage = as_damage(error)?;
+                let first = index * INODES_PER_PAGE;
+                let last = first + INODES_PER_PAGE - 1;
+                let what = || format!("inodes {first} to {last} cannot be read: {damage}");
+                self.found.damages.note(what);
+                Ok(())
+            }
+            Err(error) => {
+                as_damage(error)?;
+                (0..count).try_for_each(|more| self.read(index + more, page + more, 1))
+            }
+        }
+    }
+
+    fn take_in(&mut self, ino: Ino, bytes: &[u8]) -> Result<()> {
+        let inode = match Inode::decode(bytes, self.pages) {
+            Ok(inode) if inode.is_free() => return Ok(()),
+            Ok(_) if ino == Ino::TABLE => Err(Damaged("it is the table's, and in use".into())),
+            inode => inode,
+        };
+        if ino != Ino::TABLE {
+            self.found.free.append(self.found.next..ino.0);
+            self.found.next = ino.0 + 1;
+        }
+        let inode = match inode {
+            Ok(inode) => inode,
+            Err(cause) => {
+                let damage = as_damage(damaged_inode(ino, cause))?;
+                self.found.damages.note(|| damage);
+                return Ok(());
+            }
+        };
+        self.take_spans(ino, &inode)?;
+        match (inode.links, inode.flags & TRIM) {
+            (0, _) => self.found.orphans.push(ino),
+            (_, 0) => {}
+            _ => self.found.unfinished.push(ino),
+        }
+        Ok(())
+    }
+
+    /// Adds the spans of an inode to those in use. One that names others' pages, or
+    /// none of the space, is not believed.
+    fn take_spans(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let Scan { port, pages, found } = self;
+        let Found {
+            spans,
+            maps,
+            damages,
+            ..
+        } = found;
+        let (end, its_maps) = (*pages, maps.len());
+        let mut own = 0;
+        let mut wrong = None;
+        let visited = map::visit(
+            &inode.map,
+            0,
+            &mut |page| Ok(Arc::<Page>::from(port.read_page(page)?)),
+            &mut |piece| {
+                let span = piece.span;
+                if span.end() > end {
+                    wrong = Some(span.page);
+                    return false;
+                }
+                own += 1 << span.order;
+                spans.push(Owned { span, owner: ino });
+                true
+            },
+            &mut |page| {
+                if page >= end {
+                    return Err(beyond(ino, page));
+                }
+                match maps.insert(page, ino) {
+                    None => Ok(()),
+                    Some(other) => {
+                        damages.distrusted.insert(other);
+                        let what = format!("{} and {} name it", owner(other), owner(ino));
+                        Err(map::damaged(page, what))
+                    }
+                }
+            },
+        );
+        let visited = match wrong {
+            Some(page) => Err(beyond(ino, page)),
+            // A mark says that pages are still to be counted.
+            None if inode.flags & TRIM == 0 && inode.pages > own => {
+                let what = format!("it counts {} pages, and names {own}", inode.pages);
+                visited.and(Err(damaged_inode(ino, Damaged(what))))
+            }
+            None => visited,
+        };
+        if let Err(error) = visited {
+            let damage = as_damage(error)?;
+            damages.note(|| damage);
+            damages.distrusted.insert(ino);
+        }
+        let own = inode.pages.saturating_add((maps.len() - its_maps) as u64);
+        found.used = found.used.saturating_add(own);
+        if inode.xattrs.at != 0 {
+            let order = inode.xattrs.order;
+            found.used = found.used.saturating_add(1 << order);
+            found.spans.push(Owned {
+                span: Span {
+                    page: inode.xattrs.at,
+                    order,
+                },
+                owner: ino,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn beyond(ino: Ino, page: u64) -> FsError {
+    let what = format!("its map names page {page}, beyond the volume");
+    damaged_inode(ino, Damaged(what))
+}

@@ -1,0 +1,468 @@
+//! Whole file systems whose pages somebody changed, by damage or on purpose: mounted,
+//! walked, read, written and emptied. Nothing panics, hangs or takes memory without
+//! bound, and what is done to one file is not seen in another.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_fs::{
+    Allocate, Changes, Fs, FsError, Ino, Kind, Make, Port, Rename, Seek, SetXattr, Usage,
+};
+use pagemesh_fuzz::{Random, Target, allocated};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use support::memory::{Memory, Page, wait};
+use support::{OWNER, clock, made, mounted};
+
+const PAGE: u64 = 4096;
+/// The sizes of the volume: a small one, and one in which most numbers are pages.
+const SIZES: [u64; 2] = [128 << 20, 1 << 44];
+/// Bytes of one change of an image.
+const CHANGE: usize = 12;
+const CHANGES_MAX: usize = 8;
+const INODE: usize = 256;
+/// Inodes of the image, and some more.
+const INODES: u64 = 160;
+/// Entries that all directories of an image have together, and far more.
+const LISTED_MAX: usize = 20_000;
+/// What mounting and all calls of a case may have allocated at once: the cache and
+/// answers; the image itself is 4 MiB.
+const MEMORY_MAX: u64 = 64 << 20;
+
+/// A file system with everything that pages can hold.
+fn image() -> Memory {
+    let memory = Memory::new(SIZES[0]);
+    let (fs, mut port) = made(&memory);
+    let create = |parent, name: &str, make: Make<'_>| {
+        let attr = fs
+            .create(parent, name.as_bytes(), make, 0o755, OWNER)
+            .unwrap();
+        fs.forget(attr.ino, 1);
+        attr.ino
+    };
+    let mut write = |ino, offset, len: usize| {
+        let bytes: Vec<u8> = (0..len).map(|at| (at / 100) as u8).collect();
+        let bytes = Bytes::from(bytes);
+        fs.write(&mut port, ino, Some(offset), &bytes, false)
+            .unwrap();
+    };
+    let above = create(Ino::ROOT, "above", Make::Directory);
+    let below = create(above, "below", Make::Directory);
+    create(below, "deep", Make::Directory);
+    let small = create(Ino::ROOT, "small", Make::File);
+    write(small, 0, 10_000);
+    fs.link(small, below, b"second").unwrap();
+    fs.forget(small, 1);
+    let large = create(above, "large", Make::File);
+    write(large, 0, 200_000);
+    // A map of two levels, with chunks in two pages of the lower.
+    write(large, 3 << 20, 10_000);
+    write(large, 3 << 30, 10_000);
+    let holes = create(below, "holes", Make::File);
+    write(holes, 500_000, 100);
+    write(holes, 2_500_000, 100);
+    create(Ino::ROOT, "link", Make::Symlink(b"above/below"));
+    create(Ino::ROOT, "long", Make::Symlink(&[b'l'; 500]));
+    create(above, "pipe", Make::Special(Kind::Fifo, 0));
+    for (ino, len) in [(small, 100), (above, 20_000)] {
+        fs.set_xattr(ino, b"user.one", &vec![1; len], SetXattr::Always)
+            .unwrap();
+        fs.set_xattr(ino, b"user.two", b"2", SetXattr::Always)
+            .unwrap();
+    }
+    // A root above leaves, and pages that are free again.
+    let many = create(Ino::ROOT, "many", Make::Directory);
+    let name = |number: u32| format!("{number:0200}");
+    for number in 0..110 {
+        create(many, &name(number), Make::File);
+    }
+    for number in (0..110).filter(|number| number % 8 != 0) {
+        fs.unlink(many, name(number).as_bytes()).unwrap();
+    }
+    // As a crash leaves them: without a name, and marked.
+    let unnamed = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
+    write(unnamed, 0, 50_000);
+    let cut = create(Ino::ROOT, "cut", Make::File);
+    write(cut, 0, 3 << 20);
+    let before = memory.steps();
+    let mut port = fs.port().unwrap();
+    fs.set_size(&mut port, cut, 100_000).unwrap();
+    memory.after(before + 2)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+}
+
+/// Does one change to an image: which page 1, how 1, where 2, with what 8.
+fn change(memory: &Memory, pages: &[u64], how: &[u8]) {
+    let page = pages[usize::from(how[0]) % pages.len()];
+    let at = number(&how[2..4]) as usize % PAGE as usize;
+    let with = &how[4..12];
+    let mapped = pages[number(with) as usize % pages.len()];
+    let put = |at: usize, bytes: &[u8]| {
+        memory.alter(page, |to| {
+            let len = bytes.len().min(to.len() - at);
+            to[at..at + len].copy_from_slice(&bytes[..len]);
+        });
+    };
+    let other: Page = memory.page(mapped);
+    match how[1] % 16 {
+        0..4 => put(at, &with[..1 << (how[1] % 4)]),
+        // A number in its place.
+        4 | 5 => put(at & !7, with),
+        // The number of a page that somebody owns, in its place.
+        6 | 7 => put(at & !7, &mapped.to_le_bytes()),
+        8 => memory.flip(page, at, with[0]),
+        // Of an inode: a field, one of a known page, one of another inode.
+        9 => put(
+            at / INODE * INODE + usize::from(with[7]) % 22 * 8,
+            &with[..7],
+        ),
+        10 => put(at / INODE * INODE + 112 + at % 8 * 8, &mapped.to_le_bytes()),
+        11 => put(at / INODE * INODE, &other[at / INODE * INODE..][..INODE]),
+        // The head of a page of a directory, and the start of its first entry.
+        12 => put(at % 24, &with[..4]),
+        13 => put(0, &other),
+        14 => put(at, &other[at..][..16.min(other.len() - at)]),
+        _ => memory.lose(page),
+    }
+}
+
+/// What a case told, without its numbers.
+#[derive(Hash, PartialEq, Eq, PartialOrd, Ord)]
+enum Told {
+    Ok,
+    Posix(i32),
+    Damaged(String),
+    Other,
+}
+
+fn told<T>(result: Result<T, FsError>) -> Told {
+    let plain = |text: String| text.chars().filter(|c| !c.is_ascii_digit()).collect();
+    match result {
+        Ok(_) => Told::Ok,
+        Err(FsError::Posix(errno)) => Told::Posix(errno.raw_os_error()),
+        Err(FsError::Damaged { cause, .. }) => Told::Damaged(plain(cause.0)),
+        Err(_) => Told::Other,
+    }
+}
+
+/// What a file says of itself.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    size: u64,
+    parts: Vec<Result<Vec<u8>, FsError>>,
+    xattr: Result<Vec<u8>, FsError>,
+}
+
+struct Case {
+    memory: Memory,
+    fs: Fs,
+    port: Port,
+    outcomes: BTreeSet<Told>,
+    /// Changes of the space when damage was first known.
+    stopped_at: Option<usize>,
+}
+
+impl Case {
+    fn take<T>(&mut self, result: Result<T, FsError>) -> Option<T> {
+        if let (None, Some(_)) = (self.stopped_at, self.fs.damage()) {
+            self.stopped_at = Some(self.memory.steps());
+        }
+        let (value, told) = match result {
+            Ok(value) => (Some(value), Told::Ok),
+            Err(error) => {
+                // It says so for ever, or it was no damage.
+                let is_damage = matches!(error, FsError::Damaged { .. });
+                assert!(
+                    !is_damage || self.fs.damage().is_some(),
+                    "{error} was not noted"
+                );
+                (None, told::<()>(Err(error)))
+            }
+        };
+        self.outcomes.insert(told);
+        value
+    }
+
+    /// Every directory that can be reached, with its entries.
+    fn walk(&mut self) -> BTreeMap<Ino, Vec<(Vec<u8>, Ino)>> {
+        let mut found = BTreeMap::new();
+        let mut left = vec![Ino::ROOT];
+        let mut listed = 0;
+        while let Some(directory) = left.pop() {
+            let mut entries = Vec::new();
+            let mut after = 0;
+            loop {
+                let before = after;
+                let some = self.fs.list(directory, after, |entry| {
+                    assert!(entry.cookie > after, "cookies rise");
+                    after = entry.cookie;
+                    entries.push((entry.name.clone(), entry.ino));
+                    entries.len() % 11 > 0
+                });
+                if self.take(some).is_none() || after == before {
+                    break;
+                }
+                listed += 1;
+                assert!(listed < LISTED_MAX, "a listing does not end");
+            }
+            entries.retain(|(name, _)| name != b"." && name != b"..");
+            for (name, _) in &entries {
+                let looked = self.fs.lookup(directory, name);
+                if let Some(attr) = self.take(looked) {
+                    self.fs.forget(attr.ino, 1);
+                    if attr.kind == Kind::Directory && !found.contains_key(&attr.ino) {
+                        left.push(attr.ino);
+                    }
+                }
+            }
+            found.insert(directory, entries);
+        }
+        found
+    }
+
+    fn see(&mut self, ino: Ino) -> Option<Seen> {
+        let attr = self.fs.attr(ino);
+        let attr = self.take(attr)?;
+        for what in [Seek::Data, Seek::Hole] {
+            let sought = self.fs.seek(&mut self.port, ino, 5_000, what);
+            self.take(sought);
+        }
+        let target = self.fs.read_link(ino);
+        self.take(target);
+        let at = [
+            0,
+            30_000,
+            2_090_000,
+            3 << 20,
+            3 << 30,
+            attr.size.saturating_sub(9_000),
+        ];
+        let parts = at.map(|at| self.fs.read(&mut self.port, ino, at, 9_000));
+        for part in &parts {
+            self.take(part.clone());
+        }
+        let xattr = self.fs.xattr(ino, b"user.one");
+        self.take(xattr.clone());
+        let names = self.fs.xattr_names(ino);
+        self.take(names);
+        Some(Seen {
+            size: attr.size,
+            parts: parts.into(),
+            xattr,
+        })
+    }
+
+    fn write(&mut self, ino: Ino, offset: Option<u64>, len: usize) {
+        let bytes = Bytes::from(vec![0xaa; len]);
+        let written = self.fs.write(&mut self.port, ino, offset, &bytes, false);
+        self.take(written);
+    }
+
+    fn create(&mut self, parent: Ino, name: &[u8], make: Make<'_>) -> Option<Ino> {
+        let attr = self.fs.create(parent, name, make, 0o700, OWNER);
+        let ino = self.take(attr)?.ino;
+        self.fs.forget(ino, 1);
+        Some(ino)
+    }
+
+    /// Makes files, and writes to them and to one that is there. No other changes.
+    fn add(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
+        let seen: BTreeMap<Ino, Option<Seen>> = (1..INODES)
+            .map(|ino| (Ino(ino), self.see(Ino(ino))))
+            .collect();
+        let mut touched = BTreeSet::new();
+        for &directory in tree.keys() {
+            touched.insert(directory);
+            for number in 0..3 {
+                let name = format!("{number} {}", "n".repeat(190));
+                if let Some(ino) = self.create(directory, name.as_bytes(), Make::File) {
+                    touched.insert(ino);
+                    self.write(ino, Some(3_000), 100_000);
+                    self.write(ino, Some(5 << 20), 5_000);
+                    self.write(ino, Some(4_000), 9_000);
+                    let set = self
+                        .fs
+                        .set_xattr(ino, b"user.a", &[3; 9_000], SetXattr::Always);
+                    self.take(set);
+                }
+            }
+        }
+        let files = |ino: &Ino| self.fs.attr(*ino).is_ok_and(|attr| attr.kind == Kind::File);
+        let old: Vec<Ino> = seen.keys().copied().filter(files).collect();
+        if let Some(&ino) = old.iter().find(|ino| !touched.contains(ino)) {
+            touched.insert(ino);
+            self.write(ino, Some(2_000), 20_000);
+            self.write(ino, None, 5_000);
+            let mode = Some(0o4711);
+            let set = self.fs.set_attr(
+                ino,
+                Changes {
+                    mode,
+                    ..Changes::default()
+                },
+            );
+            self.take(set);
+        }
+        for (ino, before) in seen {
+            let after = self.see(ino);
+            let is_known = self.fs.damage().is_some() || touched.contains(&ino);
+            assert!(
+                is_known || after == before,
+                "{ino:?} changed: {before:?}, {after:?}"
+            );
+        }
+    }
+
+    /// Moves, cuts and removes whatever can be.
+    fn remove(&mut self, tree: &BTreeMap<Ino, Vec<(Vec<u8>, Ino)>>) {
+        for (number, ino) in (1..INODES).map(Ino).enumerate() {
+            let how = [
+                Allocate::Punch,
+                Allocate::Reserve { keep_size: true },
+                Allocate::Zero { keep_size: false },
+            ];
+            let how = how[number % 3];
+            let done = self.fs.allocate(&mut self.port, ino, how, 5_000, 60_000);
+            self.take(done);
+            let done = self
+                .fs
+                .allocate(&mut self.port, ino, Allocate::Punch, 1 << 20, 1 << 40);
+            self.take(done);
+            if self.fs.attr(ino).is_ok_and(|attr| attr.kind == Kind::File) {
+                let cut = self
+                    .fs
+                    .set_size(&mut self.port, ino, 5_000 * (number as u64 % 2));
+                self.take(cut);
+            }
+        }
+        let all = tree.iter().flat_map(|(directory, entries)| {
+            entries
+                .iter()
+                .map(|(name, _)| (*directory, name.as_slice()))
+        });
+        let all: Vec<(Ino, &[u8])> = all.collect();
+        for (index, &from) in all.iter().enumerate().step_by(3) {
+            let to = all[(index * 7 + 3) % all.len()];
+            let how = [Rename::Replace, Rename::Exchange, Rename::NoReplace][index / 3 % 3];
+            let moved = self.fs.rename(from, to, how);
+            self.take(moved);
+        }
+        for _ in 0..4 {
+            for &(directory, name) in all.iter().rev() {
+                let gone = match self.fs.unlink(directory, name) {
+                    Err(FsError::Posix(Errno::ISDIR)) => self.fs.rmdir(directory, name),
+                    gone => gone,
+                };
+                self.take(gone);
+            }
+        }
+        let times = self.fs.put_times();
+        self.take(times);
+    }
+}
+
+fn run(memory: &Memory) -> (BTreeSet<Told>, Option<Usage>) {
+    let fs = match Fs::mount(memory.shared(), wait, clock) {
+        Ok(fs) => fs,
+        Err(error) => {
+            let is_told = matches!(error, FsError::Damaged { .. } | FsError::Space(_));
+            assert!(is_told, "mounting: {error}");
+            return (BTreeSet::from([told::<()>(Err(error))]), None);
+        }
+    };
+    let port = fs.port().unwrap();
+    let stopped_at = fs.damage().map(|_| 0);
+    let mut case = Case {
+        memory: memory.clone(),
+        fs,
+        port,
+        outcomes: BTreeSet::new(),
+        stopped_at,
+    };
+    if stopped_at.is_some() {
+        assert_eq!(memory.steps(), 0, "nothing is changed in what is damaged");
+    }
+    let tree = case.walk();
+    case.add(&tree);
+    let tree = case.walk();
+    case.remove(&tree);
+    case.walk();
+    if let Some(steps) = case.stopped_at {
+        assert_eq!(memory.steps(), steps, "a change after damage was known");
+    }
+    let usage = case.fs.usage();
+    (case.outcomes, Some(usage))
+}
+
+fn check(image: &Memory, pages: &[u64], input: &[u8]) -> (bool, BTreeSet<Told>) {
+    let size = SIZES[usize::from(input.first().copied().unwrap_or(0)) % SIZES.len()];
+    let memory = image.sized(size);
+    let changes = input.get(1..).unwrap_or(&[]).chunks_exact(CHANGE);
+    for how in changes.take(CHANGES_MAX) {
+        change(&memory, pages, how);
+    }
+    let ((outcomes, usage), bytes) = allocated(|| run(&memory));
+    assert!(bytes < MEMORY_MAX, "{bytes} bytes in memory");
+    // Whatever was done to it, it can be looked at again.
+    let again = Fs::mount(memory.shared(), wait, clock);
+    (usage.is_some() && again.is_ok(), outcomes)
+}
+
+#[test]
+fn fuzz_files() {
+    let image = image();
+    let pages: Vec<u64> = image.pages();
+    let meta: Vec<usize> = (0..pages.len())
+        .filter(|&index| is_meta(&image.page(pages[index])))
+        .collect();
+    let mut random = Random::new(1);
+    let mut seeds = vec![vec![0], vec![1]];
+    // Every way to change a page of the name space.
+    for how in 0..16u8 {
+        for &page in meta.iter().filter(|&&page| page < 256) {
+            let mut seed = vec![how % 2, page as u8, how];
+            seed.extend((0..CHANGE - 2).map(|_| random.draw() as u8));
+            seeds.push(seed);
+        }
+    }
+    Target::new("files", env!("CARGO_MANIFEST_DIR"))
+        .seeds(seeds)
+        .cases(1500)
+        .bytes_max(1 + CHANGE * CHANGES_MAX)
+        .run(|input| check(&image, &pages, input));
+}
+
+/// Pages of files hold what the image wrote to them.
+fn is_meta(page: &Page) -> bool {
+    page.windows(2).any(|two| two[1].wrapping_sub(two[0]) > 1)
+}
+
+#[test]
+fn the_image_is_sound_and_bears_everything() {
+    let image = image();
+    for size in SIZES {
+        let memory = image.sized(size);
+        let (fs, _) = mounted(&memory);
+        assert_eq!(fs.damage(), None);
+        drop(fs);
+        let memory = image.sized(size);
+        let (outcomes, usage) = run(&memory);
+        let damage = outcomes
+            .iter()
+            .any(|told| matches!(told, Told::Damaged(_) | Told::Other));
+        assert!(!damage, "a sound image is called damaged");
+        // The root and what could not be moved away, of nearly a hundred.
+        let inodes = usage.unwrap().inodes;
+        assert!(inodes < 8, "{inodes} inodes are left");
+        assert_eq!(mounted(&memory).0.damage(), None);
+    }
+}
