@@ -97,6 +97,26 @@ impl Daemon {
         super::program::signal(self.pid(), signal);
     }
 
+    /// Stops it, and waits until none of its threads is in a system call any more.
+    /// `CONT` has it go on.
+    #[track_caller]
+    pub fn freeze(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.pid());
+        // The state is after the name, which is in parentheses (proc(5)).
+        let is_stopped = |stat: String| {
+            let rest = stat.rsplit_once(") ").map(|(_, rest)| rest.to_owned());
+            rest.is_some_and(|rest| rest.starts_with('T'))
+        };
+        super::until(&format!("{} stands still", self.name), || {
+            let tasks = std::fs::read_dir(&tasks).expect("the threads of a process");
+            let stats = tasks.map(|task| task.expect("a thread").path().join("stat"));
+            stats
+                .map(std::fs::read_to_string)
+                .all(|stat| stat.is_ok_and(is_stopped))
+        });
+    }
+
     /// The next line that it says on standard output after `ready`.
     pub fn line(&self) -> String {
         let lines = self.lines.as_ref().unwrap().lock().unwrap();
