@@ -158,7 +158,8 @@ fn fuzz(seconds: u64, target: Option<&str>, seed: Option<u64>, keep: bool) -> an
     let mut command = Command::new(cargo);
     let name = format!("fuzz_{}", target.unwrap_or_default());
     command
-        .args(["test", "--workspace", "--lib", "--locked", &name])
+        .args(["test", "--workspace", "--lib", "--test", "fuzz", "--locked"])
+        .arg(&name)
         .args(["--", "--nocapture"])
         .env("PAGEMESH_FUZZ_SECONDS", seconds.to_string());
     if let Some(seed) = seed {

@@ -30,6 +30,7 @@ impl Functions {
 
     fn read_text(&mut self, text: &str) {
         let mut is_test = false;
+        let by_both = by_both(text);
         for line in text.lines().map(str::trim) {
             // Those in `proptest!` have the attribute, too.
             is_test |= line == "#[test]";
@@ -37,11 +38,18 @@ impl Functions {
                 continue;
             };
             self.all.insert(function.to_owned());
-            if std::mem::take(&mut is_test) {
+            if std::mem::take(&mut is_test) || by_both.contains(function) {
                 self.tests.insert(function.to_owned());
             }
         }
     }
+}
+
+/// The functions that `by_both!` makes tests of, a line each.
+fn by_both(text: &str) -> BTreeSet<&str> {
+    let lines = text.lines().skip_while(|line| *line != "by_both! {");
+    let lines = lines.skip(1).take_while(|line| *line != "}");
+    lines.map(str::trim).collect()
 }
 
 /// The function whose signature begins on a line.
@@ -135,6 +143,7 @@ fn callers(file: &Path, text: &str) -> Vec<Caller> {
     let stem = file.file_stem().and_then(|stem| stem.to_str());
     let stem = stem.unwrap_or_default();
     let (mut of, mut is_test, mut found) = (stem, false, Vec::<Caller>::new());
+    let by_both = by_both(text);
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("impl ") {
             let subject = rest.rsplit(" for ").next().unwrap_or(rest);
@@ -148,7 +157,7 @@ fn callers(file: &Path, text: &str) -> Vec<Caller> {
                 file: file.to_owned(),
                 of: of.to_owned(),
                 name: function.to_owned(),
-                is_test: std::mem::take(&mut is_test),
+                is_test: std::mem::take(&mut is_test) || by_both.contains(function),
                 calls: vec![],
             });
         } else if let Some(last) = found.last_mut() {
@@ -250,7 +259,7 @@ fn promises_mark_tests_that_need_root() {
 #[test]
 fn only_what_gets_to_skip_needs_root() {
     let text = "fn make() {\n    Net::new(2);\n}\nimpl Net {\n    fn new() {\n        skip(\"no\");\n    }\n}\n\
-         #[test]\nfn far() {\n    make();\n}\n#[test]\nfn near() {\n    it.skip(1);\n    Other::new();\n}\n";
+         by_both! {\n    far\n}\nfn far() {\n    make();\n}\n#[test]\nfn near() {\n    it.skip(1);\n    Other::new();\n}\n";
     let found = left_out(&callers(Path::new("a/net.rs"), text));
     assert_eq!(found, BTreeSet::from(["far".to_owned()]));
     let marks = marks("`one`\n  (root), `two` and `three` (root).");
