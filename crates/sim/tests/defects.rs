@@ -51,7 +51,10 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::StaleLegRead, &[STALE_READ]),
     (Defect::RegionNotResynced, DIVERGED),
     (Defect::RoundNotStamped, DIVERGED),
-    (Defect::NoBarrier, &[SUPERSEDED, LEGS_DIFFER]),
+    (
+        Defect::NoBarrier,
+        &[SUPERSEDED, LEGS_DIFFER, NOT_LINEARIZABLE],
+    ),
     (Defect::ManagerNotSynced, &[NO_REST]),
 ];
 

@@ -180,7 +180,7 @@ impl Hub {
         self.ops.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How many operations there were: tells whether others are at work.
+    /// How many operations there were.
     pub(crate) fn ops(&self) -> u64 {
         self.ops.load(Ordering::Relaxed)
     }

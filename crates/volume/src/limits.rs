@@ -66,6 +66,9 @@ pub const SHIPMENTS_MAX: usize = if cfg!(test) { 4 } else { 256 };
 /// Bytes copied under one range lock while resynchronising: bounds how long
 /// a write to the same place waits.
 pub const RESYNC_CHUNK_BYTES: u64 = 256 << 10;
+/// Chunks that a leg gets at once while resynchronising: each takes several messages,
+/// one after the other, and few of them fill a fast network.
+pub const RESYNC_CHUNKS_MAX: usize = 8;
 /// Bytes per second of a resynchronisation while there are other writes.
 pub const RESYNC_BUSY_BYTES_PER_S: u64 = 128 << 20;
 /// Pages compared under one range lock.

@@ -22,13 +22,16 @@ use super::runs::{merge, without};
 use super::settle::differing;
 use super::start::look_for_new_addresses;
 use super::state::State;
-use crate::limits::{RESYNC_BUSY_BYTES_PER_S, RETURN_RETRY_MAX, RETURN_RETRY_MIN};
+use crate::limits::{
+    RESYNC_BUSY_BYTES_PER_S, RESYNC_CHUNKS_MAX, RETURN_RETRY_MAX, RETURN_RETRY_MIN,
+};
 use crate::status::Count;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::PageNo;
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{Run, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -52,6 +55,8 @@ struct Way<'a> {
     column: usize,
     leg: usize,
     control: Rc<Control>,
+    /// When the next chunk may be copied, if others are at work.
+    may_go_on: Cell<Duration>,
 }
 
 pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
@@ -132,6 +137,7 @@ async fn attempt(state: &Rc<State>, column: usize, leg: usize) -> Result<(), Str
             column,
             leg,
             control,
+            may_go_on: Cell::default(),
         },
         None => {
             let way = prepare(state, column, leg).await?;
@@ -211,6 +217,7 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
         column,
         leg,
         control: state.control(connection),
+        may_go_on: Cell::default(),
     };
     let (epoch, round) = {
         let model = state.model();
@@ -520,16 +527,15 @@ impl Way<'_> {
     }
 
     async fn copy_all(&self, runs: &[Run], pass: Pass) -> Result<(), String> {
-        for (start, stop) in self.reach(runs) {
-            for (offset, len) in chunks(start, stop) {
-                self.copy_chunk(offset, len, pass).await?;
-            }
-        }
-        Ok(())
+        let chunks = self
+            .reach(runs)
+            .flat_map(|(start, stop)| chunks(start, stop));
+        let copies = chunks.map(|(offset, len)| self.copy_chunk(offset, len, pass));
+        copy::at_once(self.state, RESYNC_CHUNKS_MAX, copies).await
     }
 
     async fn copy_chunk(&self, offset: u64, len: u64, pass: Pass) -> Result<(), String> {
-        let ops = self.state.hub.ops();
+        let ops = self.state.ops_of_others();
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
@@ -562,13 +568,14 @@ impl Way<'_> {
         Ok(())
     }
 
-    /// Others at work come first.
+    /// Others at work come first: all chunks together take their time.
     async fn pace(&self, ops_before: u64, len: u64) {
-        // One operation more is the copy's own; a chunk has few of them.
-        let own = len / PAGE_BYTES as u64 + 1;
-        if self.state.hub.ops() > ops_before + own {
-            let wait = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
-            self.state.sleep(wait.unwrap_or_default()).await;
+        if self.state.ops_of_others() > ops_before {
+            let took = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
+            let begins = self.may_go_on.get().max(self.state.now());
+            let ends = begins + took.unwrap_or_default();
+            self.may_go_on.set(ends);
+            self.state.sleep(ends - self.state.now()).await;
         }
     }
 

@@ -14,7 +14,10 @@ use pagemesh_base::slice::{
 };
 use pagemesh_base::space::Extent;
 use pagemesh_base::units::PAGE_BYTES;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 /// Which leg could not go on.
 pub(super) struct CopyError {
@@ -64,6 +67,42 @@ pub(super) fn parties(state: &State, column: usize, legs: Mask) -> Option<Vec<Pa
         Some(Party { leg, control })
     };
     legs.legs().map(party).collect()
+}
+
+/// Runs futures, `most` of them at once, begun in their order. Once one has failed no
+/// more begin, and those that have go on to their end: nothing of them is on its way
+/// when this tells the first failure.
+pub(super) async fn at_once<F: Future<Output = Result<(), String>>>(
+    state: &State,
+    most: usize,
+    mut futures: impl Iterator<Item = F>,
+) -> Result<(), String> {
+    let mut begun: Vec<Pin<Box<F>>> = vec![];
+    let mut result = Ok(());
+    poll_fn(|context| {
+        let room = most - begun.len();
+        let begins = if result.is_ok() { room } else { 0 };
+        begun.extend(futures.by_ref().take(begins).map(Box::pin));
+        let before = begun.len();
+        begun.retain_mut(|future| match future.as_mut().poll(context) {
+            Poll::Pending => true,
+            Poll::Ready(one) => {
+                if result.is_ok() {
+                    result = one;
+                }
+                false
+            }
+        });
+        if before == 0 {
+            return Poll::Ready(());
+        }
+        if begun.len() < before {
+            state.act();
+        }
+        Poll::Pending
+    })
+    .await;
+    result
 }
 
 /// Makes a range of `to` like the first of `from` that can be read. The caller
@@ -267,7 +306,7 @@ async fn change(
     to: &[Party],
     request: impl Fn(Stamp) -> SliceRequest,
 ) -> Result<(), CopyError> {
-    let op = state.hub.next_op();
+    let op = state.next_op();
     let start = |party: &Party| {
         let epoch = party.control.epoch(state);
         let stamp = Stamp { epoch, op, open: 0 };

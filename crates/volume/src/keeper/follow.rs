@@ -99,7 +99,7 @@ impl Flight {
             };
             state.touched.set(true);
             state.act();
-            let op = state.hub.next_op();
+            let op = state.next_op();
             let epoch = route.control.epoch(state);
             // On all other legs it is complete.
             let stamp = Stamp { epoch, op, open: 0 };

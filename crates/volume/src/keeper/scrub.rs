@@ -215,7 +215,7 @@ async fn walk(state: &State) {
         (pass.columns, pass.start, pass.total)
     };
     let (mut done, mut batch, mut told) = (0, 0, Duration::ZERO);
-    let mut ops = state.hub.ops();
+    let mut ops = state.ops_of_others();
     let mut may_go_on = state.now();
     while done < total {
         let Some((chunk, _)) = chunk_at(state, columns, at) else {
@@ -239,7 +239,7 @@ async fn walk(state: &State) {
         }
         if batch >= SCRUB_BATCH_BYTES || done >= total {
             // Since the last look, the sleep before this batch included.
-            let before = std::mem::replace(&mut ops, state.hub.ops());
+            let before = std::mem::replace(&mut ops, state.ops_of_others());
             let is_busy = ops > before;
             may_go_on = may_go_on.max(state.now()) + pace(state, batch, is_busy);
             state.sleep(may_go_on.saturating_sub(state.now())).await;

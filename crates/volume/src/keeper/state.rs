@@ -29,6 +29,8 @@ pub(super) struct State {
     pub deadline: Cell<Option<Duration>>,
     /// Rises with everything that may let a task go on.
     pub activity: Cell<u64>,
+    /// Operations that this began itself.
+    own_ops: Cell<u64>,
     /// The status is to be reported anew.
     pub touched: Cell<bool>,
     /// Channels have come that lack connections.
@@ -54,6 +56,7 @@ impl State {
             now: Cell::default(),
             deadline: Cell::default(),
             activity: Cell::default(),
+            own_ops: Cell::default(),
             touched: Cell::new(true),
             joined: Cell::default(),
             model: RefCell::default(),
@@ -98,6 +101,17 @@ impl State {
 
     pub(super) fn act(&self) {
         self.activity.set(self.activity.get() + 1);
+    }
+
+    /// The number of a new operation.
+    pub(super) fn next_op(&self) -> u64 {
+        self.own_ops.set(self.own_ops.get() + 1);
+        self.hub.next_op()
+    }
+
+    /// How many operations channels began: tells whether others are at work.
+    pub(super) fn ops_of_others(&self) -> u64 {
+        self.hub.ops() - self.own_ops.get()
     }
 
     pub(super) fn begin_turn(&self, now: Duration) {

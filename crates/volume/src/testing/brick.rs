@@ -205,6 +205,13 @@ impl Bricks {
     }
 
     /// Those that have something to do.
+    /// Requests that a brick has got and not carried out.
+    pub(crate) fn queued(&self, brick: BrickId) -> usize {
+        let connections = self.connections.values();
+        let of_it = connections.filter(|connection| connection.brick == brick);
+        of_it.map(|connection| connection.queue.len()).sum()
+    }
+
     pub(crate) fn busy(&self) -> Vec<u64> {
         let busy = self.connections.iter().filter(|(_, c)| {
             let waits = !c.queue.is_empty() || !c.answers.is_empty() || c.orphan;

@@ -756,21 +756,7 @@ fn a_syncing_leg_forgets_what_the_others_refused() {
     world.kill(1);
     world.write(0, PAGE, 1);
     world.restart(1);
-    // In the middle of its return.
-    for _ in 0..1000 {
-        world.client.turn();
-        world.client.call();
-        world.reap();
-        if world.leg(1).state == LegState::Syncing {
-            break;
-        }
-        let busy = guard(&world.fabric.0).busy();
-        for connection in busy {
-            guard(&world.fabric.0).step(connection, &mut world.dice);
-        }
-        world.client.now += Duration::from_millis(10);
-    }
-    assert_eq!(world.leg(1).state, LegState::Syncing);
+    world.until_syncing(1);
     world.room(0, 0);
     let token = world.submit(0, write(4 * PAGE, PAGE, 2));
     let ending = world.ending(token);
@@ -780,6 +766,29 @@ fn a_syncing_leg_forgets_what_the_others_refused() {
     );
     world.heals();
     world.holds(4 * PAGE, PAGE, 0);
+}
+
+/// What is far away, or busy, takes long for each message.
+#[test]
+fn a_leg_that_returns_gets_several_places_at_once() {
+    let mut world = World::mirror(2);
+    world.kill(1);
+    let places = [0, 2, 4, 6];
+    for page in places {
+        world.write(page * PAGE, PAGE, page + 1);
+    }
+    world.restart(1);
+    world.until_syncing(1);
+    world.freeze(1, true);
+    world.rest();
+    assert_eq!(guard(&world.fabric.0).queued(brick(1)), places.len());
+    // A write there waits for the copy of its place, and is not undone by it.
+    let token = world.submit(0, write(4 * PAGE, PAGE, 9));
+    assert!(world.ending(token).is_none());
+    world.heals();
+    assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
+    world.holds(4 * PAGE, PAGE, 9);
+    world.holds(6 * PAGE, PAGE, 7);
 }
 
 /// All legs are away for too long: requests fail, and what one leg took of

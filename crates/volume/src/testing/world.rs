@@ -204,6 +204,26 @@ impl World {
         panic!("never {state:?}: {:#?}", self.client.status());
     }
 
+    /// Until channels write to a leg of the first column that is on its return.
+    #[track_caller]
+    pub(crate) fn until_syncing(&mut self, leg: usize) {
+        for _ in 0..1000 {
+            self.client.turn();
+            self.client.call();
+            self.reap();
+            let (_, view) = self.client.hub.view();
+            if view.columns[0].legs[leg].state == LegState::Syncing {
+                return;
+            }
+            let busy = guard(&self.fabric.0).busy();
+            for connection in busy {
+                guard(&self.fabric.0).step(connection, &mut self.dice);
+            }
+            self.client.now += Duration::from_millis(10);
+        }
+        panic!("{:?}", self.client.status());
+    }
+
     pub(crate) fn submit(&mut self, channel: usize, request: Request) -> u64 {
         self.next += 1;
         self.channels[channel].submit(Token(self.next), request);
