@@ -367,6 +367,11 @@ pub enum Replica {
         /// When it has what is written.
         #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
         mode: ReplicaMode,
+        /// Let the manager promote an asynchronous copy: whoever attaches the volume
+        /// while every brick with an in-sync copy is dead goes on with it. What was
+        /// acknowledged last and was not to be durable may be missing then.
+        #[arg(long)]
+        auto_promote: bool,
         #[command(flatten)]
         client: Client,
     },
@@ -751,6 +756,19 @@ pub enum Bench {
         #[arg(long, value_delimiter = ',', default_values_t = [1000, 1_000_000], value_parser = clap::value_parser!(u64).range(1..))]
         per_directory: Vec<u64>,
         /// Threads that serve the mount.
+        #[arg(long, default_value_t = 4, value_parser = threads())]
+        threads: usize,
+    },
+    /// A node that dies under load, brick and mounting process at once: how long it
+    /// takes until the other one has the files mounted and writes them, and whether all
+    /// is there that must be.
+    Failover {
+        #[command(flatten)]
+        measure: Measure,
+        /// Programs that write.
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+        writers: u32,
+        /// Threads that serve each mount.
         #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
     },

@@ -3,6 +3,7 @@
 //! Invariants: nothing that exists is touched; scratch pools, sockets and
 //! processes are gone when the command ends.
 
+mod failover;
 mod files;
 mod recovery;
 
@@ -256,6 +257,18 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 class: String::new(),
             };
             finish(&files::many(measure, &options, *threads)?, measure)
+        }
+        Bench::Failover {
+            measure,
+            writers,
+            threads,
+        } => {
+            let options = pagemesh_bench::failover::Options {
+                rounds: measure.rounds,
+                runtime: Duration::from_secs(measure.seconds),
+                writers: *writers as usize,
+            };
+            finish(&failover::run(measure, &options, *threads)?, measure)
         }
         Bench::Database {
             measure,

@@ -8,7 +8,7 @@ use crate::volume::client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, Name};
 use pagemesh_manage::Client;
-use pagemesh_manage::wire::{ChooseReplica, VolumeDetail};
+use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeDetail};
 use serde::Serialize;
 
 /// Attaches, detaches, promotes and shows replicas.
@@ -18,10 +18,15 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
             volume,
             brick,
             mode,
+            auto_promote,
             client: args,
         } => {
-            let asynchronous = *mode == ReplicaMode::Async;
-            let detail = client(args)?.attach_replica(volume, brick.map(BrickId), asynchronous)?;
+            let wish = AttachReplica {
+                brick: brick.map(BrickId),
+                asynchronous: *mode == ReplicaMode::Async,
+                auto_promote: *auto_promote,
+            };
+            let detail = client(args)?.attach_replica(volume, wish)?;
             let copy = detail.info.copies - 1;
             tell(
                 args,

@@ -18,6 +18,7 @@
 
 pub mod database;
 mod error;
+pub mod failover;
 pub mod file_peers;
 mod fio;
 pub mod idle;

@@ -238,19 +238,14 @@ impl Client {
         )
     }
 
-    /// Adds a copy to every column of a volume, on this brick or where there is room.
+    /// Adds a copy to every column of a volume, on a brick or where there is room.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach_replica(
         &self,
         name: &Name,
-        brick: Option<BrickId>,
-        asynchronous: bool,
+        wish: AttachReplica,
     ) -> Result<VolumeDetail, ManagerError> {
         let path = format!("volumes/{name}/replicas");
-        let wish = AttachReplica {
-            brick,
-            asynchronous,
-        };
         self.call(Method::POST, &path, LONG_CALL_TIMEOUT, &wish)
     }
 

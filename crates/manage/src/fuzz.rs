@@ -234,6 +234,7 @@ fn fuzz_rest_answer() {
         health: Health::Degraded,
         unreachable_legs: 1,
         attached: None,
+        auto_promote: true,
         created_unix_s: 5,
     };
     let detail = VolumeDetail {
@@ -323,6 +324,7 @@ fn fuzz_store_record() {
         notes: vec![],
         created_unix_s: 1,
         files_bytes: Some(1 << 20),
+        auto_promote: true,
     };
     let doomed = Doomed {
         brick: BRICK,

@@ -49,6 +49,10 @@ pub struct VolumeRecord {
     /// are promised to it, while the volume itself is far larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files_bytes: Option<u64>,
+    /// Whether its asynchronous copy is promoted when somebody attaches it and every
+    /// brick with an in-sync copy is dead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub auto_promote: bool,
 }
 
 /// Who has a volume.

@@ -26,8 +26,10 @@ impl Manager {
             if volume.shape.copies >= COPIES_MAX {
                 return Err(ChangeError::TooManyCopies.into());
             }
-            if wish.asynchronous {
-                refuse_to_follow(&volume)?;
+            match wish.asynchronous {
+                true => refuse_to_follow(&volume)?,
+                false if wish.auto_promote => return Err(needs_no_promotion()),
+                false => {}
             }
             let candidates = self.replica_candidates(&book, wish.brick)?;
             let (durability, factor) = (volume.durability, self.settings.overprovision_factor);
@@ -47,6 +49,7 @@ impl Manager {
             let mut record = book.volume(name)?.clone();
             record.ledger = record.ledger.apply(&change)?;
             record.shape = record.shape.with_copies(record.shape.copies + 1)?;
+            record.auto_promote |= wish.auto_promote;
             Ok(record)
         })
     }
@@ -67,6 +70,7 @@ impl Manager {
                 self.refuse_without_living(&book, &record)?;
             }
             record.shape = record.shape.with_copies(record.shape.copies - 1)?;
+            record.auto_promote &= following(&record).is_some();
             record.notes.retain(|note| note.leg != wish.copy);
             let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
             behind.for_each(|note| note.leg -= 1);
@@ -105,10 +109,36 @@ impl Manager {
         let mut book = self.book();
         let mut record = self.replica_record(&book, name, wish)?;
         self.refuse_promotion(&book, &record, wish)?;
-        record.ledger = record.ledger.apply(&Change::Promote(wish.copy))?;
-        record.notes.clear();
+        promote(&mut record, wish.copy)?;
         self.replace(&mut book, &record)?;
         Ok(self.detail(&book, &record))
+    }
+
+    /// Has a volume that is being attached go on with the copy that follows, where that
+    /// was allowed and [`Manager::promote_replica`] would do it without force: every
+    /// brick with an in-sync copy is dead. What lies on the other one must be alive.
+    pub(crate) fn promote_if_allowed(
+        &self,
+        book: &Book,
+        record: &mut VolumeRecord,
+    ) -> Result<(), ChangeError> {
+        let Some((copy, leg)) = following(record).filter(|_| record.auto_promote) else {
+            return Ok(());
+        };
+        let wish = ChooseReplica {
+            copy,
+            force: false,
+            expected: None,
+        };
+        let brick = book.bricks.get(&leg.brick);
+        let is_there = brick.is_some_and(|brick| self.is_alive(brick));
+        let is_ready = leg.state == LegState::Following && is_there;
+        if !is_ready || self.refuse_promotion(book, record, wish).is_err() {
+            return Ok(());
+        }
+        let (volume, brick) = (record.ledger.layout.name.clone(), leg.brick);
+        tracing::warn!(%volume, copy, %brick, "the copy that follows is promoted: no brick with an in-sync one is alive");
+        promote(record, copy)
     }
 
     /// What [`Manager::promote_replica`] says about its errors.
@@ -238,6 +268,27 @@ impl Manager {
         });
         copy.collect()
     }
+}
+
+fn promote(record: &mut VolumeRecord, copy: usize) -> Result<(), ChangeError> {
+    record.ledger = record.ledger.apply(&Change::Promote(copy))?;
+    record.notes.clear();
+    record.auto_promote = false;
+    Ok(())
+}
+
+/// The asynchronous copy and its leg: such a volume has one column.
+fn following(record: &VolumeRecord) -> Option<(usize, &Leg)> {
+    let mut columns = record.ledger.layout.columns();
+    let mut legs = columns.next()?.legs.iter().enumerate();
+    legs.find(|(_, leg)| leg.asynchronous)
+}
+
+fn needs_no_promotion() -> Fault {
+    Fault::bad(
+        "only an asynchronous copy is promoted by the manager",
+        "leave auto_promote out: with a synchronous copy the next client goes on by itself",
+    )
 }
 
 /// The brick of a leg, if that is in-sync.

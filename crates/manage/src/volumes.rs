@@ -73,6 +73,7 @@ impl Manager {
             notes: vec![],
             created_unix_s: self.clock.unix_s(),
             files_bytes,
+            auto_promote: false,
         };
         let volume = self.publish(&plan.segments, |_| Ok(record))?;
         Ok(sized(volume, wish.size_bytes, bytes))
@@ -193,6 +194,7 @@ impl Manager {
         check_text("the client's label", &wish.client, CLIENT_BYTES_MAX)?;
         let mut book = self.book();
         let mut record = book.volume(name)?.clone();
+        self.promote_if_allowed(&book, &mut record)?;
         record.ledger = record.ledger.apply(&Change::Attach)?;
         record.attachment = Some(Attachment {
             client: wish.client.clone(),
@@ -379,6 +381,7 @@ impl Manager {
             health: health(layout),
             unreachable_legs: places(&layout.segments).filter(is_dead).count(),
             attached: record.attachment.clone(),
+            auto_promote: record.auto_promote,
             created_unix_s: record.created_unix_s,
         }
     }

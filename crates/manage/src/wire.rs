@@ -257,6 +257,10 @@ pub struct AttachReplica {
     /// such copy each.
     #[serde(default)]
     pub asynchronous: bool,
+    /// Whether the next client goes on with an asynchronous copy once every brick with
+    /// an in-sync one is dead, although it may lack what was acknowledged last.
+    #[serde(default)]
+    pub auto_promote: bool,
 }
 
 /// A copy of a volume that is to be removed, or promoted.
@@ -413,6 +417,9 @@ pub struct VolumeInfo {
     pub unreachable_legs: usize,
     /// Who has it.
     pub attached: Option<Attachment>,
+    /// Whether its asynchronous copy is promoted by the manager.
+    #[serde(default)]
+    pub auto_promote: bool,
     /// Seconds since 1970.
     pub created_unix_s: u64,
 }

@@ -277,8 +277,8 @@ impl Life {
             } => {
                 let asynchronous = *asynchronous;
                 let wish = AttachReplica {
-                    brick: None,
                     asynchronous,
+                    ..AttachReplica::default()
                 };
                 if manager.attach_replica(&name(NAMES[*at]), wish).is_ok() {
                     let model = self.model.get_mut(&name(NAMES[*at])).expect("known");

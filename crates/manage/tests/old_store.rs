@@ -79,6 +79,7 @@ fn volume() -> VolumeRecord {
         }],
         created_unix_s: 1_690_000_000,
         files_bytes: None,
+        auto_promote: false,
     }
 }
 

@@ -3,8 +3,10 @@
 mod cluster;
 
 use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
-use pagemesh_base::layout::{EpochNumber, LegState};
-use pagemesh_manage::wire::{ChooseReplica, Code, CreateVolume, Health, LegChange, VolumeDetail};
+use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
+use pagemesh_manage::wire::{
+    AttachReplica, ChooseReplica, Code, CreateVolume, Health, LegChange, VolumeDetail,
+};
 use pagemesh_manage::{Client, Kind, ManagerError};
 
 fn choice(copy: usize) -> ChooseReplica {
@@ -12,6 +14,14 @@ fn choice(copy: usize) -> ChooseReplica {
         copy,
         force: false,
         expected: None,
+    }
+}
+
+fn copy_on(brick: Option<BrickId>, asynchronous: bool) -> AttachReplica {
+    AttachReplica {
+        brick,
+        asynchronous,
+        auto_promote: false,
     }
 }
 
@@ -64,12 +74,12 @@ fn a_volume_gets_copies_and_loses_them() {
     client.attach(&v, "one").expect("attached, and it stays so");
 
     refused(
-        client.attach_replica(&v, Some(brick_id(9)), false),
+        client.attach_replica(&v, copy_on(Some(brick_id(9)), false)),
         Code::NotFound,
         &[],
     );
     refused(
-        client.attach_replica(&v, Some(first), false),
+        client.attach_replica(&v, copy_on(Some(first), false)),
         Code::NoRoom,
         &["failure domains"],
     );
@@ -78,7 +88,7 @@ fn a_volume_gets_copies_and_loses_them() {
         .find(|brick| *brick != first)
         .expect("four");
     let two = client
-        .attach_replica(&v, Some(other), false)
+        .attach_replica(&v, copy_on(Some(other), false))
         .expect("attached");
     assert_eq!(states(&two), [(InSync, false), (Stale, true)]);
     assert_eq!(two.layout.segments[0].columns[0].legs[1].brick, other);
@@ -92,10 +102,12 @@ fn a_volume_gets_copies_and_loses_them() {
         "changes are tracked"
     );
     assert_eq!(two.info.attached.expect("still").client, "one");
-    let three = client.attach_replica(&v, None, false).expect("attached");
+    let three = client
+        .attach_replica(&v, copy_on(None, false))
+        .expect("attached");
     assert_eq!(three.info.copies, 3);
     refused(
-        client.attach_replica(&v, None, false),
+        client.attach_replica(&v, copy_on(None, false)),
         Code::InUse,
         &["3 copies"],
     );
@@ -139,7 +151,9 @@ fn a_copy_is_promoted() {
     let served = cluster.serve_living();
     let (client, v) = (&served.client, name("v"));
     client.create(&wish("v", Kind::Concat, MIB)).expect("made");
-    client.attach_replica(&v, None, false).expect("attached");
+    client
+        .attach_replica(&v, copy_on(None, false))
+        .expect("attached");
     // It holds nothing yet, and force does not change that.
     for choice in [choice(1), forced(1)] {
         refused(client.promote_replica(&v, choice), Code::InUse, &["never"]);
@@ -234,7 +248,7 @@ fn a_copy_that_cannot_be_made_leaves_nothing() {
             .expect("two");
         other.set(mood);
         refused(
-            client.attach_replica(&v, None, false),
+            client.attach_replica(&v, copy_on(None, false)),
             Code::BrickFailed,
             &[],
         );
@@ -243,7 +257,9 @@ fn a_copy_that_cannot_be_made_leaves_nothing() {
         other.deliver();
         cluster.sweep_out(served.handle.manager());
         cluster.assert_no_orphans(served.handle.manager());
-        client.attach_replica(&v, None, false).expect("attached");
+        client
+            .attach_replica(&v, copy_on(None, false))
+            .expect("attached");
         cluster.assert_no_orphans(served.handle.manager());
         served.handle.stop();
     }
@@ -258,11 +274,13 @@ fn a_copy_follows() {
     let (client, v) = (&served.client, name("v"));
     let made = client.create(&wish("v", Kind::Concat, MIB)).expect("made");
     let first = made.volume.layout.segments[0].columns[0].legs[0].brick;
-    let added = client.attach_replica(&v, None, true).expect("attached");
+    let added = client
+        .attach_replica(&v, copy_on(None, true))
+        .expect("attached");
     assert!(added.layout.segments[0].columns[0].legs[1].asynchronous);
     assert_eq!(states(&added), [(InSync, false), (Stale, true)]);
     refused(
-        client.attach_replica(&v, None, true),
+        client.attach_replica(&v, copy_on(None, true)),
         Code::BadRequest,
         &["asynchronous copy already"],
     );
@@ -324,6 +342,55 @@ fn a_copy_follows() {
     served.handle.stop();
 }
 
+/// Where that was allowed, the manager promotes the copy that follows by itself: when
+/// somebody attaches the volume, and every brick with an in-sync copy is dead.
+#[test]
+fn a_copy_that_follows_is_promoted_by_the_manager() {
+    let cluster = Cluster::new(3);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    let made = client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    let first = made.volume.layout.segments[0].columns[0].legs[0].brick;
+    let allowed = |asynchronous| AttachReplica {
+        auto_promote: true,
+        ..copy_on(None, asynchronous)
+    };
+    refused(
+        client.attach_replica(&v, allowed(false)),
+        Code::BadRequest,
+        &["asynchronous"],
+    );
+    let added = client.attach_replica(&v, allowed(true)).expect("attached");
+    assert!(added.info.auto_promote);
+    let other = added.layout.segments[0].columns[0].legs[1].brick;
+    let beat = |brick| {
+        for n in (0..3).filter(|n| brick_id(*n) == brick) {
+            client.heartbeat(&registration(n)).expect("heard");
+        }
+    };
+    let late = || cluster.clock.advance(std::time::Duration::from_secs(60));
+    let attached = || {
+        let attached = client.attach(&v, "one").expect("attached");
+        let epoch = attached.layout.epoch;
+        client.detach(&v, Some(epoch)).expect("detached");
+        states(&client.volume(&v).expect("shown"))
+    };
+    // It has to follow before.
+    late();
+    beat(other);
+    assert_eq!(attached(), [(InSync, false), (Stale, true)]);
+    turn(client, 1, &[Following]);
+    // While a brick with an in-sync copy is alive, or the other one is not.
+    beat(first);
+    assert_eq!(attached(), [(InSync, false), (Following, false)]);
+    late();
+    assert_eq!(attached(), [(InSync, false), (Following, false)]);
+    beat(other);
+    assert_eq!(attached(), [(Stale, true), (InSync, false)]);
+    assert!(!client.volume(&v).expect("shown").info.auto_promote);
+    served.handle.stop();
+}
+
 #[test]
 fn copies_of_several_columns_do_not_follow() {
     let cluster = Cluster::new(3);
@@ -335,7 +402,7 @@ fn copies_of_several_columns_do_not_follow() {
     };
     client.create(&striped).expect("made");
     refused(
-        client.attach_replica(&v, None, true),
+        client.attach_replica(&v, copy_on(None, true)),
         Code::BadRequest,
         &["one column"],
     );

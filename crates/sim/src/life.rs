@@ -215,8 +215,8 @@ impl Life {
         let made = made.unwrap_or_else(|fault| panic!("no volume was made: {fault}"));
         if plan.follows {
             let wish = AttachReplica {
-                brick: None,
                 asynchronous: true,
+                ..AttachReplica::default()
             };
             let added = manager.attach_replica(&name, wish);
             added.unwrap_or_else(|fault| panic!("no copy was added: {fault}"));

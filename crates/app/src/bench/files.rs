@@ -10,7 +10,7 @@ use pagemesh_bench::many::{self, Mount, Mounted};
 use pagemesh_bench::mirror::{self, Place};
 use pagemesh_bench::report::Report;
 use pagemesh_bench::{database, metadata};
-use pagemesh_manage::wire::{ChooseReplica, VolumeDetail};
+use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeDetail};
 use std::error::Error;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -42,7 +42,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    fn auto(threads: usize) -> Serving {
+    pub fn auto(threads: usize) -> Serving {
         let fuse = args::Fuse::Auto;
         Serving { threads, fuse }
     }
@@ -54,7 +54,7 @@ impl Serving {
 }
 
 /// A mount; while it is there, so is the process that serves it.
-type Served = (Daemon, Place);
+pub type Served = (Daemon, Place);
 
 impl Scratch {
     /// Makes a file system of so many copies; gives its durability class.
@@ -65,17 +65,18 @@ impl Scratch {
         Ok(made.volume.info.durability.to_string())
     }
 
-    /// Mounts it with a process of its own.
-    fn serve_files(
+    /// Mounts it there with a process of its own.
+    pub fn serve_files(
         &self,
         name: &str,
+        dir: &Path,
         transport: &str,
         serving: Serving,
     ) -> anyhow::Result<(Daemon, PathBuf)> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .args(["mount", name])
-            .arg(self.mount_dir(name))
+            .arg(dir)
             .args(["--transport", transport])
             .args(serving.args())
             .args(["--manager", &self.cluster.url])
@@ -89,7 +90,7 @@ impl Scratch {
     }
 
     /// Makes a file system and mounts it.
-    fn mount(
+    pub fn mount(
         &self,
         name: &str,
         copies: usize,
@@ -107,7 +108,8 @@ impl Scratch {
         class: String,
         wish: &Wish,
     ) -> anyhow::Result<Served> {
-        let (daemon, dir) = self.serve_files(name, transport, wish.serving)?;
+        let (daemon, dir) =
+            self.serve_files(name, &self.mount_dir(name), transport, wish.serving)?;
         let mut pids = self.cluster.brick_pids();
         pids.push(daemon.0.id());
         let place = Place {
@@ -121,7 +123,7 @@ impl Scratch {
 
     /// The same with one copy and one that follows, over TCP if a brick is only reached
     /// so. Waits until it does.
-    fn mount_followed(&self, name: &str, wish: &Wish) -> anyhow::Result<Served> {
+    pub fn mount_followed(&self, name: &str, wish: &Wish) -> anyhow::Result<Served> {
         let class = self.make_files(name, 2, wish.size_bytes)?;
         let (client, volume) = (self.manager()?, name.parse::<Name>()?);
         let made = client.volume(&volume)?;
@@ -141,7 +143,11 @@ impl Scratch {
             expected: None,
         };
         client.detach_replica(&volume, far)?;
-        client.attach_replica(&volume, None, true)?;
+        let follows = AttachReplica {
+            asynchronous: true,
+            ..AttachReplica::default()
+        };
+        client.attach_replica(&volume, follows)?;
         let served = self.serve(name, "auto", class, wish)?;
         let until = Instant::now() + FOLLOW_LIMIT;
         while legs(&client.volume(&volume)?)[1].state != LegState::Following {
@@ -169,13 +175,13 @@ impl Scratch {
         Ok((daemon, place))
     }
 
-    fn make_mount_dir(&self, name: &str) -> anyhow::Result<PathBuf> {
+    pub fn make_mount_dir(&self, name: &str) -> anyhow::Result<PathBuf> {
         let dir = self.mount_dir(name);
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(dir)
     }
 
-    fn mount_dir(&self, name: &str) -> PathBuf {
+    pub fn mount_dir(&self, name: &str) -> PathBuf {
         self.dir.path().join(format!("mnt-{name}"))
     }
 }
@@ -185,9 +191,11 @@ fn is_root() -> bool {
 }
 
 /// What mounts of a comparison have in common.
-struct Wish {
-    size_bytes: u64,
-    serving: Serving,
+pub struct Wish {
+    /// Bytes of a file system.
+    pub size_bytes: u64,
+    /// How they are served.
+    pub serving: Serving,
 }
 
 /// Clusters with room for the mounts of a comparison.
@@ -354,7 +362,8 @@ impl Mounts<'_> {
         }
         let start = Instant::now();
         let serving = Serving::auto(self.threads);
-        let (daemon, dir) = self.scratch.serve_files(name, "map", serving)?;
+        let dir = self.scratch.mount_dir(name);
+        let (daemon, dir) = self.scratch.serve_files(name, &dir, "map", serving)?;
         let (took, pid) = (start.elapsed(), daemon.0.id());
         self.current = Some(daemon);
         Ok(Mounted { dir, took, pid })

@@ -137,17 +137,17 @@ fn a_stale_copy_is_promoted_and_followed() {
 }
 
 /// A copy follows a load that is checked, and the first node is gone all at once: client
-/// and brick. What was flushed is in the copy that followed; it goes on, and the other
-/// becomes its copy when it returns.
-fn a_copy_follows_and_goes_on(transport: &str, seed: u64) {
+/// and brick. What was flushed is in the copy that followed; it goes on, as somebody
+/// says or by itself, and the other becomes its copy when it returns.
+fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
     let mut rig = Rig::new(Pools::Memory, 2, 32, &["--layout", "concat"], seed);
     rig.serve(transport);
     let load = rig.load(&Plan::default());
     load.await_answers(2000);
     let first = brick_of(&rig.cluster, 2, 0);
-    let attached = rig
-        .cluster
-        .json(&["replica", "attach", VOLUME, "--mode", "async"]);
+    let mut attach = vec!["replica", "attach", VOLUME, "--mode", "async"];
+    attach.extend(by_itself.then_some("--auto-promote"));
+    let attached = rig.cluster.json(&attach);
     assert_eq!(attached[1]["asynchronous"], true, "{attached}");
     until("the copy follows", || {
         legs(&rig.export().status()) == ["in-sync", "following"]
@@ -173,11 +173,15 @@ fn a_copy_follows_and_goes_on(transport: &str, seed: u64) {
     );
     rig.take_export().kill();
     rig.cluster.kill_brick(first);
-    rig.cluster.ok(&["volume", "detach", VOLUME]);
-    let promote = ["replica", "promote", VOLUME, "--copy", "1"];
-    until("the first brick counts as dead", || {
-        rig.cluster.run(&promote).status.success()
-    });
+    if by_itself {
+        rig.cluster.await_bricks(1);
+    } else {
+        rig.cluster.ok(&["volume", "detach", VOLUME]);
+        let promote = ["replica", "promote", VOLUME, "--copy", "1"];
+        until("the first brick counts as dead", || {
+            rig.cluster.run(&promote).status.success()
+        });
+    }
     rig.serve(transport);
     rig.export()
         .io(&["read -P 1 64k 960k", "write -P 3 0 128k"]);
@@ -193,10 +197,10 @@ fn a_copy_follows_and_goes_on(transport: &str, seed: u64) {
 
 #[test]
 fn a_copy_follows_a_mapped_volume_and_goes_on() {
-    a_copy_follows_and_goes_on("map", 0xd5);
+    a_copy_follows_and_goes_on("map", true, 0xd5);
 }
 
 #[test]
 fn a_copy_follows_over_tcp_and_goes_on() {
-    a_copy_follows_and_goes_on("tcp", 0xd6);
+    a_copy_follows_and_goes_on("tcp", false, 0xd6);
 }

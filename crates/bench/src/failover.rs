@@ -1,0 +1,403 @@
+//! A node dies under load, the process that mounts and the brick beside it at once, and
+//! another one goes on with the other copy: how long that takes from the command until
+//! a file can be written, and whether all is there that must be.
+//!
+//! Writers append records of a page to files of their own. A record says which it is, so
+//! that none is taken for another. With synchronous writes all that were acknowledged
+//! must be there, otherwise a *prefix* over all files: with a write that is missing, all
+//! are missing that began after it was acknowledged.
+//!
+//! Who measures supplies the mounts and ends the node; every visit has new ones.
+
+use crate::error::BenchError;
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::median;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use serde::Serialize;
+use serde_json::json;
+use std::error::Error;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const RECORD_BYTES: usize = 4096;
+/// Records of one file: bounds what a file system has to hold.
+pub const RECORDS_MAX: u64 = 1 << 15;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Deaths of each case, at least [`crate::session::ROUNDS_MIN`].
+    pub rounds: usize,
+    /// How long the load lasts before.
+    pub runtime: Duration,
+    /// Files that are written at the same time.
+    pub writers: usize,
+}
+
+/// What is compared.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Its name.
+    pub name: String,
+    /// Whether each write must be durable when it returns.
+    pub sync: bool,
+}
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Mounts of one node and the other.
+pub trait Nodes {
+    /// Makes a file system with two copies and has the first node mount it.
+    ///
+    /// # Errors
+    /// Whatever prevented it; the run then ends.
+    fn mount(&mut self, case: &Case) -> Outcome<PathBuf>;
+    /// Kills the first node.
+    ///
+    /// # Errors
+    /// Whatever prevented it; the run then ends.
+    fn kill(&mut self) -> Outcome<()>;
+    /// Does what an operator does then; gives where the files are mounted.
+    ///
+    /// # Errors
+    /// Whatever prevented it; the run then ends.
+    fn go_on(&mut self) -> Outcome<PathBuf>;
+}
+
+/// One death.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Sample {
+    /// From the command until the files were mounted.
+    mounted_s: f64,
+    /// And until a write had returned that must be durable.
+    writable_s: f64,
+    acknowledged: u64,
+    missing: u64,
+}
+
+/// When a record began to be written, and when that was acknowledged.
+type Written = (Instant, Option<Instant>);
+
+/// Measures; see the module.
+///
+/// # Errors
+/// When an option makes no sense, or something is not there that must be.
+pub fn run_failover(
+    nodes: &mut dyn Nodes,
+    cases: &[Case],
+    class: &str,
+    options: &Options,
+) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    if options.writers == 0 || cases.is_empty() {
+        return Err(BenchError::Option("nobody would write anything".into()));
+    }
+    let mut found = vec![Vec::new(); cases.len()];
+    for round in 0..options.rounds {
+        for (case, samples) in cases.iter().zip(&mut found) {
+            samples.push(visit(nodes, case, options)?);
+        }
+        eprintln!("round {} of {} is done", round + 1, options.rounds);
+    }
+    Ok(report(cases, class, options, &found))
+}
+
+fn visit(nodes: &mut dyn Nodes, case: &Case, options: &Options) -> Result<Sample, BenchError> {
+    let dir = nodes.mount(case).map_err(BenchError::Mount)?;
+    let is_over = AtomicBool::new(false);
+    let (killed, written) = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..options.writers)
+            .map(|writer| {
+                let (path, is_over) = (path_of(&dir, writer), &is_over);
+                scope.spawn(move || write(&path, writer, case.sync, is_over))
+            })
+            .collect();
+        std::thread::sleep(options.runtime);
+        let killed = nodes.kill();
+        is_over.store(true, Ordering::Relaxed);
+        let written = writers.into_iter();
+        let written = written.map(|writer| writer.join().expect("a writer does not panic"));
+        (killed, written.collect::<Result<Vec<_>, _>>())
+    });
+    killed.map_err(BenchError::Mount)?;
+    let written = written?;
+    let start = Instant::now();
+    let dir = nodes.go_on().map_err(BenchError::Mount)?;
+    let mounted_s = start.elapsed().as_secs_f64();
+    let probe = dir.join("probe");
+    append(&probe, true)
+        .and_then(|file| file.write_all_at(&record(options.writers, 0), 0))
+        .map_err(BenchError::system(format!("write {}", probe.display())))?;
+    let writable_s = start.elapsed().as_secs_f64();
+    let mut kept = vec![];
+    for (writer, written) in written.iter().enumerate() {
+        kept.push(count(&path_of(&dir, writer), writer, written.len() as u64)?);
+    }
+    let missing = check(&written, &kept, case)?;
+    let acknowledged = written.iter().flatten();
+    Ok(Sample {
+        mounted_s,
+        writable_s,
+        acknowledged: acknowledged.filter(|(_, at)| at.is_some()).count() as u64,
+        missing,
+    })
+}
+
+fn path_of(dir: &Path, writer: usize) -> PathBuf {
+    dir.join(format!("writer-{writer}"))
+}
+
+fn append(path: &Path, sync: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    if sync {
+        options.custom_flags(OFlags::DSYNC.bits().cast_signed());
+    }
+    options.open(path)
+}
+
+/// Splitmix64 (Steele, Lea, Flood 2014) of the writer's number and the record's.
+fn record(writer: usize, number: u64) -> [u8; RECORD_BYTES] {
+    let mut state = (writer as u64) << 48 | number;
+    let mut bytes = [0; RECORD_BYTES];
+    for word in bytes.chunks_exact_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
+    }
+    bytes
+}
+
+/// Writes until the mount is gone.
+fn write(
+    path: &Path,
+    writer: usize,
+    sync: bool,
+    is_over: &AtomicBool,
+) -> Result<Vec<Written>, BenchError> {
+    let cannot = || BenchError::system(format!("write {}", path.display()));
+    let file = append(path, sync).map_err(cannot())?;
+    let mut written = Vec::new();
+    for number in 0..RECORDS_MAX {
+        let bytes = record(writer, number);
+        let is_late = is_over.load(Ordering::Relaxed);
+        let began = Instant::now();
+        let result = file.write_all_at(&bytes, number * RECORD_BYTES as u64);
+        written.push((began, result.is_ok().then(Instant::now)));
+        if let Err(cause) = result {
+            // It may have failed a moment before it is told so.
+            let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::IO];
+            return match gone
+                .iter()
+                .any(|it| cause.raw_os_error() == Some(it.raw_os_error()))
+            {
+                true => Ok(written),
+                false => Err(cannot()(cause)),
+            };
+        }
+        if is_late {
+            let late = "the file system goes on although its node was killed";
+            return Err(BenchError::Option(late.into()));
+        }
+    }
+    Err(BenchError::Option(format!(
+        "a writer made all of its {RECORDS_MAX} records before the end; use less time or more writers"
+    )))
+}
+
+/// Records at the start of a file that are what they should be; fails if anything else
+/// follows.
+fn count(path: &Path, writer: usize, begun: u64) -> Result<u64, BenchError> {
+    let cannot = || BenchError::system(format!("read {}", path.display()));
+    let mut file = File::open(path).map_err(cannot())?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(cannot())?;
+    let wrong = |what: String| BenchError::Mount(format!("{}: {what}", path.display()).into());
+    if !bytes.len().is_multiple_of(RECORD_BYTES) {
+        return Err(wrong(format!("{} bytes are no whole records", bytes.len())));
+    }
+    let count = (bytes.len() / RECORD_BYTES) as u64;
+    if count > begun {
+        return Err(wrong(format!(
+            "{count} records, of {begun} that were begun"
+        )));
+    }
+    for (number, found) in (0..).zip(bytes.chunks_exact(RECORD_BYTES)) {
+        if found != record(writer, number) {
+            return Err(wrong(format!("record {number} is not what was written")));
+        }
+    }
+    Ok(count)
+}
+
+/// Whether all is there that must be, of the first records of each file; how many that
+/// were acknowledged are not.
+fn check(written: &[Vec<Written>], kept: &[u64], case: &Case) -> Result<u64, BenchError> {
+    let wrong = |what: String| BenchError::Mount(format!("{}: {what}", case.name).into());
+    let parts = || {
+        let pairs = written.iter().zip(kept);
+        pairs.map(|(all, &kept)| all.split_at(kept as usize))
+    };
+    let missing = || {
+        parts()
+            .flat_map(|(_, missing)| missing)
+            .filter_map(|(_, at)| *at)
+    };
+    let count = missing().count() as u64;
+    if case.sync && count > 0 {
+        return Err(wrong(format!(
+            "{count} records are missing that were acknowledged"
+        )));
+    }
+    let newest = parts()
+        .filter_map(|(there, _)| there.last())
+        .map(|it| it.0)
+        .max();
+    match (missing().min(), newest) {
+        (Some(first), Some(newest)) if newest > first => Err(wrong(
+            "what is there is no prefix of what was acknowledged".into(),
+        )),
+        _ => Ok(count),
+    }
+}
+
+fn report(cases: &[Case], class: &str, options: &Options, found: &[Vec<Sample>]) -> Report {
+    let title = "a node dies under load and the other goes on";
+    let columns = [
+        ("case", ""),
+        ("mounted, median", "s"),
+        ("mounted, max", "s"),
+        ("writable, median", "s"),
+        ("writable, max", "s"),
+        ("acknowledged", ""),
+        ("of these missing", ""),
+    ];
+    let mut report = Report::new("failover", title, class, &columns);
+    let most = |all: &[f64]| Cell::from(all.iter().copied().reduce(f64::max));
+    for (case, samples) in cases.iter().zip(found) {
+        let pick = |of: fn(&Sample) -> f64| -> Vec<f64> { samples.iter().map(of).collect() };
+        let (mounted, writable) = (pick(|s| s.mounted_s), pick(|s| s.writable_s));
+        report.push(vec![
+            case.name.as_str().into(),
+            median(&mounted).into(),
+            most(&mounted),
+            median(&writable).into(),
+            most(&writable),
+            samples.iter().map(|s| s.acknowledged).sum::<u64>().into(),
+            samples.iter().map(|s| s.missing).sum::<u64>().into(),
+        ]);
+    }
+    report.note(format!(
+        "{} deaths each: brick and mounting process killed at once after {} ms of {} programs \
+         that append pages; times are from the command on the other node; every record that \
+         must be there is, and what is missing otherwise was acknowledged last",
+        options.rounds,
+        options.runtime.as_millis(),
+        options.writers
+    ));
+    report.raw = json!({
+        "cases": cases.iter().map(|case| &case.name).collect::<Vec<_>>(),
+        "samples_by_case_round": found,
+    });
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(sync: bool) -> Case {
+        Case {
+            name: "it".into(),
+            sync,
+        }
+    }
+
+    /// Two files, written in turns, each record acknowledged before the next begins; the
+    /// last of the second file was not.
+    fn turns() -> Vec<Vec<Written>> {
+        let start = Instant::now();
+        let at = |n: u64| start + Duration::from_secs(n);
+        let one = (0..3).map(|n| (at(4 * n), Some(at(4 * n + 1))));
+        let other = (0..3).map(|n| (at(4 * n + 2), (n < 2).then(|| at(4 * n + 3))));
+        vec![one.collect(), other.collect()]
+    }
+
+    #[test]
+    fn what_is_missing_must_be_the_last() {
+        let all = turns();
+        assert_eq!(check(&all, &[3, 3], &case(true)).expect("all"), 0);
+        assert_eq!(
+            check(&all, &[3, 2], &case(true)).expect("all acknowledged"),
+            0
+        );
+        assert!(check(&all, &[2, 2], &case(true)).is_err());
+        assert_eq!(check(&all, &[2, 2], &case(false)).expect("a prefix"), 1);
+        assert_eq!(check(&all, &[2, 1], &case(false)).expect("a prefix"), 2);
+        assert_eq!(check(&all, &[0, 0], &case(false)).expect("a prefix"), 5);
+        for no_prefix in [[3, 1], [1, 2], [0, 1]] {
+            assert!(
+                check(&all, &no_prefix, &case(false)).is_err(),
+                "{no_prefix:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_is_what_was_written_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("made");
+        let path = path_of(dir.path(), 1);
+        let file = append(&path, true).expect("made");
+        for number in 0..3 {
+            let at = number * RECORD_BYTES as u64;
+            file.write_all_at(&record(1, number), at).expect("written");
+        }
+        assert_eq!(count(&path, 1, 3).expect("right"), 3);
+        assert!(count(&path, 1, 2).is_err(), "more than was begun");
+        assert!(count(&path, 0, 3).is_err(), "of another writer");
+        file.write_all_at(b"x", 4096 + 7).expect("written");
+        assert!(count(&path, 1, 3).is_err(), "a byte is wrong");
+        file.set_len(5000).expect("cut");
+        assert!(count(&path, 1, 3).is_err(), "half a record");
+    }
+
+    /// A node whose files are there after its death, or not.
+    struct Dirs(tempfile::TempDir);
+
+    impl Nodes for Dirs {
+        fn mount(&mut self, case: &Case) -> Outcome<PathBuf> {
+            let dir = self.0.path().join(&case.name);
+            std::fs::create_dir(&dir)?;
+            Ok(dir)
+        }
+
+        fn kill(&mut self) -> Outcome<()> {
+            Ok(())
+        }
+
+        fn go_on(&mut self) -> Outcome<PathBuf> {
+            Err("nobody comes so far".into())
+        }
+    }
+
+    #[test]
+    fn a_node_that_lives_on_ends_the_run() {
+        let mut nodes = Dirs(tempfile::tempdir().expect("made"));
+        let options = Options {
+            rounds: 5,
+            runtime: Duration::from_millis(1),
+            writers: 1,
+        };
+        let error = run_failover(&mut nodes, &[case(true)], "none", &options);
+        let text = error.expect_err("it was not killed").to_string();
+        assert!(text.contains("goes on"), "{text}");
+    }
+}
