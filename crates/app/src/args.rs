@@ -367,9 +367,9 @@ pub enum Replica {
         /// When it has what is written.
         #[arg(long, value_enum, default_value_t = ReplicaMode::Sync)]
         mode: ReplicaMode,
-        /// Let the manager promote an asynchronous copy: whoever attaches the volume
-        /// while every brick with an in-sync copy is dead goes on with it. What was
-        /// acknowledged last and was not to be durable may be missing then.
+        /// Let the manager promote an asynchronous copy: whoever attaches the volume and
+        /// can reach no in-sync copy, while every brick with one is dead, goes on with
+        /// it. What was acknowledged last and was not to be durable may be missing then.
         #[arg(long)]
         auto_promote: bool,
         #[command(flatten)]

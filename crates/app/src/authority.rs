@@ -8,7 +8,12 @@ use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChan
 use std::collections::BTreeMap;
 
 /// Asks a manager.
-pub struct Managed(pub Client);
+pub struct Managed {
+    /// What is asked.
+    pub client: Client,
+    /// Whether no in-sync copy could be reached after an attach a moment ago.
+    pub unreachable: bool,
+}
 
 fn told(cause: ManagerError) -> AuthorityError {
     match cause {
@@ -39,7 +44,10 @@ fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> At
 
 impl Authority for Managed {
     fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
-        let wire::Attached { layout, bricks } = self.0.attach(name, client).map_err(told)?;
+        let wire::Attached { layout, bricks } = self
+            .client
+            .attach_as(name, client, self.unreachable)
+            .map_err(told)?;
         Ok(attached(layout, bricks))
     }
 
@@ -61,13 +69,13 @@ impl Authority for Managed {
             })
             .collect();
         let attachment = Some(EpochNumber(attachment.0));
-        self.0
+        self.client
             .change_legs(name, attachment, EpochNumber(expected.0), &changes)
             .map_err(told)
     }
 
     fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
-        let detail = self.0.volume(name).map_err(told)?;
+        let detail = self.client.volume(name).map_err(told)?;
         match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),
@@ -75,7 +83,7 @@ impl Authority for Managed {
     }
 
     fn detach(&self, name: &Name, attachment: Epoch) -> Result<(), AuthorityError> {
-        self.0
+        self.client
             .detach(name, Some(EpochNumber(attachment.0)))
             .map(drop)
             .map_err(told)

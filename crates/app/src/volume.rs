@@ -13,7 +13,7 @@ use pagemesh_base::layout::{LegState, Name};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::wire::{Content, CreateVolume, VolumeDetail};
 use pagemesh_manage::{Client, Kind};
-use pagemesh_volume::{CheckReport, LegStatus, Transport, Transports, Volume};
+use pagemesh_volume::{AttachError, CheckReport, LegStatus, Transport, Transports, Volume};
 use std::sync::Arc;
 
 /// A client of the manager that was named.
@@ -48,7 +48,8 @@ impl Drop for GivenBack {
     }
 }
 
-/// Attaches a volume in this process.
+/// Attaches a volume in this process. Where no in-sync copy can be reached, the manager is
+/// asked a second time: it may promote one that follows.
 pub fn attach(
     args: &args::Client,
     transport: args::Transport,
@@ -60,16 +61,24 @@ pub fn attach(
         args::Transport::Map => Transport::Map,
         args::Transport::Tcp => Transport::Tcp,
     };
-    let authority = Managed(Client::new(&args.manager, &key)?);
-    let connector = Transports::new(key, transport, Timeouts::default());
+    let client = Client::new(&args.manager, &key)?;
+    let connector = Arc::new(Transports::new(key, transport, Timeouts::default()));
     let host = host_name();
     let who = format!("{host}:{}", std::process::id());
-    Ok(Volume::attach(
-        Arc::new(authority),
-        Arc::new(connector),
-        name.clone(),
-        &who,
-    )?)
+    let attach = |unreachable| {
+        let client = client.clone();
+        let authority = Arc::new(Managed {
+            client,
+            unreachable,
+        });
+        Volume::attach(authority, connector.clone(), name.clone(), &who)
+    };
+    match attach(false) {
+        Err(AttachError::Unreachable { .. }) if client.volume(name)?.info.auto_promote => {
+            Ok(attach(true)?)
+        }
+        attached => Ok(attached?),
+    }
 }
 
 /// Makes, shows, grows, checks and deletes volumes.

@@ -194,7 +194,12 @@ fn write(
         written.push((began, result.is_ok().then(Instant::now)));
         if let Err(cause) = result {
             // It may have failed a moment before it is told so.
-            let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::IO];
+            let gone = [
+                Errno::NOTCONN,
+                Errno::CONNABORTED,
+                Errno::CANCELED,
+                Errno::IO,
+            ];
             return match gone
                 .iter()
                 .any(|it| cause.raw_os_error() == Some(it.raw_os_error()))
@@ -209,7 +214,7 @@ fn write(
         }
     }
     Err(BenchError::Option(format!(
-        "a writer made all of its {RECORDS_MAX} records before the end; use less time or more writers"
+        "a writer made all of its {RECORDS_MAX} records before the end; use less time"
     )))
 }
 

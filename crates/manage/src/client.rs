@@ -25,6 +25,9 @@ use ureq::{Agent, Body};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// A call that only waits for the manager.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A heartbeat: after one that hangs there must be time for another before the brick is
+/// taken for dead.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 /// A call for which the manager waits for bricks: longer than it takes to give
 /// up by itself, so that its answer is heard.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(35);
@@ -183,7 +186,7 @@ impl Client {
         registration: &BrickRegistration,
     ) -> Result<HeartbeatReply, ManagerError> {
         let path = format!("bricks/{}", registration.brick);
-        self.call(Method::PUT, &path, CALL_TIMEOUT, registration)
+        self.call(Method::PUT, &path, HEARTBEAT_TIMEOUT, registration)
     }
 
     /// Every brick.
@@ -282,8 +285,20 @@ impl Client {
     /// Takes a volume; the layout's epoch in the answer names the attachment.
     #[allow(clippy::missing_errors_doc)]
     pub fn attach(&self, name: &Name, client: &str) -> Result<Attached, ManagerError> {
+        self.attach_as(name, client, false)
+    }
+
+    /// The same for a client that could just not reach any in-sync copy, if so.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn attach_as(
+        &self,
+        name: &Name,
+        client: &str,
+        unreachable: bool,
+    ) -> Result<Attached, ManagerError> {
         let wish = AttachVolume {
             client: client.to_owned(),
+            unreachable,
         };
         self.call(
             Method::POST,

@@ -172,7 +172,10 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&GrowVolume {
             size_bytes: 1 << 31,
         }),
-        json(&AttachVolume { client }),
+        json(&AttachVolume {
+            client,
+            unreachable: true,
+        }),
         json(&DetachVolume { attachment }),
         json(&changes),
         json(&Force { force: true }),

@@ -49,8 +49,8 @@ pub struct VolumeRecord {
     /// are promised to it, while the volume itself is far larger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files_bytes: Option<u64>,
-    /// Whether its asynchronous copy is promoted when somebody attaches it and every
-    /// brick with an in-sync copy is dead.
+    /// Whether its asynchronous copy is promoted for who can reach no in-sync one, while
+    /// every brick with one is dead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub auto_promote: bool,
 }

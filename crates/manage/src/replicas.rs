@@ -70,7 +70,7 @@ impl Manager {
                 self.refuse_without_living(&book, &record)?;
             }
             record.shape = record.shape.with_copies(record.shape.copies - 1)?;
-            record.auto_promote &= following(&record).is_some();
+            record.auto_promote &= asynchronous(&record).is_some();
             record.notes.retain(|note| note.leg != wish.copy);
             let behind = record.notes.iter_mut().filter(|note| note.leg > wish.copy);
             behind.for_each(|note| note.leg -= 1);
@@ -114,16 +114,20 @@ impl Manager {
         Ok(self.detail(&book, &record))
     }
 
-    /// Has a volume that is being attached go on with the copy that follows, where that
-    /// was allowed and [`Manager::promote_replica`] would do it without force: every
-    /// brick with an in-sync copy is dead. What lies on the other one must be alive.
+    /// Has a volume go on with the copy that follows for a client that can reach no
+    /// in-sync one, where that was allowed and [`Manager::promote_replica`] would do it
+    /// without force: every brick with an in-sync copy is dead. That of the other must be
+    /// alive. Which copy it was, if so.
+    ///
+    /// Heartbeats alone say too little: they may be late or lost where clients reach the
+    /// brick.
     pub(crate) fn promote_if_allowed(
         &self,
         book: &Book,
         record: &mut VolumeRecord,
-    ) -> Result<(), ChangeError> {
-        let Some((copy, leg)) = following(record).filter(|_| record.auto_promote) else {
-            return Ok(());
+    ) -> Result<Option<usize>, ChangeError> {
+        let Some((copy, leg)) = asynchronous(record).filter(|_| record.auto_promote) else {
+            return Ok(None);
         };
         let wish = ChooseReplica {
             copy,
@@ -134,11 +138,10 @@ impl Manager {
         let is_there = brick.is_some_and(|brick| self.is_alive(brick));
         let is_ready = leg.state == LegState::Following && is_there;
         if !is_ready || self.refuse_promotion(book, record, wish).is_err() {
-            return Ok(());
+            return Ok(None);
         }
-        let (volume, brick) = (record.ledger.layout.name.clone(), leg.brick);
-        tracing::warn!(%volume, copy, %brick, "the copy that follows is promoted: no brick with an in-sync one is alive");
-        promote(record, copy)
+        promote(record, copy)?;
+        Ok(Some(copy))
     }
 
     /// What [`Manager::promote_replica`] says about its errors.
@@ -273,12 +276,12 @@ impl Manager {
 fn promote(record: &mut VolumeRecord, copy: usize) -> Result<(), ChangeError> {
     record.ledger = record.ledger.apply(&Change::Promote(copy))?;
     record.notes.clear();
-    record.auto_promote = false;
+    record.auto_promote &= asynchronous(record).is_some();
     Ok(())
 }
 
 /// The asynchronous copy and its leg: such a volume has one column.
-fn following(record: &VolumeRecord) -> Option<(usize, &Leg)> {
+fn asynchronous(record: &VolumeRecord) -> Option<(usize, &Leg)> {
     let mut columns = record.ledger.layout.columns();
     let mut legs = columns.next()?.legs.iter().enumerate();
     legs.find(|(_, leg)| leg.asynchronous)

@@ -194,7 +194,10 @@ impl Manager {
         check_text("the client's label", &wish.client, CLIENT_BYTES_MAX)?;
         let mut book = self.book();
         let mut record = book.volume(name)?.clone();
-        self.promote_if_allowed(&book, &mut record)?;
+        let promoted = match wish.unreachable {
+            true => self.promote_if_allowed(&book, &mut record)?,
+            false => None,
+        };
         record.ledger = record.ledger.apply(&Change::Attach)?;
         record.attachment = Some(Attachment {
             client: wish.client.clone(),
@@ -202,6 +205,9 @@ impl Manager {
             since_unix_s: self.clock.unix_s(),
         });
         self.replace(&mut book, &record)?;
+        if let Some(copy) = promoted {
+            tracing::warn!(volume = %name, copy, "a copy that followed is promoted");
+        }
         Ok(Attached {
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout,

@@ -257,8 +257,8 @@ pub struct AttachReplica {
     /// such copy each.
     #[serde(default)]
     pub asynchronous: bool,
-    /// Whether the next client goes on with an asynchronous copy once every brick with
-    /// an in-sync one is dead, although it may lack what was acknowledged last.
+    /// Whether a client that can reach no in-sync copy, while every brick with one is
+    /// dead, goes on with an asynchronous one, which may lack what was acknowledged last.
     #[serde(default)]
     pub auto_promote: bool,
 }
@@ -299,6 +299,10 @@ pub struct Sized {
 pub struct AttachVolume {
     /// What the client calls itself, for people: 1 to 128 bytes.
     pub client: String,
+    /// It attached a moment ago and could not reach any in-sync copy: one that follows
+    /// may be promoted for it, where that was allowed.
+    #[serde(default)]
+    pub unreachable: bool,
 }
 
 /// How to reach a brick.

@@ -248,7 +248,13 @@ fn a_slow_brick_keeps_nobody_waiting() {
         let others_go_on = || {
             cluster.beat(&manager);
             let client = "c".to_owned();
-            let attached = manager.attach(&name("other"), &AttachVolume { client });
+            let attached = manager.attach(
+                &name("other"),
+                &AttachVolume {
+                    client,
+                    unreachable: false,
+                },
+            );
             attached.expect("attached");
             assert_eq!(manager.status().bricks_alive, 2);
             assert_eq!(manager.bricks().len(), 2);
@@ -311,7 +317,13 @@ fn what_happens_during_a_grow_stays() {
             let manager = within.upgrade().expect("the manager");
             let client = "c".to_owned();
             manager
-                .attach(&name("v"), &AttachVolume { client })
+                .attach(
+                    &name("v"),
+                    &AttachVolume {
+                        client,
+                        unreachable: false,
+                    },
+                )
                 .expect("attached");
         });
     };

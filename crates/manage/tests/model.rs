@@ -298,7 +298,13 @@ impl Life {
             }
             Act::Attach { name: at } => {
                 let client = "c".to_owned();
-                let attached = manager.attach(&name(NAMES[*at]), &AttachVolume { client });
+                let attached = manager.attach(
+                    &name(NAMES[*at]),
+                    &AttachVolume {
+                        client,
+                        unreachable: false,
+                    },
+                );
                 let known = self.model.get_mut(&name(NAMES[*at]));
                 assert_eq!(attached.is_ok(), known.is_some());
                 if let Some(model) = known {

@@ -116,7 +116,14 @@ fn attempts() -> Vec<(&'static str, Attempt)> {
         ("delete", |m| m.delete(&name("v"), false).map(drop)),
         ("attach", |m| {
             let client = "c".to_owned();
-            m.attach(&name("v"), &AttachVolume { client }).map(drop)
+            m.attach(
+                &name("v"),
+                &AttachVolume {
+                    client,
+                    unreachable: false,
+                },
+            )
+            .map(drop)
         }),
         ("detach", |m| {
             m.detach(&name("a"), DetachVolume::default()).map(drop)
@@ -162,7 +169,13 @@ fn what_the_disk_may_have_forgotten_is_not_acted_upon() {
                 manager.create(&wish("a", Kind::Mirror, MIB)).expect("made");
                 let client = "c".to_owned();
                 manager
-                    .attach(&name("a"), &AttachVolume { client })
+                    .attach(
+                        &name("a"),
+                        &AttachVolume {
+                            client,
+                            unreachable: false,
+                        },
+                    )
                     .expect("attached");
                 let before = shown(&manager);
                 if late {

@@ -342,8 +342,8 @@ fn a_copy_follows() {
     served.handle.stop();
 }
 
-/// Where that was allowed, the manager promotes the copy that follows by itself: when
-/// somebody attaches the volume, and every brick with an in-sync copy is dead.
+/// Where that was allowed, the manager promotes the copy that follows by itself: for a
+/// client that can reach no in-sync one, while every brick with one is dead.
 #[test]
 fn a_copy_that_follows_is_promoted_by_the_manager() {
     let cluster = Cluster::new(3);
@@ -369,8 +369,8 @@ fn a_copy_that_follows_is_promoted_by_the_manager() {
         }
     };
     let late = || cluster.clock.advance(std::time::Duration::from_secs(60));
-    let attached = || {
-        let attached = client.attach(&v, "one").expect("attached");
+    let attached = |unreachable| {
+        let attached = client.attach_as(&v, "one", unreachable).expect("attached");
         let epoch = attached.layout.epoch;
         client.detach(&v, Some(epoch)).expect("detached");
         states(&client.volume(&v).expect("shown"))
@@ -378,15 +378,21 @@ fn a_copy_that_follows_is_promoted_by_the_manager() {
     // It has to follow before.
     late();
     beat(other);
-    assert_eq!(attached(), [(InSync, false), (Stale, true)]);
+    assert_eq!(attached(true), [(InSync, false), (Stale, true)]);
     turn(client, 1, &[Following]);
     // While a brick with an in-sync copy is alive, or the other one is not.
     beat(first);
-    assert_eq!(attached(), [(InSync, false), (Following, false)]);
+    assert_eq!(attached(true), [(InSync, false), (Following, false)]);
     late();
-    assert_eq!(attached(), [(InSync, false), (Following, false)]);
+    assert_eq!(attached(true), [(InSync, false), (Following, false)]);
+    // Or a client may reach one, whatever the manager hears.
     beat(other);
-    assert_eq!(attached(), [(Stale, true), (InSync, false)]);
+    assert_eq!(attached(false), [(InSync, false), (Following, false)]);
+    let promoted = client
+        .promote_replica(&v, choice(0))
+        .expect("nothing changes");
+    assert!(promoted.info.auto_promote, "the other copy still follows");
+    assert_eq!(attached(true), [(Stale, true), (InSync, false)]);
     assert!(!client.volume(&v).expect("shown").info.auto_promote);
     served.handle.stop();
 }

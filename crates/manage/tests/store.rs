@@ -173,7 +173,10 @@ fn a_damaged_file_is_refused_or_whole() {
     let manager = cluster.living();
     manager.create(&wish("v", Kind::Mirror, MIB)).expect("made");
     let client = "c".to_owned();
-    let attach = AttachVolume { client };
+    let attach = AttachVolume {
+        client,
+        unreachable: false,
+    };
     let whole = manager
         .attach(&name("v"), &attach)
         .expect("attached")
@@ -226,7 +229,13 @@ fn records_that_contradict_themselves_are_refused() {
     manager.create(&wish("v", Kind::Mirror, MIB)).expect("made");
     let client = "c".to_owned();
     manager
-        .attach(&name("v"), &AttachVolume { client })
+        .attach(
+            &name("v"),
+            &AttachVolume {
+                client,
+                unreachable: false,
+            },
+        )
         .expect("attached");
     drop(manager);
     let path = cluster.dir.path().join("edited");

@@ -374,7 +374,17 @@ fn one_of_many_wins() {
     );
 
     let epochs: BTreeSet<_> = std::thread::scope(|scope| {
-        let attach = || scope.spawn(|| manager.attach(&v, &AttachVolume { client: "c".into() }));
+        let attach = || {
+            scope.spawn(|| {
+                manager.attach(
+                    &v,
+                    &AttachVolume {
+                        client: "c".into(),
+                        unreachable: false,
+                    },
+                )
+            })
+        };
         let threads: Vec<_> = (0..8).map(|_| attach()).collect();
         let epoch = |t: std::thread::ScopedJoinHandle<'_, Result<_, _>>| {
             let attached: pagemesh_manage::wire::Attached =

@@ -302,6 +302,7 @@ impl Authority for Counter {
     fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
         let wish = wire::AttachVolume {
             client: client.to_owned(),
+            unreachable: false,
         };
         let told = self.desk.ask(self.client, "attach", |m| {
             let made = m.attach(name, &trip(&wish))?;

@@ -6,7 +6,7 @@ use crate::client::Client;
 use crate::cluster::tell;
 use crate::life::Life;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::Leg;
+use pagemesh_base::layout::{Layout, Leg, LegState};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::worker::Worker;
 use std::ops::Range;
@@ -18,6 +18,13 @@ const TIME_MAX: Duration = Duration::from_secs(600);
 /// Rounds of housekeeping after which everything deleted is free.
 const ROUNDS_MAX: u32 = 200;
 const PAGE: u64 = 4096;
+/// Any.
+const LEG_STATES: [LegState; 4] = [
+    LegState::InSync,
+    LegState::Stale,
+    LegState::Syncing,
+    LegState::Following,
+];
 /// Sectors of a request at the end.
 const PART: u64 = 256;
 
@@ -36,6 +43,11 @@ impl Life {
             self.until_attached()?;
             self.is_well = true;
             self.read_all()?;
+            self.leave(0);
+            self.settle_lines();
+            self.compare_legs(&[LegState::InSync])?;
+            self.enter();
+            self.until_attached()?;
             self.make_room();
         }
         self.until_calm()?;
@@ -47,7 +59,7 @@ impl Life {
         self.until_calm()?;
         self.dismiss_all();
         // Before anything is written over it.
-        self.compare_legs()?;
+        self.compare_all_legs()?;
         self.is_well = false;
         self.enter();
         self.until_calm()?;
@@ -58,7 +70,7 @@ impl Life {
         let (scrubs, mended) = self.cluster.scrubs();
         self.outcome.count("pool scrubbed", scrubs);
         self.outcome.count("pool mended by a scrub", mended);
-        self.compare_legs()?;
+        self.compare_all_legs()?;
         let searched = self.checker.check(self.sectors)?;
         (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
         self.outcome
@@ -258,19 +270,30 @@ impl Life {
         (0..bytes).step_by(PAGE as usize).map(page).collect()
     }
 
-    /// All legs hold the same.
-    fn compare_legs(&self) -> Result<(), String> {
+    /// All legs are there, and hold the same.
+    fn compare_all_legs(&self) -> Result<(), String> {
+        for (number, column) in self.layout()?.columns().enumerate() {
+            if column.round != 0 {
+                return Err(format!("column {number} is in round {}", column.round));
+            }
+        }
+        self.compare_legs(&LEG_STATES)
+    }
+
+    fn layout(&self) -> Result<Layout, String> {
         let manager = self.desk.manager().ok_or("no manager")?;
-        let detail = manager
-            .show(&self.name)
-            .map_err(|fault| fault.to_string())?;
-        let epoch = Epoch(detail.layout.epoch.0);
-        for segment in &detail.layout.segments {
+        let detail = manager.show(&self.name);
+        Ok(detail.map_err(|fault| fault.to_string())?.layout)
+    }
+
+    /// Legs in these states hold the same.
+    fn compare_legs(&self, states: &[LegState]) -> Result<(), String> {
+        let layout = self.layout()?;
+        let epoch = Epoch(layout.epoch.0);
+        for segment in &layout.segments {
             for (number, column) in segment.columns.iter().enumerate() {
-                if column.round != 0 {
-                    return Err(format!("column {number} is in round {}", column.round));
-                }
                 let legs = column.legs.iter();
+                let legs = legs.filter(|leg| states.contains(&leg.state));
                 let slices = legs.map(|leg| self.slice(leg, epoch, segment.slice_bytes()));
                 let slices = slices.collect::<Result<Vec<_>, String>>()?;
                 let pages = segment.slice_bytes() / PAGE;

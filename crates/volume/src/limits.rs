@@ -63,14 +63,16 @@ pub const SHIP_AGE_MAX: Duration = Duration::from_secs(1);
 /// this crate's tests, so that more wait.
 pub const SHIPMENTS_MAX: usize = if cfg!(test) { 4 } else { 256 };
 
-/// Bytes copied under one range lock while resynchronising: bounds how long
-/// a write to the same place waits.
+/// Bytes copied under one range lock while resynchronising: with the next limit it
+/// bounds how long a write to the same place waits.
 pub const RESYNC_CHUNK_BYTES: u64 = 256 << 10;
 /// Chunks that a leg gets at once while resynchronising: each takes several messages,
 /// one after the other, and few of them fill a fast network.
 pub const RESYNC_CHUNKS_MAX: usize = 8;
 /// Bytes per second of a resynchronisation while there are other writes.
 pub const RESYNC_BUSY_BYTES_PER_S: u64 = 128 << 20;
+/// How long after the last of them there are.
+pub const RESYNC_BUSY_FOR: Duration = Duration::from_millis(10);
 /// Pages compared under one range lock.
 pub const CHECK_CHUNK_PAGES: u64 = 256;
 /// Differing runs that a check reports one by one; all are counted.

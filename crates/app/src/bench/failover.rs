@@ -12,6 +12,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::Command;
 
 const FILES_BYTES: u64 = 1 << 30;
 const NAME: &str = "files";
@@ -65,9 +66,14 @@ struct Dead(PathBuf);
 
 impl Drop for Dead {
     fn drop(&mut self) {
-        // What cannot be unmounted is left: its directory cannot be removed either,
-        // which is told.
-        let _ = unmount(&self.0, UnmountFlags::DETACH);
+        if unmount(&self.0, UnmountFlags::DETACH).is_err() {
+            // Others than root are let by what mounts for them.
+            let mut command = Command::new("fusermount3");
+            let told = command.args(["-u", "-z"]).arg(&self.0).status();
+            if !told.is_ok_and(|status| status.success()) {
+                eprintln!("cannot unmount {}", self.0.display());
+            }
+        }
     }
 }
 

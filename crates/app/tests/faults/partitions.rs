@@ -195,6 +195,48 @@ fn the_manager_is_cut_off() {
     rig.end_and_check();
 }
 
+/// Client, manager and one of two bricks, in every combination of who does not hear whom:
+/// without the brick the client leaves its copy out, as soon as the manager lets it;
+/// otherwise it goes on as it was.
+#[test]
+fn every_combination_of_client_manager_and_brick_is_cut() {
+    let Some(mut rig) = Rig::apart((2, 1), 32, &[], 0x77) else {
+        return;
+    };
+    rig.serve("tcp");
+    fill(&rig);
+    let (manager, brick) = (Host::Manager, Host::Brick(0));
+    let links = [(CLIENT, brick), (CLIENT, manager), (manager, brick)];
+    for which in 1..1 << links.len() {
+        let is_cut = |link: usize| which & 1 << link != 0;
+        let cut = || (0..links.len()).filter(|&link| is_cut(link));
+        let load = rig.load(&steady());
+        load.await_answers(500);
+        let net = rig.cluster.net();
+        cut().for_each(|link| net.cut(links[link].0, links[link].1));
+        let state = match (is_cut(0), is_cut(1)) {
+            (true, true) => "awaiting-manager",
+            (true, false) => "degraded",
+            (false, _) => "healthy",
+        };
+        rig.cluster.await_bricks(2 - usize::from(is_cut(2)));
+        rig.export().await_state(state);
+        if state != "awaiting-manager" {
+            load.await_answers(1000);
+        }
+        assert_eq!(rig.export().status()["state"], state, "{which:03b}");
+        cut().for_each(|link| net.heal(links[link].0, links[link].1));
+        rig.cluster.await_bricks(2);
+        rig.export().await_state("healthy");
+        load.await_answers(500);
+        load.finish().expect_good();
+        rig.verify();
+        println!("{which:03b}: {state}");
+    }
+    rig.end_and_check();
+    rig.verify_without_each(2, "tcp");
+}
+
 /// A client hears nobody, and another one attaches elsewhere. When the first
 /// is back, what it had sent and what it sends reaches no leg, and it says so.
 fn a_client_is_superseded(heals_after: Duration, seed: u64) {

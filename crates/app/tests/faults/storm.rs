@@ -67,7 +67,7 @@ const OF_PROCESSES: [Fault; 8] = [
     StopClient,
     Supersede,
 ];
-const OF_NETWORKS: [Fault; 12] = [
+const OF_NETWORKS: [Fault; 13] = [
     Lose(Client, Brick),
     Lose(Brick, Client),
     Lose(Client, Manager),
@@ -79,6 +79,7 @@ const OF_NETWORKS: [Fault; 12] = [
     Cut(Brick, Manager),
     Unplug(Client),
     Unplug(Brick),
+    Unplug(Manager),
     Tangle,
 ];
 
@@ -329,7 +330,13 @@ impl Storm {
     }
 
     fn lose(&mut self, from: Host, to: Host) -> bool {
-        let is_new = !self.wrong.lost.contains(&(from, to));
+        // Who maps pools does not meet their bricks through the network.
+        let is_mapped = self.transport == "map"
+            && matches!(
+                (from, to),
+                (Host::Client(_), Host::Brick(_)) | (Host::Brick(_), Host::Client(_))
+            );
+        let is_new = !is_mapped && !self.wrong.lost.contains(&(from, to));
         if is_new {
             self.rig.cluster.net().lose(from, to);
             self.wrong.lost.push((from, to));

@@ -215,7 +215,7 @@ fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
                 }
             }
         }
-        Deaths(dead) => fixed::deaths(dead, BUDGET, tally)?,
+        Deaths(dead) => fixed::deaths(Kind::Memory, dead, BUDGET, tally)?,
         Laps(kind) => fixed::laps(kind, BUDGET, tally)?,
         Hidden => fixed::hidden(tally)?,
         Mendings(kind) => mending::mendings(kind, MENDINGS.budget, tally)?,

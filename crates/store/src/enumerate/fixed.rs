@@ -392,8 +392,14 @@ pub(super) enum Dead {
     Everybody,
 }
 
-/// A session dies at each of its accesses.
-pub(super) fn deaths(dead: Dead, budget: Budget, tally: &mut Tally) -> Result<(), Wrong> {
+/// A session dies at each of its accesses. On a file it is a thread of the owner, and
+/// everybody dies.
+pub(super) fn deaths(
+    kind: Kind,
+    dead: Dead,
+    budget: Budget,
+    tally: &mut Tally,
+) -> Result<(), Wrong> {
     let changes = all().into_iter().filter(|op| match op {
         Op::Write { slice, .. } => *slice == MAIN,
         Op::Clear { .. } | Op::Transact { .. } => true,
@@ -411,7 +417,7 @@ pub(super) fn deaths(dead: Dead, budget: Budget, tally: &mut Tally) -> Result<()
             *death = Some(accesses);
             let (victims, before) = (*client, tally.deaths);
             tally.sequences += 1;
-            let mut world = base(Kind::Memory, false).open(CLIENTS, None, tally)?;
+            let mut world = base(kind, false).open(CLIENTS, None, tally)?;
             world.budget = Some(budget);
             ops::run(&mut world, &victim, 1)?;
             if world.tally.deaths == before {
@@ -442,7 +448,7 @@ pub(super) fn deaths(dead: Dead, budget: Budget, tally: &mut Tally) -> Result<()
 #[test]
 fn a_session_dies_at_every_access() {
     let tally = check("a session that dies", DEATHS, |budget, tally| {
-        deaths(Dead::Session, budget, tally)
+        deaths(Kind::Memory, Dead::Session, budget, tally)
     });
     assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
 }
@@ -450,7 +456,14 @@ fn a_session_dies_at_every_access() {
 #[test]
 fn everybody_dies_at_every_access() {
     check("everybody dies", DEATHS, |budget, tally| {
-        deaths(Dead::Everybody, budget, tally)
+        deaths(Kind::Memory, Dead::Everybody, budget, tally)
+    });
+}
+
+#[test]
+fn everybody_dies_at_every_access_to_a_file() {
+    check("everybody dies on a file", DEATHS, |budget, tally| {
+        deaths(Kind::File, Dead::Everybody, budget, tally)
     });
 }
 

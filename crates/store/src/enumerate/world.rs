@@ -299,8 +299,14 @@ impl<'t> World<'t> {
         let count = self.clients.len();
         let during = self.oracle.clone();
         if self.kind == Kind::File {
-            // What the file got is there, and durable once it was recovered.
+            // What the file got is there, and durable once it was recovered. Who died in
+            // the middle of the last operation leaves that open.
+            let died = self.clients.iter().any(|client| client.died_in.is_some());
+            let steps = std::mem::take(&mut self.oracle.maybe).into_iter();
+            let (open, done) = steps.partition(|step| died && step.op == self.op);
+            self.oracle.maybe = done;
             self.settle();
+            self.oracle.maybe = open;
         }
         self.clients.clear();
         self.pool = recover::reopen(self.kind, &self.medium)?;

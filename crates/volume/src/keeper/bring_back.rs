@@ -23,7 +23,7 @@ use super::settle::differing;
 use super::start::look_for_new_addresses;
 use super::state::State;
 use crate::limits::{
-    RESYNC_BUSY_BYTES_PER_S, RESYNC_CHUNKS_MAX, RETURN_RETRY_MAX, RETURN_RETRY_MIN,
+    RESYNC_BUSY_BYTES_PER_S, RESYNC_BUSY_FOR, RESYNC_CHUNKS_MAX, RETURN_RETRY_MAX, RETURN_RETRY_MIN,
 };
 use crate::status::Count;
 use pagemesh_base::defect::{self, Defect};
@@ -55,8 +55,26 @@ struct Way<'a> {
     column: usize,
     leg: usize,
     control: Rc<Control>,
-    /// When the next chunk may be copied, if others are at work.
+    /// Operations that others have begun, when that was last looked at.
+    ops_of_others: Cell<u64>,
+    /// They count as at work until then.
+    is_busy_until: Cell<Duration>,
+    /// When the next chunk may be copied meanwhile.
     may_go_on: Cell<Duration>,
+}
+
+impl<'a> Way<'a> {
+    fn new(state: &'a State, column: usize, leg: usize, control: Rc<Control>) -> Way<'a> {
+        Way {
+            state,
+            column,
+            leg,
+            control,
+            ops_of_others: Cell::new(state.ops_of_others()),
+            is_busy_until: Cell::default(),
+            may_go_on: Cell::default(),
+        }
+    }
 }
 
 pub(super) async fn bring_back(state: Rc<State>, column: usize, leg: usize) {
@@ -132,13 +150,7 @@ async fn attempt(state: &Rc<State>, column: usize, leg: usize) -> Result<(), Str
         keep.control.clone().filter(|_| syncing)
     };
     let way = match present {
-        Some(control) => Way {
-            state,
-            column,
-            leg,
-            control,
-            may_go_on: Cell::default(),
-        },
+        Some(control) => Way::new(state, column, leg, control),
         None => {
             let way = prepare(state, column, leg).await?;
             way.become_state(LegState::Syncing).await?;
@@ -212,13 +224,7 @@ async fn prepare(state: &State, column: usize, leg: usize) -> Result<Way<'_>, St
     }
     let call = state.start_connect(column, leg);
     let connection = state.connected(call).await.map_err(|e| e.to_string())?;
-    let way = Way {
-        state,
-        column,
-        leg,
-        control: state.control(connection),
-        may_go_on: Cell::default(),
-    };
+    let way = Way::new(state, column, leg, state.control(connection));
     let (epoch, round) = {
         let model = state.model();
         (model.epoch(), model.columns[column].told_round())
@@ -535,7 +541,7 @@ impl Way<'_> {
     }
 
     async fn copy_chunk(&self, offset: u64, len: u64, pass: Pass) -> Result<(), String> {
-        let ops = self.state.ops_of_others();
+        self.pace(len).await;
         {
             let _turn = self.state.lock(self.column, offset, len).await;
             let (sources, target) = (self.sources()?, self.target());
@@ -564,18 +570,21 @@ impl Way<'_> {
             }
         }
         self.progress(0, len);
-        self.pace(ops, len).await;
         Ok(())
     }
 
-    /// Others at work come first: all chunks together take their time.
-    async fn pace(&self, ops_before: u64, len: u64) {
-        if self.state.ops_of_others() > ops_before {
-            let took = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
-            let begins = self.may_go_on.get().max(self.state.now());
-            let ends = begins + took.unwrap_or_default();
-            self.may_go_on.set(ends);
-            self.state.sleep(ends - self.state.now()).await;
+    /// Others at work come first: waits until as many bytes may be copied.
+    async fn pace(&self, len: u64) {
+        let now = self.state.now();
+        let ops = self.state.ops_of_others();
+        if self.ops_of_others.replace(ops) != ops {
+            self.is_busy_until.set(now + RESYNC_BUSY_FOR);
+        }
+        if now < self.is_busy_until.get() {
+            let takes = Duration::from_secs(len).checked_div(RESYNC_BUSY_BYTES_PER_S as u32);
+            let begins = self.may_go_on.get().max(now);
+            self.may_go_on.set(begins + takes.unwrap_or_default());
+            self.state.sleep(begins - now).await;
         }
     }
 

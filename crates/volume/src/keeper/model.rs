@@ -182,6 +182,12 @@ impl Model {
         self.serials
     }
 
+    /// Whether there is something to ask it for, or to hear of: what nobody heard of may
+    /// have been done, although it is not wanted any more.
+    pub(super) fn needs_the_authority(&self) -> bool {
+        self.uncertain || !self.wanted_changes().is_empty()
+    }
+
     /// What the authority should be asked for: lost legs stale, as long as an
     /// in-sync one is left, and what has become ready.
     pub(super) fn wanted_changes(&self) -> Vec<LegChange> {

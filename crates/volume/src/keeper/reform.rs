@@ -49,7 +49,7 @@ async fn say_changes(state: Rc<State>) {
                 if waits {
                     state.wake_at(model.retry_at);
                 }
-                model.fenced || state.closing.get() || !waits && !model.wanted_changes().is_empty()
+                model.fenced || state.closing.get() || !waits && model.needs_the_authority()
             })
             .await;
         change_legs(&state).await;
@@ -166,11 +166,11 @@ fn fail_what_waited_too_long(state: &State) {
 pub(super) async fn change_legs(state: &State) {
     let (changes, uncertain) = {
         let model = state.model();
+        if !model.needs_the_authority() || model.retry_at > state.now() {
+            return;
+        }
         (model.wanted_changes(), model.uncertain)
     };
-    if changes.is_empty() || state.model().retry_at > state.now() {
-        return;
-    }
     if uncertain {
         match state.ask_layout().await {
             Ok(attached) => {

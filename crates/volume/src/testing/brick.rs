@@ -204,7 +204,6 @@ impl Bricks {
         self.connections.keys().copied().collect()
     }
 
-    /// Those that have something to do.
     /// Requests that a brick has got and not carried out.
     pub(crate) fn queued(&self, brick: BrickId) -> usize {
         let connections = self.connections.values();
@@ -212,6 +211,7 @@ impl Bricks {
         of_it.map(|connection| connection.queue.len()).sum()
     }
 
+    /// Those that have something to do.
     pub(crate) fn busy(&self) -> Vec<u64> {
         let busy = self.connections.iter().filter(|(_, c)| {
             let waits = !c.queue.is_empty() || !c.answers.is_empty() || c.orphan;

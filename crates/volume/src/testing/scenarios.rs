@@ -791,6 +791,59 @@ fn a_leg_that_returns_gets_several_places_at_once() {
     world.holds(6 * PAGE, PAGE, 7);
 }
 
+/// A lost leg is made stale, and nobody hears of it; then it is there again, with the
+/// other one, as if nothing had been (seed 28243 of the cluster simulation).
+#[test]
+fn what_nobody_heard_of_is_asked_about_although_nothing_is_wanted() {
+    let mut world = World::mirror(2);
+    world.write(0, PAGE, 1);
+    world.manager.answer(Answering::DeaflyAtLast);
+    world.kill(1);
+    world.rest();
+    assert_eq!(
+        world.manager.layout().segments[0].columns[0].legs[1].state,
+        LegState::Stale
+    );
+    assert_eq!(world.leg(1).state, LegState::InSync, "it was not heard of");
+    world.kill(0);
+    world.rest();
+    world.restart(0);
+    world.restart(1);
+    world.pass(Duration::from_secs(1));
+    world.manager.answer(Answering::Yes);
+    world.pass(Duration::from_secs(5));
+    world.until(VolumeState::Healthy);
+    let layout = world.manager.layout();
+    let column = &layout.segments[0].columns[0];
+    assert!(
+        column.legs.iter().all(|leg| leg.state == LegState::InSync),
+        "{column:?}"
+    );
+    world.legs_are_equal();
+}
+
+/// One of several places that are copied at once does not go in: the others end, and
+/// the leg comes back when there is room.
+#[test]
+fn a_leg_that_returns_has_room_for_some_places_only() {
+    for room in 0..5 {
+        let mut world = World::mirror(2);
+        world.kill(1);
+        for page in [0, 2, 4, 6, 8] {
+            world.write(page * PAGE, PAGE, page + 1);
+        }
+        world.restart(1);
+        world.until_syncing(1);
+        world.room(1, room);
+        world.pass(Duration::from_secs(2));
+        assert_ne!(world.leg(1).state, LegState::InSync);
+        world.write(2 * PAGE, PAGE, 9);
+        world.heals();
+        world.holds(2 * PAGE, PAGE, 9);
+        world.holds(8 * PAGE, PAGE, 9);
+    }
+}
+
 /// All legs are away for too long: requests fail, and what one leg took of
 /// them is made equal when they return.
 #[test]
