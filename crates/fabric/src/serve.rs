@@ -68,6 +68,8 @@ pub struct Exchange {
     done: Vec<Finished>,
     /// Whether the handler has been asked something since its last batch.
     executed: bool,
+    /// Of the request that was taken last: they rise.
+    last_tag: Option<u64>,
 }
 
 /// A connection that is served.
@@ -189,6 +191,7 @@ impl Default for Exchange {
             held: 0,
             done: Vec::new(),
             executed: false,
+            last_tag: None,
         }
     }
 }
@@ -261,6 +264,14 @@ impl Exchange {
         control: &dyn BrickControl,
         open: &mut Opener<'_>,
     ) -> Result<(), Broken> {
+        // Done twice, a change would undo what others made in between.
+        if self
+            .last_tag
+            .replace(header.tag)
+            .is_some_and(|last| header.tag <= last)
+        {
+            return Err(Malformed::Repeated(header.tag).into());
+        }
         let request = Request::decode(header, self.inflow.share(body))?;
         let answer = match request {
             Request::Control(asked) => execute_control(control, asked),

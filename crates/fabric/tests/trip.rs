@@ -359,9 +359,9 @@ fn replies_that_nobody_reads_are_bounded() {
     let Ok(Reply::Attached(attached)) = raw.ask(&Request::Attach { slice, epoch }) else {
         panic!("not attached");
     };
-    let (handle, count) = (attached.handle, 64);
+    let (handle, tags) = (attached.handle, 2..66);
     let request = read(0, SLICE_IO_BYTES_MAX);
-    let all = (0..count).flat_map(|tag| {
+    let all = tags.clone().flat_map(|tag| {
         let request = request.clone();
         asked(&Request::Slice { handle, request }, tag)
     });
@@ -369,9 +369,32 @@ fn replies_that_nobody_reads_are_bounded() {
     memory.wait("the first batch", |state| !state.batches.is_empty());
     let most = UNSENT_REPLY_BYTES_MAX / SLICE_IO_BYTES_MAX as usize;
     assert!(memory.state().batches[0] <= most);
-    for tag in 0..count {
+    for tag in tags {
         let (found, answer) = raw.hear_answer();
         assert_eq!((found, answer.is_ok()), (tag, true));
+    }
+}
+
+/// What it changes may have been changed since by another client or connection (seed 3144
+/// of the cluster simulation).
+#[test]
+fn a_request_that_comes_twice_or_too_late_ends_the_connection() {
+    for late in [7, 6, 0] {
+        let memory = Memory::new();
+        let server = serve(&memory);
+        let mut raw = Raw::client(server.address(), Purpose::Session);
+        let (slice, epoch) = (SLICE, Epoch(1));
+        assert!(raw.ask(&Request::Attach { slice, epoch }).is_ok());
+        let handle = 0;
+        let write = |byte| Request::Slice {
+            handle,
+            request: write(0, vec![byte; 8]),
+        };
+        raw.say(&asked(&write(1), 7));
+        assert_eq!(raw.hear_answer().0, 7);
+        raw.say(&asked(&write(2), late));
+        raw.assert_hung_up();
+        assert_eq!(memory.state().asked.len(), 1, "{late}");
     }
 }
 
@@ -462,7 +485,7 @@ fn a_session_that_is_held_back_ends_with_its_connection() {
         handle: 0,
         request: SliceRequest::Flush,
     };
-    let all = (0..LATER_MAX as u64).flat_map(|tag| asked(&flush, tag));
+    let all = (2..2 + LATER_MAX as u64).flat_map(|tag| asked(&flush, tag));
     raw.say(&all.collect::<Vec<u8>>());
     memory.wait("the most tickets", |state| state.waiting == LATER_MAX);
     drop(raw);

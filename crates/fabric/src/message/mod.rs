@@ -5,7 +5,7 @@
 //!  4  version     1   0, as agreed in the handshake
 //!  5  kind        1   what is asked; a reply has bit 7 set as well
 //!  6  flags       2   replies: bit 0 error, bit 1 more; else zero
-//!  8  tag         8   chosen by the client, repeated in the reply
+//!  8  tag         8   chosen by the client, rising; repeated in the reply
 //! 16  handle      4   the attached slice; in an error its code
 //! 20  body_len    4   bytes that follow the header
 //! 24  offset      8   first byte or page
@@ -101,6 +101,9 @@ pub enum Malformed {
         /// What is wrong.
         what: &'static str,
     },
+    /// A request that came before, or should have come before another one.
+    #[error("message {0} comes a second time, or behind a later one")]
+    Repeated(u64),
     /// A reply to no request that is in flight, or of another kind.
     #[error("message {0} answers nothing that was asked")]
     Unasked(u64),

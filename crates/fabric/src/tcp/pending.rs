@@ -1,8 +1,8 @@
 //! Requests of a leg that wait for their replies.
 //!
 //! Invariants: bounded by [`LEG_REQUESTS_MAX`]. A tag on the wire names a
-//! place and how often it was used, so that a late or repeated reply is never
-//! taken for another request's.
+//! place and counts the requests so far: it rises, and a late or repeated reply is
+//! never taken for another request's.
 
 use crate::message::reply::Expected;
 use crate::message::{Kind, Malformed};
@@ -53,6 +53,8 @@ struct Place {
 pub(super) struct Table {
     places: Vec<Place>,
     free: Vec<usize>,
+    /// Requests so far: no connection lives to use up the bits that are left for it.
+    inserted: u64,
     /// Requests that may take the brick long.
     slow: usize,
 }
@@ -81,14 +83,12 @@ impl Table {
         self.slow += usize::from(pending.is_slow());
         let at = self.free.pop().unwrap_or_else(|| {
             let at = self.places.len();
-            self.places.push(Place {
-                tag: at as u64,
-                pending: None,
-            });
+            self.places.push(Place::default());
             at
         });
+        self.inserted += 1;
         let place = &mut self.places[at];
-        place.tag = place.tag.wrapping_add(1 << PLACE_BITS);
+        place.tag = self.inserted << PLACE_BITS | at as u64;
         place.pending = Some(pending);
         place.tag
     }
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(table.remove(first, Kind::Flush).map(|p| p.tag), Ok(7));
         assert!(!table.has_slow());
         let second = table.insert(pending);
-        assert_ne!(first, second);
+        assert!(first < second, "tags rise");
         assert!(table.remove(first, Kind::Flush).is_err());
         assert!(table.remove(u64::MAX, Kind::Flush).is_err());
         assert_eq!(table.len(), 1);

@@ -13,14 +13,15 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 use uuid::Uuid;
 
-pub struct Raw(pub TcpStream);
+/// A socket, and the tag of what was asked last.
+pub struct Raw(pub TcpStream, u64);
 
 impl Raw {
     pub fn new(socket: TcpStream) -> Raw {
         socket.set_read_timeout(Some(PATIENCE)).expect("set");
         socket.set_write_timeout(Some(PATIENCE)).expect("set");
         socket.set_nodelay(true).expect("set");
-        Raw(socket)
+        Raw(socket, 0)
     }
 
     pub fn connect(address: SocketAddr) -> Raw {
@@ -86,9 +87,10 @@ impl Raw {
     }
 
     pub fn ask(&mut self, request: &Request) -> Answer {
-        self.say(&asked(request, 5));
+        self.1 += 1;
+        self.say(&asked(request, self.1));
         let (tag, answer) = self.hear_answer();
-        assert_eq!(tag, 5);
+        assert_eq!(tag, self.1);
         answer
     }
 
