@@ -582,3 +582,24 @@ fn writes_go_on_while_others_begin() {
         });
     }
 }
+
+#[test]
+fn the_switch_is_on_for_whoever_wants_it_while_others_come_and_go() {
+    if switch::on().is_none() {
+        return skip::skip("needs FUSE over io_uring, and root to switch it on");
+    }
+    std::thread::scope(|threads| {
+        let users = threads.spawn(|| {
+            for _ in 0..2000 {
+                let _on = switch::on().unwrap();
+                assert!(switch::is_on());
+            }
+        });
+        // Between fork and exec a child has all that is open here, locks, too.
+        while !users.is_finished() {
+            let status = std::process::Command::new("true").status().unwrap();
+            assert!(status.success());
+        }
+        users.join().unwrap();
+    });
+}

@@ -4,6 +4,9 @@
 //! it on holds [`USERS`] shared; the first one writes down there what the switch was, and
 //! the last one puts it back, or the next run does if that one was killed. Who comes and
 //! who goes holds [`GATE`] meanwhile, and who wants it off does all the time.
+//!
+//! Locks are let go by name, not by closing: a child of another thread has the file, too,
+//! until it runs its program.
 
 #![allow(dead_code)] // Each test file uses a part of it.
 
@@ -21,17 +24,25 @@ fn open(path: &str) -> Option<File> {
     options.open(path).ok()
 }
 
-fn pass_gate() -> Option<File> {
+struct Gate(File);
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let_go(&self.0);
+    }
+}
+
+fn pass_gate() -> Option<Gate> {
     let gate = open(GATE)?;
     flock(&gate, FlockOperation::LockExclusive).ok()?;
-    Some(gate)
+    Some(Gate(gate))
 }
 
 fn is_alone(users: &File) -> bool {
     flock(users, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// What the switch was before tests used it. For who is alone.
+/// What the switch was before tests used it. For who is in the gate.
 fn found(users: &mut File) -> Option<String> {
     let mut found = String::new();
     users.rewind().ok()?;
@@ -43,7 +54,15 @@ fn found(users: &mut File) -> Option<String> {
     Some(found)
 }
 
-/// Puts it back. For who is alone.
+pub fn is_on() -> bool {
+    read_to_string(SWITCH).is_ok_and(|switch| switch.trim() == "Y")
+}
+
+fn let_go(lock: &File) {
+    let _ = flock(lock, FlockOperation::Unlock);
+}
+
+/// Puts it back. For who is alone, in the gate.
 fn put_back(users: &mut File) {
     if let Some(found) = found(users)
         && write(SWITCH, found).is_ok()
@@ -55,7 +74,7 @@ fn put_back(users: &mut File) {
 /// It is off as long as this lives, which is short: others wait for it.
 pub struct Off {
     users: File,
-    _gate: File,
+    _gate: Gate,
 }
 
 /// None where there is no switch, or nobody may use it. Waits for those who want it on.
@@ -71,13 +90,14 @@ pub fn off() -> Option<Off> {
         // They pass the gate when they go.
         drop(gate);
         flock(&users, FlockOperation::LockExclusive).ok()?;
-        flock(&users, FlockOperation::Unlock).ok()?;
+        let_go(&users);
     }
 }
 
 impl Drop for Off {
     fn drop(&mut self) {
         put_back(&mut self.users);
+        let_go(&self.users);
     }
 }
 
@@ -88,10 +108,8 @@ pub struct On(File);
 pub fn on() -> Option<On> {
     let mut users = open(USERS)?;
     let _gate = pass_gate()?;
-    if is_alone(&users) {
-        found(&mut users)?;
-        write(SWITCH, "Y").ok()?;
-    }
+    found(&mut users)?;
+    write(SWITCH, "Y").ok()?;
     flock(&users, FlockOperation::LockShared).ok()?;
     Some(On(users))
 }
@@ -102,5 +120,6 @@ impl Drop for On {
         if is_alone(&self.0) {
             put_back(&mut self.0);
         }
+        let_go(&self.0);
     }
 }
