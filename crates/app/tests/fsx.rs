@@ -151,6 +151,7 @@ impl Files {
                     self.grow(at, offset + len);
                 }
             }
+            14 if self.roll(2) == 0 => self.copy_whole(at),
             14 => self.copy(at, offset, len),
             15 => {
                 self.did(format!("append {at} {len}"));
@@ -195,9 +196,26 @@ impl Files {
         }
     }
 
-    fn copy(&mut self, from: usize, mut offset: u64, len: u64) {
-        let to = (from + 1 + self.roll(FILES as u64 - 1) as usize) % FILES;
-        let mut target = self.offset();
+    fn other(&mut self, than: usize) -> usize {
+        (than + 1 + self.roll(FILES as u64 - 1) as usize) % FILES
+    }
+
+    fn copy(&mut self, from: usize, offset: u64, len: u64) {
+        let (to, target) = (self.other(from), self.offset());
+        self.copy_to((from, offset), (to, target), len);
+    }
+
+    /// The other then shares the pages of the one.
+    fn copy_whole(&mut self, from: usize) {
+        let to = self.other(from);
+        self.did(format!("empty {to}"));
+        self.open[to].set_len(0).unwrap();
+        self.models[to].clear();
+        self.copy_to((from, 0), (to, 0), BYTES_MAX);
+    }
+
+    fn copy_to(&mut self, (from, mut offset): (usize, u64), to: (usize, u64), len: u64) {
+        let (to, mut target) = to;
         self.did(format!("copy {from} {offset} to {to} {target} {len}"));
         let mut left = len;
         while left > 0 {

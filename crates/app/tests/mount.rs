@@ -18,11 +18,36 @@ use support::until;
 
 by_both! {
     programs_find_what_they_put_there
+    copies_share_their_pages
     sqlite_keeps_its_promises_on_a_mount
     what_was_acknowledged_outlives_the_mounting_process
     a_second_mount_fences_the_first
     mounts_end_as_they_should
     a_dead_process_leaves_a_dead_mount
+}
+
+/// `cp` asks for a reflink, and then for copy_file_range.
+fn copies_share_their_pages(fuse: &'static str) {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "tcp", fuse);
+    mount.sh("head -c 9000001 /dev/urandom > one; for i in 1 2 3 4; do cp one copy$i; done");
+    mount.sh("test $(df --output=used -B1 . | tail -1) -lt 12000000; for i in 1 2 3 4; do cmp one copy$i; done");
+    mount.sh(
+        "printf changed | dd of=copy2 bs=1 seek=5000000 conv=notrunc status=none; \
+         cp copy1 expected; printf changed | dd of=expected bs=1 seek=5000000 conv=notrunc status=none; \
+         rm copy1; truncate -s 4M copy3; cmp one copy4; cmp copy2 expected; cmp -n 4194304 one copy3",
+    );
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "tcp", fuse);
+    mount.sh("rm one expected; cmp -n 4194304 copy4 copy3; ! cmp -s copy4 copy2; sync; rm copy*");
+    // Files are freed once the kernel has forgotten them.
+    until("their pages are free", || {
+        let told = rustix::fs::statvfs(&mount.dir).unwrap();
+        (told.f_blocks - told.f_bfree) * told.f_frsize < 3 << 20
+    });
+    mount.stop(&cluster);
 }
 
 fn programs_find_what_they_put_there(fuse: &'static str) {

@@ -25,6 +25,7 @@ use crate::format::{
 use crate::io::Port;
 use crate::map::{self, Piece};
 use crate::numbers::Numbers;
+use crate::share::Shares;
 use crate::spans::{Span, Spans};
 use bytes::Bytes;
 use pagemesh_base::bytes::put;
@@ -70,6 +71,8 @@ pub(crate) struct Batch {
 struct Books {
     spans_taken: Vec<Span>,
     spans_given: Vec<Span>,
+    /// Spans that more places name, or fewer.
+    shared: Vec<(Span, i64)>,
     inos_taken: Vec<Ino>,
     inos_given: Vec<Ino>,
     pages: i64,
@@ -79,6 +82,7 @@ impl Books {
     fn add(&mut self, other: Books) {
         self.spans_taken.extend(other.spans_taken);
         self.spans_given.extend(other.spans_given);
+        self.shared.extend(other.shared);
         self.inos_taken.extend(other.inos_taken);
         self.inos_given.extend(other.inos_given);
         self.pages += other.pages;
@@ -117,6 +121,7 @@ pub(crate) struct Core {
     pub(crate) going: HashSet<Ino>,
     /// Inodes whose pages are not theirs alone, or cannot be told.
     pub(crate) distrusted: HashSet<Ino>,
+    pub(crate) shares: Shares,
     spans: Spans,
     cache: Cache,
     port: Port,
@@ -144,6 +149,7 @@ impl Core {
             noted: HashSet::new(),
             going: HashSet::new(),
             distrusted: HashSet::new(),
+            shares: Shares::default(),
             spans,
             cache: Cache::default(),
             port,
@@ -356,6 +362,9 @@ impl Core {
         for ino in books.inos_taken {
             self.numbers.give(ino);
         }
+        for (span, places) in books.shared {
+            self.shares.add(span.page, -places);
+        }
     }
 }
 
@@ -500,8 +509,8 @@ impl Tx<'_> {
         self.changes.insert(page, Draft::Cleared);
     }
 
-    /// Pages of the name space taken into use, or given up.
-    pub(crate) fn count_meta(&mut self, pages: i64) {
+    /// Pages taken into use, or given up, beside those that inodes count.
+    pub(crate) fn count_pages(&mut self, pages: i64) {
         self.books.pages += pages;
     }
 
@@ -525,6 +534,17 @@ impl Tx<'_> {
     /// Gives pages back; what they hold must be cleared, here or before.
     pub(crate) fn give_span(&mut self, span: Span) {
         self.books.spans_given.push(span);
+    }
+
+    /// Places that name a span as a shared one.
+    pub(crate) fn sharers(&self, span: Span) -> i64 {
+        self.core.shares.count(span.page)
+    }
+
+    /// So many more places name it so, or fewer.
+    pub(crate) fn share(&mut self, span: Span, places: i64) {
+        self.core.shares.add(span.page, places);
+        self.books.shared.push((span, places));
     }
 
     pub(crate) fn table(&self) -> &Inode {

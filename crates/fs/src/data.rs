@@ -11,6 +11,7 @@ use crate::error::{FsError, Result};
 use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
 use crate::io::{Overwrite, Pipe, Port};
 use crate::map::{self, Piece};
+use crate::share::to_alike;
 use crate::spans::Span;
 use crate::{Attr, Fs};
 use bytes::Bytes;
@@ -77,12 +78,22 @@ impl Inode {
     fn is_dense(&self) -> bool {
         self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
     }
+
+    /// Mapped pages of a span; none: one must look.
+    pub(crate) fn mapped_in(&self, piece: &Piece) -> Option<u64> {
+        let pages = self.pages.saturating_sub(piece.at);
+        self.is_dense().then(|| pages.min(1 << piece.span.order))
+    }
 }
 
 /// Runs of the space behind bytes of a file, holes without a span left out:
 /// byte of the file, byte of the space, length.
-fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u64, u64, u64)>> {
-    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+type Runs = Vec<(u64, u64, u64)>;
+
+/// The runs, and whether any of them is shared.
+fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<(Runs, bool)> {
+    let mut runs = Runs::new();
+    let mut is_shared = false;
     let mut at = bytes.start;
     while at < bytes.end {
         let page = at / PAGE;
@@ -93,6 +104,7 @@ fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u6
         };
         let len = (run.len * PAGE - within).min(bytes.end - at);
         let place = run.page * PAGE + within;
+        is_shared |= run.is_shared;
         match runs.last_mut() {
             Some((first, last, so_far)) if *first + *so_far == at && *last + *so_far == place => {
                 *so_far += len;
@@ -101,7 +113,7 @@ fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<Vec<(u6
         }
         at += len;
     }
-    Ok(runs)
+    Ok((runs, is_shared))
 }
 
 impl Core {
@@ -117,7 +129,8 @@ impl Core {
         }
     }
 
-    /// What writes within a file without holes, whose lock is held; none: it is not that.
+    /// What writes within a file without holes, whose lock is held, to spans of its own;
+    /// none: it is not that.
     fn overwriting(
         &mut self,
         ino: Ino,
@@ -132,7 +145,10 @@ impl Core {
         if end > inode.size || !inode.is_dense() {
             return Ok(None);
         }
-        let runs = runs(&inode, offset..end, &mut |page| self.page(page))?;
+        let (runs, is_shared) = runs(&inode, offset..end, &mut |page| self.page(page))?;
+        if is_shared {
+            return Ok(None);
+        }
         if runs.iter().map(|&(_, _, len)| len).sum::<u64>() < data.len() as u64 {
             let what = "it counts as without holes, and has one";
             return Err(damaged_inode(ino, Damaged(what.into())));
@@ -149,7 +165,7 @@ impl Core {
         Ok(Some(requests.collect()))
     }
 
-    fn file(&mut self, ino: Ino) -> Result<Inode> {
+    pub(crate) fn file(&mut self, ino: Ino) -> Result<Inode> {
         let inode = self.inode(ino)?;
         self.check_trusted(ino)?;
         match inode.kind() {
@@ -161,7 +177,7 @@ impl Core {
 }
 
 impl Fs {
-    fn data_lock(&self, ino: Ino) -> Result<DataLock> {
+    pub(crate) fn data_lock(&self, ino: Ino) -> Result<DataLock> {
         self.look(|core| {
             core.inode(ino)?;
             Ok(core.live(ino).data.clone())
@@ -181,7 +197,7 @@ impl Fs {
             core.note_read(ino, now);
             let end = inode.size.min(offset.saturating_add(u64::from(len)));
             let range = offset.min(end)..end;
-            let runs = runs(&inode, range.clone(), &mut |page| core.page(page))?;
+            let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
             Ok((range, runs))
         })?;
         read_runs(port, range, &runs)
@@ -225,6 +241,11 @@ impl Fs {
         if end.is_none_or(|end| end > FILE_BYTES_MAX) {
             return Err(Errno::FBIG.into());
         }
+        self.unshare(
+            port,
+            ino,
+            offset / PAGE..pages_of(offset + data.len() as u64),
+        )?;
         if !self.overwrite(port, ino, offset, data, durable)? {
             self.extend(port, ino, offset, data, durable)?;
         }
@@ -332,7 +353,7 @@ impl Fs {
         let (inode, runs) = self.look(|core| {
             let inode = core.file(ino)?;
             let bytes = pages.start * PAGE..pages.end * PAGE;
-            let runs = runs(&inode, bytes, &mut |page| core.page(page))?;
+            let (runs, _) = runs(&inode, bytes, &mut |page| core.page(page))?;
             Ok((inode, runs))
         })?;
         let mut holes: BTreeSet<u64> = pages.collect();
@@ -365,6 +386,11 @@ impl Fs {
         let now = self.now();
         let old = self.look(|core| core.file(ino))?;
         let is_cut = size < old.size || old.flags & RESERVED != 0;
+        if is_cut {
+            // What is freed or zeroed of the last span must be of its own.
+            let end = pages_of(size);
+            self.unshare(port, ino, end.saturating_sub(1)..end)?;
+        }
         let tail = match is_cut && !size.is_multiple_of(PAGE) {
             true => self
                 .holes(port, ino, size / PAGE..size / PAGE + 1)?
@@ -405,7 +431,12 @@ impl Fs {
                 let keep = pages_of(inode.size);
                 Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
             })?;
-            port.call_all(pieces.iter().map(|piece| discard(piece, &(keep..u64::MAX))))?;
+            let shared = self.release_shared(port, ino, &pieces, &(keep..u64::MAX))?;
+            if shared > 0 {
+                continue;
+            }
+            let own = pieces.iter().filter(|piece| !piece.is_shared);
+            port.call_all(own.map(|piece| discard(piece, &(keep..u64::MAX))))?;
             let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
             if whole.is_empty() {
                 break;
@@ -445,7 +476,7 @@ impl Fs {
         })?;
         let mut count = 0;
         for Piece { span, .. } in pieces {
-            port.mapped(span.page..span.end(), |run| count += run.end - run.start)?;
+            count += port.count_mapped(span.page..span.end())?;
         }
         Ok(count)
     }
@@ -499,7 +530,8 @@ impl Fs {
             let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
             Ok((inode, pieces))
         })?;
-        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX;
+        let shares = pieces.iter().any(|piece| piece.is_shared) || inode.spare.is_some();
+        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX && !shares;
         let is_file = inode.kind() == Kind::File;
         let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
         if !goes_at_once {
@@ -509,7 +541,9 @@ impl Fs {
                 inode.flags = TRIM;
                 tx.put(ino, &inode)
             })?;
-            self.trim(&mut *self.borrow()?, ino, Some(0))?;
+            let mut port = self.borrow()?;
+            self.free_spare(&mut port, ino)?;
+            self.trim(&mut port, ino, Some(0))?;
         } else if !is_small {
             let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
             self.borrow()?.call_all(all)?;
@@ -517,7 +551,7 @@ impl Fs {
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             if goes_at_once {
-                for &Piece { at, span } in &pieces {
+                for &Piece { at, span, .. } in &pieces {
                     if is_small {
                         let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
                         (0..mapped).for_each(|page| tx.clear(span.page + page));
@@ -624,6 +658,7 @@ impl Fs {
     fn reserve(&self, port: &mut Port, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Result<()> {
         let mut page = bytes.start / PAGE;
         let end = pages_of(bytes.end);
+        self.unshare(port, ino, page..end)?;
         while page < end {
             let next = (page + PIECE_PAGES_MAX).min(end);
             let holes = self.holes(port, ino, page..next)?;
@@ -657,6 +692,10 @@ impl Fs {
     fn punch(&self, port: &mut Port, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
         let now = self.now();
+        // Of spans in between nothing stays.
+        for at in [bytes.start, bytes.end - 1] {
+            self.unshare(port, ino, at / PAGE..at / PAGE + 1)?;
+        }
         // Parts of pages first: they are zeroed where they are mapped.
         let edges = match first > last {
             true => vec![bytes.clone()],
@@ -698,11 +737,14 @@ impl Fs {
                 core.pieces(&inode, from, SPANS_FREED_MAX)
             })?;
             pieces.retain(|piece| piece.at < pages.end);
-            let Some(&Piece { at, span }) = pieces.last() else {
+            let Some(last) = pieces.last() else {
                 return Ok(());
             };
+            if self.release_shared(port, ino, &pieces, &pages)? > 0 {
+                continue;
+            }
             port.call_all(pieces.iter().map(|piece| discard(piece, &pages)))?;
-            from = at + (1 << span.order);
+            from = last.end();
         }
     }
 
@@ -722,7 +764,7 @@ impl Fs {
             return Err(Errno::NXIO.into());
         }
         let mut data: Vec<Range<u64>> = Vec::new();
-        for Piece { at, span } in pieces {
+        for Piece { at, span, .. } in pieces {
             port.mapped(span.page..span.end(), |run| {
                 let first = at + run.start - span.page;
                 let end = at + run.end - span.page;
@@ -754,7 +796,8 @@ impl Fs {
     }
 
     /// Copies bytes from one file to another, or within one where they do not
-    /// overlap; fewer at the end of the first. Returns how many.
+    /// overlap; fewer at the end of the first. Whole spans are shared, where they lie alike
+    /// and the other has none there. Returns how many.
     ///
     /// # Errors
     /// `EINVAL` for ranges of one file that overlap, and as [`Fs::write`].
@@ -770,9 +813,32 @@ impl Fs {
         if !is_apart {
             return Err(Errno::INVAL.into());
         }
+        // What is copied to the same file does not make it longer to copy.
+        let size = self.look(|core| core.file(from))?.size;
+        let len = len.min(size.saturating_sub(source));
+        let fits = target
+            .checked_add(len)
+            .is_some_and(|end| end <= FILE_BYTES_MAX);
         let mut copied = 0;
         while copied < len {
-            let step = STEP.min(len - copied);
+            let to_alike = to_alike(source, target);
+            let shared = match to_alike {
+                Some(0) if fits => self.share(port, (from, source), (to, target), len - copied),
+                _ => Ok(0),
+            };
+            match shared {
+                Ok(0) => {}
+                Err(_) if copied > 0 => break,
+                shared => {
+                    let step = shared?;
+                    source += step;
+                    target += step;
+                    copied += step;
+                    continue;
+                }
+            }
+            let apart = to_alike.filter(|&apart| apart > 0).unwrap_or(STEP);
+            let step = STEP.min(len - copied).min(apart);
             let bytes = Bytes::from(self.read(port, from, source, step as u32)?);
             if bytes.is_empty() {
                 break;

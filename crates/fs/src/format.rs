@@ -4,6 +4,7 @@
 //! that they make sense, since any client of the volume may have written them.
 
 use crate::TARGET_MAX;
+use crate::spans::Span;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use uuid::Uuid;
@@ -19,6 +20,7 @@ const TABLE_AT: usize = 256;
 /// Bytes of a link's target that its inode has room for.
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
 const INLINE_AT: usize = 112;
+const SPARE_AT: usize = 176;
 /// Spans that an inode names; together they hold the first `SMALL_PAGES`.
 pub(crate) const SPANS: usize = 7;
 /// Pages of a file before its map begins: one leaf of a page table.
@@ -123,11 +125,40 @@ pub(crate) struct Xattrs {
     pub(crate) len: u32,
 }
 
+/// Where a span of a file begins, and whether others may name it, too: then nothing is
+/// changed in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place(pub(crate) u64);
+
+impl Place {
+    const SHARED: u64 = 1 << 63;
+
+    /// A span that nobody else names.
+    pub(crate) fn own(page: u64) -> Place {
+        Place(page)
+    }
+
+    pub(crate) fn shared(page: u64) -> Place {
+        Place(page | Place::SHARED)
+    }
+
+    pub(crate) fn page(self) -> u64 {
+        self.0 & !Place::SHARED
+    }
+
+    pub(crate) fn is_shared(self) -> bool {
+        self.0 & Place::SHARED != 0
+    }
+
+    pub(crate) fn is_none(self) -> bool {
+        self.page() == 0
+    }
+}
+
 /// The pages of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Map {
-    /// First pages of the spans; 0: not there.
-    pub(crate) spans: [u64; SPANS],
+    pub(crate) spans: [Place; SPANS],
     /// The root of the radix tree over chunks; 0: not there.
     pub(crate) root: u64,
     pub(crate) height: u8,
@@ -156,6 +187,8 @@ pub(crate) struct Inode {
     pub(crate) parent: Ino,
     pub(crate) xattrs: Xattrs,
     pub(crate) map: Map,
+    /// A span of a file that is to take the place of a shared one, or to be freed.
+    pub(crate) spare: Option<Span>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -197,6 +230,7 @@ impl Inode {
             parent: Ino(0),
             xattrs: Xattrs::default(),
             map: Map::default(),
+            spare: None,
             target: Vec::new(),
         }
     }
@@ -234,10 +268,14 @@ impl Inode {
         put(&mut bytes, 104, len.to_le_bytes());
         if self.flags & INLINE == 0 {
             for (i, span) in self.map.spans.into_iter().enumerate() {
-                put(&mut bytes, INLINE_AT + 8 * i, span.to_le_bytes());
+                put(&mut bytes, INLINE_AT + 8 * i, span.0.to_le_bytes());
             }
             let root = self.map.root | u64::from(self.map.height) << 56;
             put(&mut bytes, 168, root.to_le_bytes());
+            if let Some(Span { page, order }) = self.spare {
+                let spare = page | u64::from(order) << 56;
+                put(&mut bytes, SPARE_AT, spare.to_le_bytes());
+            }
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
         }
@@ -278,11 +316,16 @@ impl Inode {
             inode.target = bytes[INLINE_AT..][..len].to_vec();
         } else {
             for (i, span) in inode.map.spans.iter_mut().enumerate() {
-                *span = get_u64(bytes, INLINE_AT + 8 * i);
+                *span = Place(get_u64(bytes, INLINE_AT + 8 * i));
             }
             let root = get_u64(bytes, 168);
             inode.map.root = root & !(0xff << 56);
             inode.map.height = (root >> 56) as u8;
+            let spare = get_u64(bytes, SPARE_AT);
+            inode.spare = (spare != 0).then_some(Span {
+                page: spare & !(0xff << 56),
+                order: (spare >> 56) as u8,
+            });
         }
         inode.check(pages)?;
         Ok(inode)
@@ -315,10 +358,22 @@ impl Inode {
                 && at.checked_add(1 << order).is_some_and(|end| end <= pages)
         };
         let map = &self.map;
-        for (index, &at) in map.spans.iter().enumerate() {
+        for (index, place) in map.spans.iter().enumerate() {
+            let at = place.page();
             if !is_span(at, span_order(index)) {
                 return refuse(format!("its span {index} begins at page {at}"));
             }
+            if place.is_shared() && (at == 0 || self.kind() != Kind::File) {
+                return refuse(format!("its span {index} is shared"));
+            }
+        }
+        if let Some(Span { page, order }) = self.spare
+            && (page == 0
+                || order > CHUNK_ORDER
+                || !is_span(page, order)
+                || self.kind() != Kind::File)
+        {
+            return refuse(format!("its spare span begins at page {page}"));
         }
         if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
         {
@@ -397,7 +452,9 @@ impl Head {
         let table = &page[TABLE_AT..TABLE_AT + INODE_BYTES];
         let table = Inode::decode(table, pages)
             .map_err(|Damaged(cause)| Damaged(format!("of the inode table it says: {cause}")))?;
-        if table.is_free() || table.kind() != Kind::File || table.xattrs.at != 0 {
+        let shares = table.map.spans.iter().any(|place| place.is_shared());
+        let is_plain = table.kind() == Kind::File && table.xattrs.at == 0 && table.spare.is_none();
+        if table.is_free() || !is_plain || shares {
             return Err(Damaged("it names no inode table".into()));
         }
         let limit_bytes = get_u64(page, 48);
@@ -467,7 +524,7 @@ mod tests {
         fn an_inode_of_any_bytes_names_pages_of_the_space_alone(bytes in some_inode()) {
             if let Ok(inode) = Inode::decode(&bytes, PAGES) {
                 for (index, at) in inode.map.spans.iter().enumerate() {
-                    prop_assert!(*at <= PAGES - (1 << span_order(index)));
+                    prop_assert!(at.page() <= PAGES - (1 << span_order(index)));
                 }
                 prop_assert!(inode.xattrs.at < PAGES && inode.map.root < PAGES);
                 prop_assert!(u64::from(inode.xattrs.len) <= PAGES * 4096);
@@ -494,7 +551,7 @@ mod tests {
     #[test]
     fn a_span_at_the_end_of_all_numbers_is_beyond_the_volume() {
         let mut inode = Inode::decode(&[0; INODE_BYTES], PAGES).expect("a free one");
-        inode.map.spans[0] = u64::MAX - 7;
+        inode.map.spans[0] = Place(u64::MAX >> 1 & !7);
         inode.check(PAGES).expect_err("beyond the volume");
     }
 }

@@ -125,6 +125,13 @@ impl Port {
         }
         Ok(())
     }
+
+    /// How many of a range of pages hold data.
+    pub(crate) fn count_mapped(&mut self, pages: std::ops::Range<u64>) -> Result<u64> {
+        let mut count = 0;
+        self.mapped(pages, |run| count += run.end - run.start)?;
+        Ok(count)
+    }
 }
 
 /// A write within a file without holes, whose size and pages stay as they are meanwhile.
@@ -220,7 +227,7 @@ impl Drop for Pipe<'_> {
     }
 }
 
-fn strange(reply: &Reply) -> FsError {
+pub(crate) fn strange(reply: &Reply) -> FsError {
     let what = match reply {
         Reply::Done => "nothing",
         Reply::Data(_) => "bytes of another length",

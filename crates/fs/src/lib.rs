@@ -26,6 +26,7 @@ mod node;
 mod numbers;
 mod runs;
 mod scan;
+mod share;
 mod spans;
 mod tree;
 mod xattrs;

@@ -5,11 +5,11 @@
 use crate::core::Tx;
 use crate::error::{FsError, Result};
 use crate::format::{
-    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, SMALL_PAGES, span_of,
-    span_order,
+    CHUNK_ORDER, Damaged, Inode, MAP_ENTRIES, MAP_HEIGHT_MAX, Map, Page, Place, SMALL_PAGES,
+    span_of, span_order,
 };
 use crate::spans::Span;
-use pagemesh_base::bytes::{get_u64, put};
+use pagemesh_base::bytes::{get_u64, put as put_bytes};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(crate) struct Run {
     pub(crate) page: u64,
     /// To the end of the span.
     pub(crate) len: u64,
+    pub(crate) is_shared: bool,
 }
 
 /// A span of a file.
@@ -31,6 +32,14 @@ pub(crate) struct Piece {
     /// The first of the file's pages in it.
     pub(crate) at: u64,
     pub(crate) span: Span,
+    pub(crate) is_shared: bool,
+}
+
+impl Piece {
+    /// Behind the last of the file's pages in it.
+    pub(crate) fn end(&self) -> u64 {
+        self.at + (1 << self.span.order)
+    }
 }
 
 /// Reads a page of the name space.
@@ -42,26 +51,28 @@ pub(crate) fn find(map: &Map, page: u64, read: Read<'_>) -> Result<Option<Run>> 
         let (index, first) = span_of(page);
         let at = map.spans[index];
         let within = page - first;
-        return Ok((at != 0).then(|| Run {
-            page: at + within,
+        return Ok((!at.is_none()).then(|| Run {
+            page: at.page() + within,
             len: (1 << span_order(index)) - within,
+            is_shared: at.is_shared(),
         }));
     }
     let chunk = page / SMALL_PAGES - 1;
     if chunk >= reach(map.height) {
         return Ok(None);
     }
-    let mut at = map.root;
+    let mut at = Place::own(map.root);
     for level in (0..map.height).rev() {
-        at = entry(at, &*read(at)?, index_of(chunk, level), level)?;
-        if at == 0 {
+        at = entry(at.page(), &*read(at.page())?, index_of(chunk, level), level)?;
+        if at.is_none() {
             return Ok(None);
         }
     }
     let within = page % SMALL_PAGES;
     Ok(Some(Run {
-        page: at + within,
+        page: at.page() + within,
         len: SMALL_PAGES - within,
+        is_shared: at.is_shared(),
     }))
 }
 
@@ -74,6 +85,11 @@ pub(crate) fn to_next_span(page: u64) -> u64 {
         }
         false => SMALL_PAGES - page % SMALL_PAGES,
     }
+}
+
+/// Whether a span begins at this page of a file.
+pub(crate) fn is_start(page: u64) -> bool {
+    page == 0 || to_next_span(page - 1) == 1
 }
 
 /// Chunks that a tree of this height names.
@@ -89,12 +105,15 @@ fn index_of(chunk: u64, level: u8) -> u64 {
 }
 
 /// What an entry of a map page names; one of level 0 names a chunk.
-fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<u64> {
-    let at = get_u64(bytes, index as usize * 8);
+fn entry(page: u64, bytes: &Page, index: u64, level: u8) -> Result<Place> {
+    let place = Place(get_u64(bytes, index as usize * 8));
+    let at = place.page();
     // Mounting has looked at them all; no sum with one may overflow before.
-    let is_sound = at < PAGES_MAX && (level > 0 || at.is_multiple_of(SMALL_PAGES));
+    let is_sound = at < PAGES_MAX
+        && (level > 0 || at.is_multiple_of(SMALL_PAGES))
+        && (!place.is_shared() || (level == 0 && at != 0));
     match is_sound {
-        true => Ok(at),
+        true => Ok(place),
         false => Err(damaged(page, format!("it names a chunk at page {at}"))),
     }
 }
@@ -111,17 +130,36 @@ pub(crate) fn damaged(page: u64, cause: String) -> FsError {
 pub(crate) fn ensure(tx: &mut Tx<'_>, inode: &mut Inode, page: u64) -> Result<Run> {
     if page < SMALL_PAGES {
         let (index, _) = span_of(page);
-        if inode.map.spans[index] == 0 {
-            inode.map.spans[index] = tx.take_span(span_order(index))?.page;
+        if inode.map.spans[index].is_none() {
+            inode.map.spans[index] = Place::own(tx.take_span(span_order(index))?.page);
         }
     } else {
-        ensure_chunk(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
+        let (page, index) = leaf(tx, &mut inode.map, page / SMALL_PAGES - 1)?;
+        if tx
+            .with_page(page, |bytes| entry(page, bytes, index, 0))??
+            .is_none()
+        {
+            let chunk = tx.take_span(CHUNK_ORDER)?;
+            set_entry(tx, page, index, Place::own(chunk.page))?;
+        }
     }
     let run = find(&inode.map, page, &mut |page| tx.page(page))?;
     Ok(run.expect("a span was just taken"))
 }
 
-fn ensure_chunk(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<()> {
+/// Has the file's pages from `at` on, where a span begins, lie there.
+pub(crate) fn put(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, place: Place) -> Result<()> {
+    assert!(is_start(at), "a span begins at page {at}");
+    if at < SMALL_PAGES {
+        inode.map.spans[span_of(at).0] = place;
+        return Ok(());
+    }
+    let (page, index) = leaf(tx, &mut inode.map, at / SMALL_PAGES - 1)?;
+    set_entry(tx, page, index, place)
+}
+
+/// The map page that names a chunk, which is made if need be, and the entry in it.
+fn leaf(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<(u64, u64)> {
     while chunk >= reach(map.height) {
         if map.height == MAP_HEIGHT_MAX {
             return Err(Errno::FBIG.into());
@@ -129,34 +167,31 @@ fn ensure_chunk(tx: &mut Tx<'_>, map: &mut Map, chunk: u64) -> Result<()> {
         let old = map.root;
         map.root = fresh(tx)?;
         map.height += 1;
-        set_entry(tx, map.root, 0, old)?;
+        set_entry(tx, map.root, 0, Place::own(old))?;
     }
-    let mut at = map.root;
-    for level in (0..map.height).rev() {
+    let mut page = map.root;
+    for level in (1..map.height).rev() {
         let index = index_of(chunk, level);
-        let page = at;
-        at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
-        if at == 0 {
-            at = match level {
-                0 => tx.take_span(CHUNK_ORDER)?.page,
-                _ => fresh(tx)?,
-            };
+        let mut at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
+        if at.is_none() {
+            at = Place::own(fresh(tx)?);
             set_entry(tx, page, index, at)?;
         }
+        page = at.page();
     }
-    Ok(())
+    Ok((page, index_of(chunk, 0)))
 }
 
 fn fresh(tx: &mut Tx<'_>) -> Result<u64> {
     let page = tx.take_span(0)?.page;
     tx.fresh(page);
-    tx.count_meta(1);
+    tx.count_pages(1);
     Ok(page)
 }
 
-fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, at: u64) -> Result<()> {
+fn set_entry(tx: &mut Tx<'_>, page: u64, index: u64, place: Place) -> Result<()> {
     let bytes = tx.page_mut(page)?;
-    put(&mut bytes[..], index as usize * 8, at.to_le_bytes());
+    put_bytes(&mut bytes[..], index as usize * 8, place.0.to_le_bytes());
     Ok(())
 }
 
@@ -165,7 +200,7 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
     if at < SMALL_PAGES {
         let (index, first) = span_of(at);
         assert_eq!(first, at, "a span begins there");
-        inode.map.spans[index] = 0;
+        inode.map.spans[index] = Place::default();
         return Ok(());
     }
     let chunk = at / SMALL_PAGES - 1;
@@ -174,16 +209,17 @@ pub(crate) fn remove(tx: &mut Tx<'_>, inode: &mut Inode, at: u64) -> Result<()> 
     for level in (0..inode.map.height).rev() {
         let index = index_of(chunk, level);
         path.push((page, index));
-        page = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
+        let at = tx.with_page(page, |bytes| entry(page, bytes, index, level))??;
+        page = at.page();
     }
     while let Some((page, index)) = path.pop() {
-        set_entry(tx, page, index, 0)?;
+        set_entry(tx, page, index, Place::default())?;
         if !tx.with_page(page, |bytes| *bytes == [0; PAGE_BYTES])? {
             return Ok(());
         }
         tx.clear(page);
         tx.give_span(Span { page, order: 0 });
-        tx.count_meta(-1);
+        tx.count_pages(-1);
     }
     inode.map.root = 0;
     inode.map.height = 0;
@@ -201,12 +237,17 @@ pub(crate) fn visit(
     visit_map: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
     let mut first = 0;
-    for (index, &page) in map.spans.iter().enumerate() {
+    for (index, place) in map.spans.iter().enumerate() {
         let order = span_order(index);
         let end = first + (1 << order);
-        if page != 0 && end > from {
-            let span = Span { page, order };
-            if !visit(Piece { at: first, span }) {
+        if !place.is_none() && end > from {
+            let page = place.page();
+            let piece = Piece {
+                at: first,
+                span: Span { page, order },
+                is_shared: place.is_shared(),
+            };
+            if !visit(piece) {
                 return Ok(());
             }
         }
@@ -232,10 +273,11 @@ fn visit_tree(
     for index in 0..MAP_ENTRIES {
         let chunk = first + index * chunks;
         let end = (chunk + chunks + 1) * SMALL_PAGES;
-        let at = entry(page, &bytes, index, level)?;
-        if at == 0 || end <= from {
+        let place = entry(page, &bytes, index, level)?;
+        if place.is_none() || end <= from {
             continue;
         }
+        let at = place.page();
         let goes_on = match level {
             0 => visit(Piece {
                 at: (chunk + 1) * SMALL_PAGES,
@@ -243,6 +285,7 @@ fn visit_tree(
                     page: at,
                     order: CHUNK_ORDER,
                 },
+                is_shared: place.is_shared(),
             }),
             _ => visit_tree((at, level - 1, chunk), from, read, visit, visit_map)?,
         };

@@ -4,7 +4,7 @@
 
 use crate::core::{Core, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Head, Ino, Inode, Kind, VERSION};
+use crate::format::{Damaged, Head, Ino, Inode, Kind, TRIM, VERSION};
 use crate::io::{Port, Wait};
 use crate::namespace::make_root;
 use crate::numbers::Numbers;
@@ -123,6 +123,7 @@ impl Fs {
         let numbers = Numbers::new(found.free, found.next);
         let mut core = Core::new(head, pages, found.used, numbers, spans, port);
         core.distrusted = found.damages.distrusted;
+        core.shares = found.shares;
         if let Some(damage) = damage {
             core.stop(damage);
         }
@@ -142,7 +143,11 @@ impl Fs {
                 self.free(ino)?;
             }
             for &ino in unfinished {
-                self.trim(&mut *self.borrow()?, ino, None)?;
+                let mut port = self.borrow()?;
+                self.free_spare(&mut port, ino)?;
+                if self.look(|core| core.inode(ino))?.flags & TRIM != 0 {
+                    self.trim(&mut port, ino, None)?;
+                }
             }
             Ok(())
         };

@@ -6,10 +6,11 @@
 
 use crate::core::{damaged_inode, inodes_of};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, TRIM};
+use crate::format::{Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Kind, Page, TRIM};
 use crate::io::Port;
 use crate::map;
 use crate::runs::Runs;
+use crate::share::Shares;
 use crate::spans::{Owned, Span, overlaps};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -28,6 +29,9 @@ pub(crate) struct Found {
     pub(crate) spans: Vec<Owned>,
     /// Map pages, and whose they are.
     maps: HashMap<u64, Ino>,
+    /// Spans that places name as shared ones.
+    sharers: HashMap<Span, Sharers>,
+    pub(crate) shares: Shares,
     /// Free numbers below `next`.
     pub(crate) free: Runs,
     /// The number behind the last one in use.
@@ -39,6 +43,14 @@ pub(crate) struct Found {
     /// Marked.
     pub(crate) unfinished: Vec<Ino>,
     pub(crate) damages: Damages,
+}
+
+/// Who shares a span.
+#[derive(Default)]
+struct Sharers {
+    owners: Vec<Ino>,
+    /// Its mapped pages, if one of the owners tells.
+    mapped: Option<u64>,
 }
 
 /// What makes no sense.
@@ -100,6 +112,8 @@ pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
             owner: Ino::TABLE,
         }],
         maps: HashMap::new(),
+        sharers: HashMap::new(),
+        shares: Shares::default(),
         free: Runs::default(),
         next: Ino::ROOT.0,
         used: 1,
@@ -116,6 +130,12 @@ pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
     });
     found.spans.extend(maps);
     tell_overlaps(&mut found.spans, &mut found.damages);
+    distrust_sharers(&found.sharers, &mut found.damages);
+    let again = counted_again(port, &found.sharers, &mut found.damages)?;
+    found.used = found.used.saturating_sub(again);
+    let places = found.sharers.drain();
+    let places = places.map(|(span, sharers)| (span.page, sharers.owners.len() as i64));
+    found.shares = Shares::new(places);
     Ok(found)
 }
 
@@ -135,6 +155,44 @@ fn tell_overlaps(spans: &mut [Owned], damages: &mut Damages) {
         });
         damages.distrusted.extend([one.owner, other.owner]);
     });
+}
+
+/// Of a shared span one owner is known by name when others overlap it.
+fn distrust_sharers(sharers: &HashMap<Span, Sharers>, damages: &mut Damages) {
+    for Sharers { owners, .. } in sharers.values() {
+        if owners
+            .iter()
+            .any(|owner| damages.distrusted.contains(owner))
+        {
+            damages.distrusted.extend(owners);
+        }
+    }
+}
+
+/// Pages of shared spans that several inodes count.
+fn counted_again(
+    port: &mut Port,
+    sharers: &HashMap<Span, Sharers>,
+    damages: &mut Damages,
+) -> Result<u64> {
+    let mut all = 0u64;
+    for (span, sharers) in sharers {
+        let again = sharers.owners.len() as u64 - 1;
+        let mapped = match sharers.mapped {
+            Some(mapped) => mapped,
+            None if again == 0 => 0,
+            None => match port.count_mapped(span.page..span.end()).map_err(as_damage) {
+                Ok(mapped) => mapped,
+                Err(damage) => {
+                    let damage = damage?;
+                    damages.note(|| damage);
+                    0
+                }
+            },
+        };
+        all = all.saturating_add(again.saturating_mul(mapped));
+    }
+    Ok(all)
 }
 
 struct Scan<'p> {
@@ -227,7 +285,7 @@ impl Scan<'_> {
         self.take_spans(ino, &inode)?;
         match (inode.links, inode.flags & TRIM) {
             (0, _) => self.found.orphans.push(ino),
-            (_, 0) => {}
+            (_, 0) if inode.spare.is_none() => {}
             _ => self.found.unfinished.push(ino),
         }
         Ok(())
@@ -240,12 +298,15 @@ impl Scan<'_> {
         let Found {
             spans,
             maps,
+            sharers,
             damages,
             ..
         } = found;
         let (end, its_maps) = (*pages, maps.len());
         let mut own = 0;
         let mut wrong = None;
+        let is_file = ino != Ino::TABLE && inode.kind() == Kind::File;
+        let mut may_share = true;
         let visited = map::visit(
             &inode.map,
             0,
@@ -257,6 +318,15 @@ impl Scan<'_> {
                     return false;
                 }
                 own += 1 << span.order;
+                if piece.is_shared {
+                    may_share &= is_file;
+                    let sharers = sharers.entry(span).or_default();
+                    sharers.owners.push(ino);
+                    sharers.mapped = sharers.mapped.or(inode.mapped_in(&piece));
+                    if sharers.owners.len() > 1 {
+                        return true;
+                    }
+                }
                 spans.push(Owned { span, owner: ino });
                 true
             },
@@ -276,6 +346,10 @@ impl Scan<'_> {
         );
         let visited = match wrong {
             Some(page) => Err(beyond(ino, page)),
+            None if !may_share => {
+                let what = "it shares pages, and is no file";
+                visited.and(Err(damaged_inode(ino, Damaged(what.into()))))
+            }
             // A mark says that pages are still to be counted.
             None if inode.flags & TRIM == 0 && inode.pages > own => {
                 let what = format!("it counts {} pages, and names {own}", inode.pages);
@@ -288,6 +362,9 @@ impl Scan<'_> {
             damages.note(|| damage);
             damages.distrusted.insert(ino);
         }
+        found
+            .spans
+            .extend(inode.spare.map(|span| Owned { span, owner: ino }));
         let own = inode.pages.saturating_add((maps.len() - its_maps) as u64);
         found.used = found.used.saturating_add(own);
         if inode.xattrs.at != 0 {

@@ -14,7 +14,7 @@ pub(crate) fn usable(pages: u64) -> u64 {
 }
 
 /// A run of 2^order pages at a multiple of its length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Span {
     pub(crate) page: u64,
     pub(crate) order: u8,

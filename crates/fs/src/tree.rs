@@ -102,7 +102,7 @@ impl<'t, 'c> Tree<'t, 'c> {
                 what: "a directory".into(),
                 cause: damaged(format!(
                     "it has no page {page}; its first lies at page {} of the volume",
-                    map.spans[0]
+                    map.spans[0].page()
                 )),
             }),
         }

@@ -77,7 +77,7 @@ fn store(tx: &mut Tx<'_>, inode: &mut Inode, all: &All) -> Result<()> {
     }
     let pages = bytes.len().div_ceil(PAGE_BYTES).next_power_of_two();
     let span = tx.take_span(pages.ilog2() as u8)?;
-    tx.count_meta(pages as i64);
+    tx.count_pages(pages as i64);
     for (page, part) in (span.page..).zip(bytes.chunks(PAGE_BYTES)) {
         tx.fresh(page)[..part.len()].copy_from_slice(part);
     }
@@ -97,7 +97,7 @@ pub(crate) fn clear(tx: &mut Tx<'_>, inode: &mut Inode) {
     }
     let written = (len as usize).div_ceil(PAGE_BYTES) as u64;
     (at..at + written).for_each(|page| tx.clear(page));
-    tx.count_meta(-(1 << order));
+    tx.count_pages(-(1 << order));
     tx.give_span(Span { page: at, order });
 }
 

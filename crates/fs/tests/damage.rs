@@ -21,6 +21,8 @@ const PAGES: usize = 24;
 const PARENT: usize = 88;
 const XATTRS: usize = 96;
 const SPANS: usize = 112;
+const SPARE: usize = 176;
+const SHARED: u64 = 1 << 63;
 const MAP: usize = 168;
 
 /// Directory `d` with files `one` and `two`, of 5000 bytes each, and a file `sound`.
@@ -61,6 +63,14 @@ impl Image {
         }
         more(&image, &fs, &mut port);
         image
+    }
+
+    /// Another one that holds the same.
+    fn again(&self) -> Image {
+        Image {
+            memory: self.memory.after_now(),
+            ..*self
+        }
     }
 
     fn word(&self, (page, at): (u64, usize)) -> u64 {
@@ -170,6 +180,49 @@ fn pages_that_two_inodes_own_are_told_and_not_read() {
     assert_eq!(names, 4);
 }
 
+/// Two files share a span, and a third one owns it: nobody of them is believed.
+#[test]
+fn pages_that_one_owns_and_others_share_are_told_and_not_read() {
+    let image = Image::new(|image, fs, port| {
+        let copy = create(fs, image.directory, b"copy", Make::File);
+        assert_eq!(fs.copy(port, (image.one, 0), (copy, 0), 1 << 20), Ok(5_000));
+    });
+    let shared = image.of(image.one, SPANS);
+    assert_eq!(image.of(Ino(6), SPANS), shared);
+    assert_ne!(shared & SHARED, 0);
+    // A smaller span that is shared, too, an own one, and one that is spare.
+    let spare = (shared & !SHARED) | (3 << 56);
+    for (at, word) in [(SPANS, shared & !SHARED), (SPARE, spare)] {
+        let image = image.again();
+        image.set(image.two, at, word);
+        let (fs, mut port) = image.check_mounted(&[&format!("page {} ", shared & !SHARED)]);
+        for ino in [image.one, image.two, Ino(6)] {
+            assert_eq!(errno(fs.read(&mut port, ino, 0, 1)), Some(Errno::UCLEAN));
+        }
+    }
+    drop(mounted(&image.memory));
+}
+
+#[test]
+fn who_may_not_share_is_told() {
+    #[track_caller]
+    fn check(ino: impl FnOnce(&Image) -> Ino, at: usize, word: u64, told: &str) {
+        let image = plain();
+        let ino = ino(&image);
+        image.set(ino, at, image.of(ino, at) | word);
+        image.check_mounted(&[&format!("inode {}", ino.0), told]);
+    }
+    check(|image| image.directory, SPANS, SHARED, "span 0 is shared");
+    check(|image| image.one, SPANS + 8, SHARED, "span 1 is shared");
+    check(|image| image.directory, SPARE, (3 << 56) | 8, "spare");
+    check(|image| image.one, SPARE, (10 << 56) | 1024, "spare");
+    check(|image| image.one, SPARE, (3 << 56) | 9, "spare");
+    let image = plain();
+    let at = (0, 256 + SPANS);
+    image.put(at, (image.word(at) | SHARED).to_le_bytes());
+    image.refused(&["it names no inode table"]);
+}
+
 #[test]
 fn a_file_does_not_own_pages_of_the_name_space() {
     for page in [0, 1] {
@@ -277,7 +330,7 @@ fn maps_that_lead_back_to_themselves_are_told() {
 
     let image = mapped();
     let lower = image.word((root, 0));
-    for (number, told) in [(3, "page 3"), (1 << 40, "beyond"), (u64::MAX, "page 18446")] {
+    for (number, told) in [(3, "page 3"), (1 << 40, "beyond"), (u64::MAX, "page 92233")] {
         image.put((lower, 8 * 7), u64::to_le_bytes(number));
         image.check_mounted(&[told]);
     }

@@ -14,6 +14,8 @@ use support::model::{Body, Model, Op, run};
 use support::{made, mounted};
 
 const SIZE: u64 = 1 << 36;
+/// Bytes of a chunk.
+const CHUNK: u64 = 2 << 20;
 /// Names in one directory.
 const NAMES: u64 = 60;
 
@@ -62,7 +64,7 @@ impl Dice {
         let directory = |body: &Body| matches!(body, Body::Directory(_));
         let any = |_: &Body| true;
         let fill = 1 + self.below(255) as u8;
-        match self.below(45) {
+        match self.below(49) {
             0..9 => Op::Create(self.new_path(model)),
             9 | 44 => {
                 let len = self.below(30_000) as usize;
@@ -117,8 +119,13 @@ impl Dice {
             }
             42 => Op::RemoveXattr(self.path(model, any), self.below(4) as u8),
             _ => {
-                let (source, target) = (self.offset(), self.offset());
-                let len = 1 + self.below(20_000);
+                let (source, target, len) = match self.below(4) {
+                    0 => (self.offset(), self.offset(), 1 + self.below(20_000)),
+                    // What may be shared.
+                    1 => (0, CHUNK * self.below(3), 1 + self.below(3 * CHUNK)),
+                    2 => (CHUNK * self.below(3), CHUNK * self.below(3), 1 << 24),
+                    _ => (0, 0, 1 << 24),
+                };
                 let from = self.path(model, file);
                 Op::Copy(from, source, self.path(model, file), target, len)
             }
@@ -126,12 +133,15 @@ impl Dice {
     }
 }
 
-/// Whether an operation changes the pages of a file one after the other.
-fn is_gradual(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Write(..) | Op::Append(..) | Op::Allocate(..) | Op::Copy(..)
-    )
+/// The file whose pages an operation changes one after the other.
+fn gradual(op: &Op) -> Option<&[u8]> {
+    match op {
+        Op::Write(path, ..)
+        | Op::Append(path, ..)
+        | Op::Allocate(path, ..)
+        | Op::Copy(_, _, path, ..) => Some(path),
+        _ => None,
+    }
 }
 
 /// Mounts what a crash left after each change since `from`.
@@ -141,9 +151,14 @@ fn crash_everywhere(memory: &Memory, from: usize, op: &Op, before: &Model, after
         let (fs, mut port) = mounted(&old);
         let is_before = before.check(&fs, &mut port);
         let is_after = after.check(&fs, &mut port);
+        let is_amid = gradual(op).map(|path| {
+            let amid = before.amid(after, path, &fs, &mut port)?;
+            amid.check(&fs, &mut port)
+        });
         assert!(
-            is_gradual(op) || is_before.is_ok() || is_after.is_ok(),
-            "after change {steps} of {op:?}: not before: {is_before:?}; not after: {is_after:?}",
+            matches!(is_amid, Some(Ok(()))) || is_before.is_ok() || is_after.is_ok(),
+            "after change {steps} of {op:?}: not before: {is_before:?}; not after: {is_after:?}; \
+             nor between: {is_amid:?}",
         );
         check_pages(&old, &fs);
         nothing_comes_back(&fs, &mut port);

@@ -22,10 +22,14 @@ pub fn clock() -> Time {
 
 /// An empty file system.
 pub fn made(memory: &Memory) -> (Fs, Port) {
+    made_with_limit(memory, 0)
+}
+
+pub fn made_with_limit(memory: &Memory, limit_bytes: u64) -> (Fs, Port) {
     let options = MakeOptions {
         uuid: Uuid::from_u128(1),
         hash_key: [2, 3],
-        limit_bytes: 0,
+        limit_bytes,
         owner: OWNER,
         mode: 0o755,
     };

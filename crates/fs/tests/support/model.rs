@@ -329,6 +329,38 @@ impl Model {
         }
     }
 
+    /// This with one file as it is found, each byte of which must be as it was before or
+    /// as it is after.
+    pub fn amid(
+        &self,
+        after: &Model,
+        path: &[u8],
+        fs: &Fs,
+        port: &mut Port,
+    ) -> Result<Model, String> {
+        let (mut before, mut after) = (self.clone(), after.clone());
+        let (Ok(old), Ok(new)) = (before.file(path), after.file(path)) else {
+            return Ok(before);
+        };
+        let file = find(fs, path).map_err(|error| error.to_string())?;
+        let found = fs.read(port, file.1, 0, 1 << 27);
+        let found = found.map_err(|error| error.to_string())?;
+        if found.len() < old.len().min(new.len()) || found.len() > old.len().max(new.len()) {
+            return Err(format!("{} bytes", found.len()));
+        }
+        old.resize(found.len(), 0);
+        new.resize(found.len(), 0);
+        let bytes = found.iter().zip(old.iter().zip(new.iter()));
+        for (at, (found, (old, new))) in bytes.enumerate() {
+            // Of a page that two writes are made to at once either may be there.
+            if found != old && found != new {
+                return Err(format!("byte {at} is neither old nor new"));
+            }
+        }
+        *old = found;
+        Ok(before)
+    }
+
     /// Asserts that files count the pages that they hold.
     pub fn check_counts(&self, fs: &Fs, port: &mut Port) {
         for path in self.paths(&|body| matches!(body, Body::File(_))) {
