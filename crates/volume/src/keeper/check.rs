@@ -3,7 +3,7 @@
 use super::copy::{self, Holes, Party, chunks};
 use super::follow;
 use super::reform::lost_if_gone;
-use super::settle::differs;
+use super::settle::{differing, differs};
 use super::state::{RangeGuard, State};
 use crate::hub::guard;
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
@@ -73,6 +73,12 @@ async fn check_column(
         if differs(state, first, others, offset, len).await {
             compare_chunk(state, column, (offset, len), job.repair_from, report).await?;
         }
+        if follow::follower(state, column).is_some() {
+            if !follow::caught_up(state, column).await {
+                return Err("the copy that follows is too far behind; try again later".into());
+            }
+            compare_follower(state, column, (offset, len), report).await?;
+        }
         report.pages_compared += len.div_ceil(PAGE_BYTES as u64);
         job.tell(|progress| progress.done_bytes += len);
     }
@@ -113,8 +119,7 @@ pub(super) async fn compare_chunk(
     report: &mut CheckReport,
 ) -> Result<(), String> {
     let page = PAGE_BYTES as u64;
-    for at in (offset..offset + len).step_by(PAGE_BYTES) {
-        let len = page.min(offset + len - at);
+    for (at, len) in pages(offset, len) {
         let legs = state.model().columns[column].sources();
         let parties = copy::parties(state, column, legs).unwrap_or_default();
         let (damaged, differing) = compare_page(state, column, &parties, at).await?;
@@ -140,18 +145,70 @@ pub(super) async fn compare_chunk(
             // It got what the others have no more.
             follow::end(state, column, "a page that differed was repaired");
         }
-        report.pages_repaired += u64::from(outcome.is_ok());
-        if outcome.is_ok() {
-            state.hub.tally.add(Count::PagesRepaired, 1);
-        }
-        if !damaged.is_empty() && report.damages.len() < DAMAGES_MAX {
-            let keeps = &state.model().columns[column].legs;
-            report.damages.push(Damage {
-                offset: state.hub.view().1.volume_offset(column, at),
-                bricks: damaged.legs().map(|leg| keeps[leg].leg.brick).collect(),
-                repaired: outcome.is_ok(),
-                cause: outcome.err().unwrap_or_default(),
-            });
+        note_repair(state, column, (at, damaged), outcome, report);
+    }
+    Ok(())
+}
+
+/// What came of a page that was damaged on these legs, or differed.
+fn note_repair(
+    state: &State,
+    column: usize,
+    (at, damaged): (u64, Mask),
+    outcome: Result<(), String>,
+    report: &mut CheckReport,
+) {
+    report.pages_repaired += u64::from(outcome.is_ok());
+    if outcome.is_ok() {
+        state.hub.tally.add(Count::PagesRepaired, 1);
+    }
+    if !damaged.is_empty() && report.damages.len() < DAMAGES_MAX {
+        let keeps = &state.model().columns[column].legs;
+        report.damages.push(Damage {
+            offset: state.hub.view().1.volume_offset(column, at),
+            bricks: damaged.legs().map(|leg| keeps[leg].leg.brick).collect(),
+            repaired: outcome.is_ok(),
+            cause: outcome.err().unwrap_or_default(),
+        });
+    }
+}
+
+/// Compares a chunk of the leg that follows with one that is in-sync, and copies what it
+/// has wrong: nobody reads it, so what it should hold is known. Its range must be locked,
+/// and the leg have all that was changed in it; so the leg stays what the volume was at
+/// some moment.
+pub(super) async fn compare_follower(
+    state: &State,
+    column: usize,
+    (offset, len): (u64, u64),
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let Some(follower) = follow::follower(state, column) else {
+        return Ok(());
+    };
+    let legs = state.model().columns[column].sources();
+    let sources = copy::parties(state, column, legs).unwrap_or_default();
+    let Some(first) = sources.first() else {
+        return Err(format!("column {column} has no in-sync leg to compare"));
+    };
+    let to = std::slice::from_ref(&follower);
+    for (start, len) in differing(state, first, to, offset, len).await {
+        for (at, len) in pages(start, len) {
+            let both = [first.clone(), follower.clone()];
+            let (damaged, differing) = compare_page(state, column, &both, at).await?;
+            let is_wrong = differing || damaged.has(follower.leg);
+            // A source that cannot be read was told of, and is no reason to write.
+            if damaged.has(first.leg) || !is_wrong {
+                continue;
+            }
+            if differing {
+                let offset = state.hub.view().1.volume_offset(column, at);
+                tracing::error!(volume = %state.name, offset, "a page of the copy that follows was not what was sent to it");
+            }
+            let outcome = rewrite(state, column, (&sources, to), (at, len), damaged).await?;
+            report.pages_damaged += 1;
+            let wrong = Mask::of(follower.leg);
+            note_repair(state, column, (at, wrong), outcome, report);
         }
     }
     Ok(())
@@ -171,10 +228,20 @@ async fn repair(
         parties.ok_or("a leg was lost meanwhile")
     };
     let (from, to) = (parties(legs.without(bad))?, parties(bad)?);
-    let mut repaired = copy::copy_chunk(state, &from, &to, place, Holes::Cleared).await;
+    rewrite(state, column, (&from, &to), place, bad).await
+}
+
+async fn rewrite(
+    state: &State,
+    column: usize,
+    (from, to): (&[Party], &[Party]),
+    place: (u64, u64),
+    bad: Mask,
+) -> Result<Result<(), String>, String> {
+    let mut repaired = copy::copy_chunk(state, from, to, place, Holes::Cleared).await;
     if matches!(&repaired, Err(failure) if failure.is_damage() && bad.has(failure.leg)) {
         // A hole, over a slot that does not say what it was.
-        repaired = copy::copy_chunk(state, &from, &to, place, Holes::Written).await;
+        repaired = copy::copy_chunk(state, from, to, place, Holes::Written).await;
     }
     let Err(failure) = repaired else {
         return Ok(Ok(()));
@@ -192,6 +259,13 @@ async fn repair(
         }
         false => Err(format!("repairing failed: {}", failure.error)),
     }
+}
+
+/// The pages of a range; the last one may be cut short.
+fn pages(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let page = PAGE_BYTES as u64;
+    let starts = (offset..offset + len).step_by(PAGE_BYTES);
+    starts.map(move |at| (at, page.min(offset + len - at)))
 }
 
 /// Which legs cannot read a page, and whether the others differ.

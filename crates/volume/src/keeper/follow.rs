@@ -5,6 +5,7 @@
 //! they come and none after one that failed.
 
 use super::control::Control;
+use super::copy::Party;
 use super::state::State;
 use crate::limits::{SHIP_AGE_MAX, SHIPMENTS_MAX};
 use pagemesh_base::layout::LegState;
@@ -170,6 +171,32 @@ fn stamped(change: SliceRequest, stamp: Stamp) -> SliceRequest {
         SliceRequest::Transact { parts, .. } => SliceRequest::Transact { parts, stamp },
         other => other,
     }
+}
+
+/// The leg that follows, if it is in reach.
+pub(super) fn follower(state: &State, column: usize) -> Option<Party> {
+    let model = state.model();
+    let mut legs = model.columns[column].legs.iter().enumerate();
+    legs.find_map(|(leg, keep)| {
+        let follows = keep.shipping && keep.leg.state == LegState::Following;
+        let control = keep.control.clone().filter(|_| follows)?;
+        Some(Party { leg, control })
+    })
+}
+
+/// Waits until the leg that follows has what was changed so far; false if that takes as
+/// long as nobody waits for it. Where a range is locked meanwhile, it holds there what the
+/// others hold.
+pub(super) async fn caught_up(state: &State, column: usize) -> bool {
+    let last = state.hub.ship.last();
+    let until = state.now() + SHIP_AGE_MAX;
+    let has_it = || follower(state, column).is_none() || state.hub.ship.is_done(last);
+    let is_late = || {
+        state.wake_at(until);
+        state.is_over() || state.now() >= until
+    };
+    state.until(|| has_it() || is_late()).await;
+    has_it()
 }
 
 /// Whether the authority lets the leg follow.

@@ -9,8 +9,9 @@
 //! Invariants: a page that is being written is never reported; no repair
 //! overwrites what is newer; one batch is never sooner than the pace allows.
 
-use super::check::compare_chunk;
+use super::check::{compare_chunk, compare_follower};
 use super::copy;
+use super::follow;
 use super::settle::differs;
 use super::state::State;
 use crate::limits::{
@@ -278,12 +279,13 @@ async fn scrub_chunk(state: &State, chunk: &Chunk) {
             return note(state, CheckReport::of_pages(pages));
         }
         let turn = state.lock(column, offset, len).await;
+        let is_level = follow::caught_up(state, column).await;
         // What differed may only have been on its way.
         if is_right(state, chunk).await {
             return note(state, CheckReport::of_pages(pages));
         }
         let mut report = CheckReport::default();
-        match compare_chunk(state, column, (offset, len), None, &mut report).await {
+        match look_at_pages(state, chunk, is_level, &mut report).await {
             Ok(()) => {
                 report.pages_compared = pages;
                 return note(state, report);
@@ -310,9 +312,27 @@ async fn scrub_chunk(state: &State, chunk: &Chunk) {
     }
 }
 
+/// Page by page, on all legs. The range must be locked, and the leg that follows level.
+async fn look_at_pages(
+    state: &State,
+    chunk: &Chunk,
+    is_level: bool,
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let place = (chunk.offset, chunk.len);
+    compare_chunk(state, chunk.column, place, None, report).await?;
+    match is_level {
+        true => compare_follower(state, chunk.column, place, report).await,
+        false => Err("the copy that follows is too far behind".into()),
+    }
+}
+
 async fn is_right(state: &State, chunk: &Chunk) -> bool {
     let legs = state.model().columns[chunk.column].sources();
-    let parties = copy::parties(state, chunk.column, legs).unwrap_or_default();
+    let mut parties = copy::parties(state, chunk.column, legs).unwrap_or_default();
+    if !parties.is_empty() {
+        parties.extend(follow::follower(state, chunk.column));
+    }
     match parties.split_first() {
         Some((first, others)) => !differs(state, first, others, chunk.offset, chunk.len).await,
         None => false,

@@ -13,6 +13,7 @@ use super::world::{self, World, create_slices};
 use super::{Dice, Seed, let_happen, seeds_asked};
 use crate::channel::VolumeChannel;
 use crate::hub::guard;
+use crate::keeper::{Event, ScrubOrder, ScrubPlan};
 use crate::limits::{DOWN_LIMIT, SHIP_AGE_MAX, SHIP_CHANGES_MAX};
 use crate::status::VolumeState;
 use bytes::Bytes;
@@ -211,7 +212,7 @@ impl Life {
     fn fault(&mut self) {
         let any = self.dice.roll(self.copies as u64 + 1) as u128;
         let follower = self.copies as u128;
-        match self.dice.roll(14) {
+        match self.dice.roll(16) {
             0 => {
                 // One that buffers takes with it what others may not have.
                 let which = if self.buffers { follower } else { any };
@@ -256,6 +257,7 @@ impl Life {
             10 | 11 => self.freeze(true),
             12 => self.freeze(false),
             8 if self.dice.one_in(3) => self.attach(),
+            13 => self.scrub(),
             _ => self.manager.answer(Answering::Yes),
         }
     }
@@ -264,6 +266,16 @@ impl Life {
         let follower = brick(self.copies as u128);
         let mut bricks = guard(&self.fabric.0);
         bricks.bricks.get_mut(&follower).expect("brick").frozen = frozen;
+    }
+
+    fn scrub(&mut self) {
+        let plan = ScrubPlan {
+            every: None,
+            bytes_per_s: 1 << 40,
+        };
+        for order in [ScrubOrder::Plan(plan), ScrubOrder::Start] {
+            self.client.mailbox.post(Event::Scrub(order));
+        }
     }
 
     fn give_room(&mut self, number: u128, room: u64) {
@@ -522,7 +534,7 @@ fn what_a_replaced_connection_carries_comes_to_nothing() {
 }
 
 /// The source is brick 0, and brick 1 follows it.
-fn followed() -> World {
+pub(super) fn followed() -> World {
     let mut world = World::mirror(1);
     world.write(0, 4096, 1);
     world.add_follower(brick(1), FOLLOWER);

@@ -2,12 +2,14 @@
 //! alone.
 
 use super::Dice;
-use super::manager::segment;
+use super::following::followed;
+use super::manager::{brick, segment};
 use super::world::{PAGE, World, write};
 use crate::hub::guard;
 use crate::keeper::{Event, ScrubOrder, ScrubPlan};
-use crate::limits::{SCRUB_BATCH_BYTES, SCRUB_DELAY};
+use crate::limits::{SCRUB_BATCH_BYTES, SCRUB_DELAY, SHIP_AGE_MAX, SHIP_CHANGES_MAX};
 use crate::status::{ScrubPass, ScrubState, ScrubStatus, VolumeState};
+use pagemesh_base::layout::LegState;
 use pagemesh_base::space::{Request, SpaceError};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -291,4 +293,106 @@ fn pages_that_are_being_written_are_not_reported() {
         assert!(world.spoiled(1).is_empty());
         world.legs_are_equal();
     }
+}
+
+/// The source is brick 0, and brick 1 follows it.
+#[test]
+fn a_scrub_repairs_a_copy_that_follows() {
+    let mut world = followed();
+    world.order(ScrubOrder::Plan(ScrubPlan {
+        every: None,
+        bytes_per_s: 1 << 40,
+    }));
+    world.write(0, 12 * PAGE, 1);
+    world.pass(SECOND);
+    world.spoil(1, 3);
+    // Lost, and never there.
+    for page in [5, 11, 14] {
+        let leg = world.leg(1);
+        let mut bricks = guard(&world.fabric.0);
+        bricks
+            .slice_mut(leg.brick, leg.slice)
+            .hold(page, &[7; PAGE as usize]);
+    }
+    let pass = world.scrub_all();
+    assert_eq!(
+        (pass.found.pages_damaged, pass.found.pages_repaired),
+        (4, 4)
+    );
+    let mut offsets: Vec<u64> = pass.found.damages.iter().map(|it| it.offset).collect();
+    offsets.sort_unstable();
+    assert_eq!(offsets, [3, 5, 11, 14].map(|page| page * PAGE));
+    assert!(pass.found.damages.iter().all(|it| it.bricks == [brick(1)]));
+    for page in 0..16 {
+        assert!(
+            world.page(0, 0, page) == world.page(0, 1, page),
+            "page {page}"
+        );
+    }
+    assert_eq!(world.leg(1).state, LegState::Following);
+    assert_eq!(world.scrub_all().found.pages_damaged, 0);
+}
+
+/// The copy lags behind writes, and what it lacks is not taken for wrong.
+#[test]
+fn what_a_copy_has_yet_to_get_is_not_reported() {
+    for seed in 0..20 {
+        let mut world = followed();
+        world.dice = Dice(seed);
+        world.open();
+        world.order(ScrubOrder::Plan(ScrubPlan {
+            every: None,
+            bytes_per_s: 1 << 40,
+        }));
+        for value in 1..400 {
+            if world.dice.one_in(2) {
+                let start = world.dice.roll(13) * PAGE + world.dice.roll(2) * 512;
+                let channel = world.dice.roll(2) as usize;
+                world.submit(channel, write(start, 3 * PAGE, value));
+            }
+            if world.scrub().pass.is_none() {
+                world.client.mailbox.post(Event::Scrub(ScrubOrder::Start));
+            }
+            for _ in 0..world.dice.roll(30) {
+                let busy = guard(&world.fabric.0).busy();
+                if !busy.is_empty() {
+                    let at = world.dice.roll(busy.len() as u64) as usize;
+                    guard(&world.fabric.0).step(busy[at], &mut world.dice);
+                }
+                world.client.turn();
+                world.client.now += Duration::from_micros(200);
+            }
+            world.reap();
+            if let Some(last) = world.scrub().last {
+                assert_eq!(last.found.pages_damaged, 0, "seed {seed}: {last:?}");
+            }
+        }
+        world.pass(SECOND);
+        assert!(world.scrub().passes > 2, "seed {seed}: {:?}", world.scrub());
+        assert_eq!(world.scrub_all().found.pages_damaged, 0);
+        assert_eq!(world.leg(1).state, LegState::Following);
+    }
+}
+
+/// Changes that wait in the queue are no difference either.
+#[test]
+fn a_copy_that_is_far_behind_is_waited_for() {
+    let mut world = followed();
+    world.order(ScrubOrder::Plan(ScrubPlan {
+        every: None,
+        bytes_per_s: 1 << 40,
+    }));
+    world.freeze(1, true);
+    for value in 0..SHIP_CHANGES_MAX as u64 {
+        world.write(value % 8 * PAGE, PAGE, 2 + value);
+    }
+    let behind = world.page(0, 1, 0);
+    world.order(ScrubOrder::Start);
+    world.pass(SHIP_AGE_MAX / 2);
+    assert_eq!(world.scrub().passes, 0, "the copy does not answer");
+    assert!(world.page(0, 1, 0) == behind);
+    world.freeze(1, false);
+    let pass = world.scrub_to_end(0);
+    assert_eq!((pass.found.pages_damaged, pass.bytes_skipped), (0, 0));
+    assert!((0..8).all(|page| world.page(0, 0, page) == world.page(0, 1, page)));
 }
