@@ -6,6 +6,7 @@ use pagemesh_base::layout::Name;
 use pagemesh_base::units::Size;
 use pagemesh_bench::session::{ROUNDS_MAX, ROUNDS_MIN};
 use pagemesh_bench::sweep::RUNTIME_MAX;
+use pagemesh_volume::ScrubPlan;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -524,14 +525,8 @@ pub enum Export {
         /// it costs power.
         #[arg(long)]
         no_keep_awake: bool,
-        /// How often all copies are read in the background, and repaired where
-        /// they are damaged: as `12h` or `7d`, or `never`.
-        #[arg(long, default_value = "7d", value_name = "TIME")]
-        scrub_every: Interval,
-        /// Bytes of a volume scrubbed per second, each on all copies; a quarter
-        /// of it while there are writes.
-        #[arg(long, default_value = "64M", value_name = "SIZE")]
-        scrub_rate: Size,
+        #[command(flatten)]
+        scrubs: Scrubs,
         /// End when standard input ends.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,
@@ -600,11 +595,35 @@ pub enum FileSystem {
     },
 }
 
+/// When attached volumes are scrubbed.
+#[derive(Args)]
+pub struct Scrubs {
+    /// How often all copies are read in the background, and repaired where they are
+    /// damaged: as `12h` or `7d`, or `never`.
+    #[arg(long, default_value = "7d", value_name = "TIME")]
+    scrub_every: Interval,
+    /// Bytes of a volume scrubbed per second, each on all copies; a quarter of it while
+    /// there are writes.
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    scrub_rate: Size,
+}
+
+impl Scrubs {
+    /// What the volume is to be told.
+    pub fn plan(&self) -> ScrubPlan {
+        ScrubPlan {
+            every: self.scrub_every.0,
+            bytes_per_s: self.scrub_rate.0,
+        }
+    }
+}
+
 /// Mount a file system on a directory.
 ///
 /// It prints `ready` and serves until it is unmounted (`pagemesh umount`) or gets
 /// SIGINT or SIGTERM, which cuts off whoever has files open. Whoever had it mounted
-/// before is fenced.
+/// before is fenced. SIGUSR1 makes it write how its volume is to standard output, as one
+/// line of JSON, and SIGUSR2 begins or stops a scrub, as `export nbd` does.
 #[derive(Args)]
 pub struct Mount {
     /// Which.
@@ -626,6 +645,8 @@ pub struct Mount {
     /// How requests come from the kernel.
     #[arg(long, value_enum, default_value = "auto")]
     pub fuse: Fuse,
+    #[command(flatten)]
+    pub scrubs: Scrubs,
     #[command(flatten)]
     pub client: Client,
 }

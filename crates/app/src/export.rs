@@ -1,10 +1,7 @@
 //! `pagemesh export`: attached volumes behind the NBD server.
-//!
-//! A SIGUSR1 makes it tell how its volumes are: the only place that knows of
-//! stalled writes, and of how far a leg's return has come. A SIGUSR2 begins or
-//! stops scrubs.
 
 use crate::args::Export;
+use crate::asked::Asked;
 use crate::ending::Ending;
 use crate::volume::{GivenBack, attach, expect};
 use anyhow::{Context, anyhow};
@@ -12,10 +9,7 @@ use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use pagemesh_manage::wire::Content;
 use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
-use pagemesh_volume::{ScrubPlan, ScrubState, Volume};
-use signal_hook::consts::{SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
-use std::io::Write;
+use pagemesh_volume::Volume;
 use std::net::ToSocketAddrs;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Weak};
@@ -76,8 +70,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         listen,
         read_only,
         no_keep_awake,
-        scrub_every,
-        scrub_rate,
+        scrubs,
         transport,
         client,
         until_stdin_ends,
@@ -88,8 +81,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         (None, None) => anyhow::bail!("name a place: --socket PATH or --listen ADDRESS"),
     };
     let ending = Ending::listen(*until_stdin_ends)?;
-    // Before anything takes time: without a listener the signal would end us.
-    let asked = Signals::new([SIGUSR1, SIGUSR2]).context("cannot listen for signals")?;
+    let asked = Asked::listen()?;
     let exports = Exports::new();
     // Before anything is attached: a place in use must not fence a client.
     let limits = Limits {
@@ -103,10 +95,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     let (mut attached, mut given_back) = (Vec::new(), Vec::new());
     for name in volumes {
         let exported = Exported::new(attach(client, *transport, name)?)?;
-        exported.volume.plan_scrubs(ScrubPlan {
-            every: scrub_every.0,
-            bytes_per_s: scrub_rate.0,
-        });
+        exported.volume.plan_scrubs(scrubs.plan());
         attached.push(Arc::downgrade(&exported.volume));
         given_back.push(GivenBack(Arc::clone(&exported.volume)));
         let options = ExportOptions {
@@ -115,9 +104,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
-    std::thread::Builder::new()
-        .name("status".into())
-        .spawn(move || obey(asked, &attached))?;
+    asked.obey(attached)?;
     for name in volumes {
         println!("ready {}", uri(server.listens_on(), name));
     }
@@ -126,41 +113,6 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         exports.remove(&name.to_string());
     }
     Ok(())
-}
-
-/// Does what signals ask for.
-fn obey(mut asked: Signals, volumes: &[Weak<Volume>]) {
-    for signal in asked.forever() {
-        let present: Vec<_> = volumes.iter().filter_map(Weak::upgrade).collect();
-        match signal {
-            SIGUSR2 => turn_scrubs(&present),
-            _ => tell_status(&present),
-        }
-    }
-}
-
-/// Writes the status of each volume to standard output.
-fn tell_status(volumes: &[Arc<Volume>]) {
-    let mut out = std::io::stdout().lock();
-    for status in volumes.iter().filter_map(|volume| volume.status()) {
-        let told = serde_json::to_string(&status).map(|line| writeln!(out, "{line}"));
-        if let Err(cause) = told.map_err(std::io::Error::from).and_then(|told| told) {
-            tracing::warn!(%cause, "the status was not written");
-        }
-    }
-}
-
-/// Stops the scrubs that are under way; if there are none, begins one of each
-/// volume, or goes on with it.
-fn turn_scrubs(volumes: &[Arc<Volume>]) {
-    let runs = |volume: &Volume| {
-        let status = volume.status();
-        status.is_some_and(|status| status.scrub.state == ScrubState::Running)
-    };
-    match volumes.iter().any(|volume| runs(volume)) {
-        true => volumes.iter().for_each(|volume| volume.stop_scrub()),
-        false => volumes.iter().for_each(|volume| volume.start_scrub()),
-    }
 }
 
 fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {

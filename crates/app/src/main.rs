@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod asked;
 mod authority;
 mod bench;
 mod brick;

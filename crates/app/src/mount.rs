@@ -6,6 +6,7 @@
 //! its end closes them.
 
 use crate::args::{self, Mount, NullMount};
+use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
@@ -125,8 +126,11 @@ fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
 pub fn run(args: &Mount) -> anyhow::Result<()> {
     let dir = check_dir(&args.dir)?;
     let ending = Ending::listen(args.until_stdin_ends)?;
+    let asked = Asked::listen()?;
     let detail = expect(&args.client, &args.name, Content::Files)?;
     let volume = Arc::new(attach(&args.client, args.transport, &args.name)?);
+    volume.plan_scrubs(args.scrubs.plan());
+    asked.obey(vec![Arc::downgrade(&volume)])?;
     let space: Arc<dyn Space> = volume.clone();
     let given_back = GivenBack(Arc::clone(&volume));
     let fs = Arc::new(Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?);

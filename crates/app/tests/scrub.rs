@@ -14,6 +14,8 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use support::daemon::Daemon;
+use support::mounted::{self, Mounted};
 use support::{Cluster, Export, MIB, PAGEMESH, Pools, until};
 
 const PAGE: usize = 4096;
@@ -56,11 +58,20 @@ fn flip(pool: &Path, byte: usize, bit: u8) {
 
 /// Has the volume scrubbed; what was found.
 fn scrub(export: &Export) -> Value {
-    let passes = export.status()["scrub"]["passes"].as_u64().unwrap();
-    export.daemon.signal("USR2");
+    scrub_by(&export.daemon)
+}
+
+/// The same, by whoever has it attached.
+fn scrub_by(client: &Daemon) -> Value {
+    let status = || -> Value {
+        client.signal("USR1");
+        serde_json::from_str(&client.line()).unwrap()
+    };
+    let passes = status()["scrub"]["passes"].as_u64().unwrap();
+    client.signal("USR2");
     let mut last = Value::Null;
     until("the scrub ends", || {
-        last = export.status();
+        last = status();
         last["scrub"]["passes"].as_u64() == Some(passes + 1)
     });
     assert_eq!(last["state"], "healthy", "{last}");
@@ -221,6 +232,26 @@ fn page_tables_on_a_disk() {
     (0..2).for_each(|_| drop(export.io(&["read -P 1 1M 4k", "read -P 2 2M 4k"])));
     export.stop();
     cluster.check_identical("disk");
+}
+
+#[test]
+fn copies_of_a_mounted_file_system() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::new(&cluster, "files", "map");
+    mount.sh(
+        "for byte in 1 2; do head -c 20000 /dev/zero | tr '\\0' \"\\\\$byte\" > $byte; done; sync",
+    );
+    for (pool, byte) in [(cluster.pool(0), 1), (cluster.pool(1), 2)] {
+        flip(pool, find_frames(pool, byte)[0] as usize * PAGE + 7, 1);
+    }
+    let told = scrub_by(mount.daemon.as_ref().unwrap());
+    let found = &told["scrub"]["last"]["found"];
+    assert_eq!(found["pages_repaired"], 2, "{told}");
+    assert_eq!(found["pages_differing"], 0, "{told}");
+    mount.sh("test $(tr -d '\\1' < 1 | wc -c) = 0; test $(tr -d '\\2' < 2 | wc -c) = 0");
+    mount.stop(&cluster);
 }
 
 /// A client that stays connected.

@@ -252,7 +252,12 @@ pub(super) async fn mapped(
 }
 
 /// What a leg holds from `at` on; never nothing, and maybe not up to the end.
-async fn extents(state: &State, of: &Party, at: u64, end: u64) -> Result<Vec<Extent>, CopyError> {
+pub(super) async fn extents(
+    state: &State,
+    of: &Party,
+    at: u64,
+    end: u64,
+) -> Result<Vec<Extent>, CopyError> {
     let fail = |error| CopyError { leg: of.leg, error };
     let request = SliceRequest::Extents {
         offset: at,

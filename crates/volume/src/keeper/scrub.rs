@@ -10,7 +10,7 @@
 //! overwrites what is newer; one batch is never sooner than the pace allows.
 
 use super::check::{compare_chunk, compare_follower};
-use super::copy;
+use super::copy::{self, Party};
 use super::follow;
 use super::settle::differs;
 use super::state::State;
@@ -229,8 +229,21 @@ async fn walk(state: &State) {
         if state.is_over() {
             return;
         }
-        scrub_chunk(state, &chunk).await;
-        (at, done, batch) = (at + chunk.len, done + chunk.len, batch + chunk.len);
+        let hole = hole(state, &chunk).await.min(total - done);
+        let len = if hole > 0 {
+            note(
+                state,
+                CheckReport::of_pages(hole.div_ceil(PAGE_BYTES as u64)),
+            );
+            // Nothing is read of it.
+            batch += PAGE_BYTES as u64;
+            hole
+        } else {
+            scrub_chunk(state, &chunk).await;
+            batch += chunk.len;
+            chunk.len
+        };
+        (at, done) = (at + len, done + len);
         if let Some(pass) = &mut state.scrub_mut().pass {
             pass.done = done;
         }
@@ -327,12 +340,38 @@ async fn look_at_pages(
     }
 }
 
-async fn is_right(state: &State, chunk: &Chunk) -> bool {
-    let legs = state.model().columns[chunk.column].sources();
-    let mut parties = copy::parties(state, chunk.column, legs).unwrap_or_default();
+/// The legs of a column that are compared; none if none is in-sync.
+fn compared(state: &State, column: usize) -> Vec<Party> {
+    let legs = state.model().columns[column].sources();
+    let mut parties = copy::parties(state, column, legs).unwrap_or_default();
     if !parties.is_empty() {
-        parties.extend(follow::follower(state, chunk.column));
+        parties.extend(follow::follower(state, column));
     }
+    parties
+}
+
+/// Bytes from a chunk on in which no leg holds anything: whole chunks, or up to the end of
+/// the column. A file system has many times more addresses than it may hold pages.
+async fn hole(state: &State, chunk: &Chunk) -> u64 {
+    let end = state.model().columns[chunk.column].bytes;
+    let mut least = end - chunk.offset;
+    let parties = compared(state, chunk.column);
+    for party in &parties {
+        let Ok(extents) = copy::extents(state, party, chunk.offset, end).await else {
+            return 0;
+        };
+        let unmapped = extents.iter().take_while(|extent| !extent.mapped);
+        least = least.min(unmapped.map(|extent| extent.len).sum());
+    }
+    match (parties.is_empty(), chunk.offset + least == end) {
+        (true, _) => 0,
+        (_, true) => least,
+        _ => least - least % RESYNC_CHUNK_BYTES,
+    }
+}
+
+async fn is_right(state: &State, chunk: &Chunk) -> bool {
+    let parties = compared(state, chunk.column);
     match parties.split_first() {
         Some((first, others)) => !differs(state, first, others, chunk.offset, chunk.len).await,
         None => false,

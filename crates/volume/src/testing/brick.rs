@@ -682,7 +682,8 @@ impl Slice {
         let mut all: Vec<Extent> = vec![];
         for page in offset / PAGE..end.div_ceil(PAGE) {
             let (from, to) = (offset.max(page * PAGE), end.min((page + 1) * PAGE));
-            let mapped = self.now.pages[page as usize].is_some();
+            // Of what is damaged nobody knows.
+            let mapped = self.now.pages[page as usize].is_some() || self.damaged.contains(&page);
             match all.last_mut() {
                 Some(last) if last.mapped == mapped => last.len += to - from,
                 _ => all.push(Extent {

@@ -151,6 +151,7 @@ fn what_no_leg_has_is_named_and_its_reads_fail() {
 #[test]
 fn a_scrub_keeps_its_pace_and_makes_room_for_writes() {
     let mut world = world(2);
+    world.write(0, BYTES, 1);
     world.order(ScrubOrder::Start);
     let done = world.scrubbed();
     assert!(done <= RATE + SCRUB_BATCH_BYTES, "{done}");
@@ -182,6 +183,27 @@ fn a_scrub_keeps_its_pace_and_makes_room_for_writes() {
     assert_eq!(world.scrub().passes, 3);
 }
 
+/// What holds nothing on any leg is not walked through.
+#[test]
+fn a_scrub_passes_over_what_nobody_wrote() {
+    let mut world = World::new(vec![segment(0, 1, 2, BYTES), segment(1, 1, 2, BYTES)]);
+    let size = 2 * BYTES;
+    world.order(ScrubOrder::Plan(ScrubPlan {
+        every: None,
+        bytes_per_s: RATE / 16,
+    }));
+    world.write(0, PAGE, 1);
+    world.write(size - PAGE, PAGE, 1);
+    world.spoil(0, 0);
+    world.order(ScrubOrder::Start);
+    for _ in 0..4 {
+        world.pass(SECOND);
+    }
+    let pass = world.scrub().last.expect("it ended");
+    assert_eq!(pass.found.pages_compared, size / PAGE);
+    assert_eq!(pass.found.pages_repaired, 1);
+}
+
 #[test]
 fn a_scrub_stops_and_goes_on_from_there() {
     let mut world = world(2);
@@ -205,6 +227,7 @@ fn a_scrub_stops_and_goes_on_from_there() {
 #[test]
 fn scrubs_begin_when_they_are_planned() {
     let mut world = world(2);
+    world.write(0, BYTES, 1);
     world.order(ScrubOrder::Plan(ScrubPlan {
         every: Some(SCRUB_DELAY * 6),
         bytes_per_s: RATE,
