@@ -6,7 +6,7 @@
 //! goes in the same transaction as the pages, or is announced by [`TRIM`] before
 //! the first page goes.
 
-use crate::core::{Core, DataLock, Live, Tx, damaged_inode};
+use crate::core::{Core, DataLock, Tx, damaged_inode};
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
 use crate::io::{Overwrite, Pipe, Port};
@@ -21,15 +21,11 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-const PAGE: u64 = PAGE_BYTES as u64;
+pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
-const PIECE_PAGES_MAX: u64 = 48;
+pub(crate) const PIECE_PAGES_MAX: u64 = 48;
 /// Spans given back in one transaction: each may lie in a map page of its own.
-const SPANS_FREED_MAX: usize = 24;
-/// Spans that are given back together with their inode and its attributes.
-const SPANS_WITH_INODE_MAX: usize = 8;
-/// Mapped pages that are freed in the transaction of their inode.
-const CLEARED_PAGES_MAX: u64 = 16;
+pub(crate) const SPANS_FREED_MAX: usize = 24;
 /// Times of reads that are noted again: older ones than this.
 const ATIME_AGE_S: i64 = 86_400;
 
@@ -41,41 +37,15 @@ enum Tried {
     InTheWay,
 }
 
-/// What to do to a range of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Allocate {
-    /// See to room for it, also beyond the end.
-    Reserve {
-        /// The size stays.
-        keep_size: bool,
-    },
-    /// Free it; it then reads as zeroes. The size stays.
-    Punch,
-    /// Make it read as zeroes, with room.
-    Zero {
-        /// The size stays.
-        keep_size: bool,
-    },
-}
-
-/// What to look for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seek {
-    /// The next byte that may be other than zero.
-    Data,
-    /// The next byte of a hole; the end is one.
-    Hole,
-}
-
 /// Pages that begin below this byte.
-fn pages_of(bytes: u64) -> u64 {
+pub(crate) fn pages_of(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE)
 }
 
 impl Inode {
     /// Whether every page below the size is mapped, and no other. The count of one that
     /// is being cut says nothing.
-    fn is_dense(&self) -> bool {
+    pub(crate) fn is_dense(&self) -> bool {
         self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
     }
 
@@ -349,7 +319,12 @@ impl Fs {
     }
 
     /// Which of a file's pages are not mapped. The caller holds the file alone.
-    fn holes(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<BTreeSet<u64>> {
+    pub(crate) fn holes(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        pages: Range<u64>,
+    ) -> Result<BTreeSet<u64>> {
         let (inode, runs) = self.look(|core| {
             let inode = core.file(ino)?;
             let bytes = pages.start * PAGE..pages.end * PAGE;
@@ -420,153 +395,6 @@ impl Fs {
         self.attr(ino)
     }
 
-    /// Frees what lies beyond the size, and takes the mark away. Counts what is
-    /// left, unless the caller knows. The caller holds the file alone, or nobody
-    /// else can.
-    pub(crate) fn trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
-        loop {
-            let (keep, pieces) = self.look(|core| {
-                core.check_running()?;
-                let inode = core.inode(ino)?;
-                let keep = pages_of(inode.size);
-                Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
-            })?;
-            let shared = self.release_shared(port, ino, &pieces, &(keep..u64::MAX))?;
-            if shared > 0 {
-                continue;
-            }
-            let own = pieces.iter().filter(|piece| !piece.is_shared);
-            port.call_all(own.map(|piece| discard(piece, &(keep..u64::MAX))))?;
-            let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
-            if whole.is_empty() {
-                break;
-            }
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                for piece in &whole {
-                    map::remove(tx, &mut inode, piece.at)?;
-                    tx.give_span(piece.span);
-                }
-                tx.put(ino, &inode)
-            })?;
-        }
-        self.end_trim(port, ino, pages)
-    }
-
-    /// Takes the mark away from a file of so many mapped pages; they are counted,
-    /// unless the caller knows.
-    fn end_trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
-        let pages = match pages {
-            Some(pages) => pages,
-            None => self.count_mapped(port, ino)?,
-        };
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            inode.flags &= !TRIM;
-            inode.pages = pages;
-            tx.put(ino, &inode)
-        })
-    }
-
-    /// Mapped pages of a file.
-    pub(crate) fn count_mapped(&self, port: &mut Port, ino: Ino) -> Result<u64> {
-        let pieces = self.look(|core| {
-            let inode = core.inode(ino)?;
-            core.pieces(&inode, 0, usize::MAX)
-        })?;
-        let mut count = 0;
-        for Piece { span, .. } in pieces {
-            count += port.count_mapped(span.page..span.end())?;
-        }
-        Ok(count)
-    }
-
-    /// Nobody uses the inode any more: without a name it goes, else its times are
-    /// put into it.
-    pub(crate) fn let_go(&self, ino: Ino) {
-        {
-            let mut core = self.core();
-            let is_used = |live: &Live| live.opens > 0 || live.lookups > 0;
-            if core.live.get(&ino).is_some_and(is_used) {
-                return;
-            }
-            let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
-            if is_orphan && !core.going.insert(ino) {
-                return;
-            }
-            if !is_orphan {
-                drop(core);
-                return self.forget_times(ino);
-            }
-            core.live.remove(&ino);
-            if !core.is_running() {
-                // It goes with the next mount that takes changes.
-                core.going.remove(&ino);
-                return;
-            }
-        }
-        if let Err(cause) = self.free(ino) {
-            tracing::warn!(ino = ino.0, %cause, "a deleted file is freed with the next mount");
-        }
-        self.core().going.remove(&ino);
-    }
-
-    /// Puts the noted times of an inode into it, and forgets what was live of it.
-    fn forget_times(&self, ino: Ino) {
-        if let Err(cause) = self.note_times(ino) {
-            tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
-        }
-        let mut core = self.core();
-        let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
-        if core.live.get(&ino).is_some_and(is_over) {
-            core.live.remove(&ino);
-        }
-    }
-
-    /// Frees an orphan. A crash in between leaves an orphan.
-    pub(crate) fn free(&self, ino: Ino) -> Result<()> {
-        let (inode, pieces) = self.look(|core| {
-            let inode = core.inode(ino)?;
-            let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
-            Ok((inode, pieces))
-        })?;
-        let shares = pieces.iter().any(|piece| piece.is_shared) || inode.spare.is_some();
-        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX && !shares;
-        let is_file = inode.kind() == Kind::File;
-        let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
-        if !goes_at_once {
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                inode.size = 0;
-                inode.flags = TRIM;
-                tx.put(ino, &inode)
-            })?;
-            let mut port = self.borrow()?;
-            self.free_spare(&mut port, ino)?;
-            self.trim(&mut port, ino, Some(0))?;
-        } else if !is_small {
-            let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
-            self.borrow()?.call_all(all)?;
-        }
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            if goes_at_once {
-                for &Piece { at, span, .. } in &pieces {
-                    if is_small {
-                        let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
-                        (0..mapped).for_each(|page| tx.clear(span.page + page));
-                    }
-                    map::remove(tx, &mut inode, at)?;
-                    tx.give_span(span);
-                }
-            }
-            crate::xattrs::clear(tx, &mut inode);
-            tx.put(ino, &Inode::free(inode.generation))?;
-            tx.give_ino(ino);
-            Ok(())
-        })
-    }
-
     /// Makes completed changes of a file durable, as the pool's class promises, and
     /// with them its times.
     ///
@@ -618,181 +446,6 @@ impl Fs {
         self.put_times()?;
         port.call(Request::Flush)?;
         Ok(())
-    }
-
-    /// Reserves, frees or zeroes a range.
-    ///
-    /// # Errors
-    /// `EFBIG`, `EINVAL` for an empty range, `ENOSPC`.
-    pub fn allocate(
-        &self,
-        port: &mut Port,
-        ino: Ino,
-        how: Allocate,
-        offset: u64,
-        len: u64,
-    ) -> Result<()> {
-        let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
-        if len == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        if end > FILE_BYTES_MAX {
-            return Err(Errno::FBIG.into());
-        }
-        let lock = self.data_lock(ino)?;
-        let _alone = lock.write();
-        self.look(|core| {
-            core.check_running()?;
-            core.file(ino)
-        })?;
-        match how {
-            Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
-            Allocate::Punch => self.punch(port, ino, offset..end),
-            Allocate::Zero { keep_size } => {
-                self.punch(port, ino, offset..end)?;
-                self.reserve(port, ino, offset..end, keep_size)
-            }
-        }
-    }
-
-    fn reserve(&self, port: &mut Port, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Result<()> {
-        let mut page = bytes.start / PAGE;
-        let end = pages_of(bytes.end);
-        self.unshare(port, ino, page..end)?;
-        while page < end {
-            let next = (page + PIECE_PAGES_MAX).min(end);
-            let holes = self.holes(port, ino, page..next)?;
-            let now = self.now();
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                for &page in &holes {
-                    let run = map::ensure(tx, &mut inode, page)?;
-                    tx.write_data(run.page, 0, &[0; PAGE_BYTES], true)?;
-                    inode.pages += 1;
-                }
-                let size = match keep_size {
-                    true => inode.size,
-                    false => inode.size.max((next * PAGE).min(bytes.end)),
-                };
-                if next > pages_of(size) {
-                    inode.flags |= RESERVED;
-                }
-                if holes.is_empty() && size == inode.size {
-                    return Ok(());
-                }
-                inode.size = size;
-                inode.ctime = now;
-                tx.put(ino, &inode)
-            })?;
-            page = next;
-        }
-        Ok(())
-    }
-
-    fn punch(&self, port: &mut Port, ino: Ino, bytes: Range<u64>) -> Result<()> {
-        let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
-        let now = self.now();
-        // Of spans in between nothing stays.
-        for at in [bytes.start, bytes.end - 1] {
-            self.unshare(port, ino, at / PAGE..at / PAGE + 1)?;
-        }
-        // Parts of pages first: they are zeroed where they are mapped.
-        let edges = match first > last {
-            true => vec![bytes.clone()],
-            false => vec![bytes.start..first * PAGE, last * PAGE..bytes.end],
-        };
-        let mut mapped = Vec::new();
-        for edge in edges.into_iter().filter(|edge| !edge.is_empty()) {
-            let page = edge.start / PAGE;
-            if self.holes(port, ino, page..page + 1)?.is_empty() {
-                mapped.push(edge);
-            }
-        }
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            for edge in &mapped {
-                let zeroes = vec![0; (edge.end - edge.start) as usize];
-                write_pages(tx, &mut inode, edge.start, &zeroes, &BTreeSet::new())?;
-            }
-            if first < last {
-                inode.flags |= TRIM;
-            }
-            inode.mtime = now;
-            inode.ctime = now;
-            tx.put(ino, &inode)
-        })?;
-        if first >= last {
-            return Ok(());
-        }
-        self.clear(port, ino, first..last)?;
-        self.end_trim(port, ino, None)
-    }
-
-    /// Frees what is mapped of pages of a file, which keeps their spans.
-    fn clear(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<()> {
-        let mut from = pages.start;
-        loop {
-            let mut pieces = self.look(|core| {
-                let inode = core.file(ino)?;
-                core.pieces(&inode, from, SPANS_FREED_MAX)
-            })?;
-            pieces.retain(|piece| piece.at < pages.end);
-            let Some(last) = pieces.last() else {
-                return Ok(());
-            };
-            if self.release_shared(port, ino, &pieces, &pages)? > 0 {
-                continue;
-            }
-            port.call_all(pieces.iter().map(|piece| discard(piece, &pages)))?;
-            from = last.end();
-        }
-    }
-
-    /// Where data or a hole begins, from an offset on.
-    ///
-    /// # Errors
-    /// `ENXIO` at or beyond the end, and for data where there is none.
-    pub fn seek(&self, port: &mut Port, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
-        let lock = self.data_lock(ino)?;
-        let _shared = lock.read();
-        let (inode, pieces) = self.look(|core| {
-            let inode = core.file(ino)?;
-            let pieces = core.pieces(&inode, offset / PAGE, usize::MAX)?;
-            Ok((inode, pieces))
-        })?;
-        if offset >= inode.size {
-            return Err(Errno::NXIO.into());
-        }
-        let mut data: Vec<Range<u64>> = Vec::new();
-        for Piece { at, span, .. } in pieces {
-            port.mapped(span.page..span.end(), |run| {
-                let first = at + run.start - span.page;
-                let end = at + run.end - span.page;
-                match data.last_mut() {
-                    Some(last) if last.end == first => last.end = end,
-                    _ => data.push(first..end),
-                }
-            })?;
-            let is_known = data.last().is_some_and(|run| match what {
-                Seek::Data => run.end * PAGE > offset,
-                Seek::Hole => run.end < at + (1 << span.order),
-            });
-            if is_known {
-                break;
-            }
-        }
-        let mut runs = data.into_iter().map(|run| run.start * PAGE..run.end * PAGE);
-        match what {
-            Seek::Data => runs
-                .find(|run| run.end > offset)
-                .map(|run| run.start.max(offset))
-                .filter(|&at| at < inode.size)
-                .ok_or(Errno::NXIO.into()),
-            Seek::Hole => {
-                let within = runs.find(|run| run.contains(&offset));
-                Ok(within.map_or(offset, |run| run.end.min(inode.size)))
-            }
-        }
     }
 
     /// Copies bytes from one file to another, or within one where they do not
@@ -857,7 +510,7 @@ impl Fs {
 }
 
 /// Frees what of a span lies within pages of the file; some of it does.
-fn discard(piece: &Piece, pages: &Range<u64>) -> Request {
+pub(crate) fn discard(piece: &Piece, pages: &Range<u64>) -> Request {
     let Span { page, order } = piece.span;
     let first = piece.at.max(pages.start);
     let end = (piece.at + (1 << order)).min(pages.end);
@@ -884,7 +537,7 @@ fn read_runs(port: &mut Port, range: Range<u64>, runs: &[(u64, u64, u64)]) -> Re
 }
 
 /// Puts bytes of a file into the transaction.
-fn write_pages(
+pub(crate) fn write_pages(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
     offset: u64,

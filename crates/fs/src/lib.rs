@@ -13,11 +13,13 @@
 
 #![forbid(unsafe_code)]
 
+mod allocate;
 mod cache;
 mod core;
 mod data;
 mod error;
 mod format;
+mod free;
 mod io;
 mod map;
 mod mount;
@@ -31,7 +33,7 @@ mod spans;
 mod tree;
 mod xattrs;
 
-pub use data::{Allocate, Seek};
+pub use allocate::{Allocate, Seek};
 pub use error::{FsError, Result};
 pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
 pub use io::{Pipe, Port, Wait};

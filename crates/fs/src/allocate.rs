@@ -1,0 +1,215 @@
+//! What is asked for of ranges of a file: room, holes, and where they are.
+
+use crate::Fs;
+use crate::data::{PAGE, PIECE_PAGES_MAX, SPANS_FREED_MAX, discard, pages_of, write_pages};
+use crate::error::Result;
+use crate::format::{FILE_BYTES_MAX, Ino, RESERVED, TRIM};
+use crate::io::Port;
+use crate::map::{self, Piece};
+use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// What to do to a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// See to room for it, also beyond the end.
+    Reserve {
+        /// The size stays.
+        keep_size: bool,
+    },
+    /// Free it; it then reads as zeroes. The size stays.
+    Punch,
+    /// Make it read as zeroes, with room.
+    Zero {
+        /// The size stays.
+        keep_size: bool,
+    },
+}
+
+/// What to look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte that may be other than zero.
+    Data,
+    /// The next byte of a hole; the end is one.
+    Hole,
+}
+
+impl Fs {
+    /// Reserves, frees or zeroes a range.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EINVAL` for an empty range, `ENOSPC`.
+    pub fn allocate(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        how: Allocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let end = offset.checked_add(len).ok_or(Errno::FBIG)?;
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if end > FILE_BYTES_MAX {
+            return Err(Errno::FBIG.into());
+        }
+        let lock = self.data_lock(ino)?;
+        let _alone = lock.write();
+        self.look(|core| {
+            core.check_running()?;
+            core.file(ino)
+        })?;
+        match how {
+            Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
+            Allocate::Punch => self.punch(port, ino, offset..end),
+            Allocate::Zero { keep_size } => {
+                self.punch(port, ino, offset..end)?;
+                self.reserve(port, ino, offset..end, keep_size)
+            }
+        }
+    }
+
+    fn reserve(&self, port: &mut Port, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Result<()> {
+        let mut page = bytes.start / PAGE;
+        let end = pages_of(bytes.end);
+        self.unshare(port, ino, page..end)?;
+        while page < end {
+            let next = (page + PIECE_PAGES_MAX).min(end);
+            let holes = self.holes(port, ino, page..next)?;
+            let now = self.now();
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                for &page in &holes {
+                    let run = map::ensure(tx, &mut inode, page)?;
+                    tx.write_data(run.page, 0, &[0; PAGE_BYTES], true)?;
+                    inode.pages += 1;
+                }
+                let size = match keep_size {
+                    true => inode.size,
+                    false => inode.size.max((next * PAGE).min(bytes.end)),
+                };
+                if next > pages_of(size) {
+                    inode.flags |= RESERVED;
+                }
+                if holes.is_empty() && size == inode.size {
+                    return Ok(());
+                }
+                inode.size = size;
+                inode.ctime = now;
+                tx.put(ino, &inode)
+            })?;
+            page = next;
+        }
+        Ok(())
+    }
+
+    fn punch(&self, port: &mut Port, ino: Ino, bytes: Range<u64>) -> Result<()> {
+        let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
+        let now = self.now();
+        // Of spans in between nothing stays.
+        for at in [bytes.start, bytes.end - 1] {
+            self.unshare(port, ino, at / PAGE..at / PAGE + 1)?;
+        }
+        // Parts of pages first: they are zeroed where they are mapped.
+        let edges = match first > last {
+            true => vec![bytes.clone()],
+            false => vec![bytes.start..first * PAGE, last * PAGE..bytes.end],
+        };
+        let mut mapped = Vec::new();
+        for edge in edges.into_iter().filter(|edge| !edge.is_empty()) {
+            let page = edge.start / PAGE;
+            if self.holes(port, ino, page..page + 1)?.is_empty() {
+                mapped.push(edge);
+            }
+        }
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            for edge in &mapped {
+                let zeroes = vec![0; (edge.end - edge.start) as usize];
+                write_pages(tx, &mut inode, edge.start, &zeroes, &BTreeSet::new())?;
+            }
+            if first < last {
+                inode.flags |= TRIM;
+            }
+            inode.mtime = now;
+            inode.ctime = now;
+            tx.put(ino, &inode)
+        })?;
+        if first >= last {
+            return Ok(());
+        }
+        self.clear(port, ino, first..last)?;
+        self.end_trim(port, ino, None)
+    }
+
+    /// Frees what is mapped of pages of a file, which keeps their spans.
+    fn clear(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<()> {
+        let mut from = pages.start;
+        loop {
+            let mut pieces = self.look(|core| {
+                let inode = core.file(ino)?;
+                core.pieces(&inode, from, SPANS_FREED_MAX)
+            })?;
+            pieces.retain(|piece| piece.at < pages.end);
+            let Some(last) = pieces.last() else {
+                return Ok(());
+            };
+            if self.release_shared(port, ino, &pieces, &pages)? > 0 {
+                continue;
+            }
+            port.call_all(pieces.iter().map(|piece| discard(piece, &pages)))?;
+            from = last.end();
+        }
+    }
+
+    /// Where data or a hole begins, from an offset on.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the end, and for data where there is none.
+    pub fn seek(&self, port: &mut Port, ino: Ino, offset: u64, what: Seek) -> Result<u64> {
+        let lock = self.data_lock(ino)?;
+        let _shared = lock.read();
+        let (inode, pieces) = self.look(|core| {
+            let inode = core.file(ino)?;
+            let pieces = core.pieces(&inode, offset / PAGE, usize::MAX)?;
+            Ok((inode, pieces))
+        })?;
+        if offset >= inode.size {
+            return Err(Errno::NXIO.into());
+        }
+        let mut data: Vec<Range<u64>> = Vec::new();
+        for Piece { at, span, .. } in pieces {
+            port.mapped(span.page..span.end(), |run| {
+                let first = at + run.start - span.page;
+                let end = at + run.end - span.page;
+                match data.last_mut() {
+                    Some(last) if last.end == first => last.end = end,
+                    _ => data.push(first..end),
+                }
+            })?;
+            let is_known = data.last().is_some_and(|run| match what {
+                Seek::Data => run.end * PAGE > offset,
+                Seek::Hole => run.end < at + (1 << span.order),
+            });
+            if is_known {
+                break;
+            }
+        }
+        let mut runs = data.into_iter().map(|run| run.start * PAGE..run.end * PAGE);
+        match what {
+            Seek::Data => runs
+                .find(|run| run.end > offset)
+                .map(|run| run.start.max(offset))
+                .filter(|&at| at < inode.size)
+                .ok_or(Errno::NXIO.into()),
+            Seek::Hole => {
+                let within = runs.find(|run| run.contains(&offset));
+                Ok(within.map_or(offset, |run| run.end.min(inode.size)))
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Freeing: what lies beyond the size of a file, and files without a name.
+//!
+//! The mark [`TRIM`] is there before the first page goes, and goes after the last one; a
+//! mount finishes what is marked.
+
+use crate::Fs;
+use crate::core::Live;
+use crate::data::{SPANS_FREED_MAX, discard, pages_of};
+use crate::error::Result;
+use crate::format::{Ino, Inode, Kind, TRIM};
+use crate::io::Port;
+use crate::map::{self, Piece};
+
+/// Spans that are given back together with their inode and its attributes.
+const SPANS_WITH_INODE_MAX: usize = 8;
+/// Mapped pages that are freed in the transaction of their inode.
+const CLEARED_PAGES_MAX: u64 = 16;
+
+impl Fs {
+    /// Frees what lies beyond the size, and takes the mark away. Counts what is
+    /// left, unless the caller knows. The caller holds the file alone, or nobody
+    /// else can.
+    pub(crate) fn trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
+        loop {
+            let (keep, pieces) = self.look(|core| {
+                core.check_running()?;
+                let inode = core.inode(ino)?;
+                let keep = pages_of(inode.size);
+                Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
+            })?;
+            let shared = self.release_shared(port, ino, &pieces, &(keep..u64::MAX))?;
+            if shared > 0 {
+                continue;
+            }
+            let own = pieces.iter().filter(|piece| !piece.is_shared);
+            port.call_all(own.map(|piece| discard(piece, &(keep..u64::MAX))))?;
+            let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
+            if whole.is_empty() {
+                break;
+            }
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                for piece in &whole {
+                    map::remove(tx, &mut inode, piece.at)?;
+                    tx.give_span(piece.span);
+                }
+                tx.put(ino, &inode)
+            })?;
+        }
+        self.end_trim(port, ino, pages)
+    }
+
+    /// Takes the mark away from a file of so many mapped pages; they are counted,
+    /// unless the caller knows.
+    pub(crate) fn end_trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
+        let pages = match pages {
+            Some(pages) => pages,
+            None => self.count_mapped(port, ino)?,
+        };
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            inode.flags &= !TRIM;
+            inode.pages = pages;
+            tx.put(ino, &inode)
+        })
+    }
+
+    /// Mapped pages of a file.
+    pub(crate) fn count_mapped(&self, port: &mut Port, ino: Ino) -> Result<u64> {
+        let pieces = self.look(|core| {
+            let inode = core.inode(ino)?;
+            core.pieces(&inode, 0, usize::MAX)
+        })?;
+        let mut count = 0;
+        for Piece { span, .. } in pieces {
+            count += port.count_mapped(span.page..span.end())?;
+        }
+        Ok(count)
+    }
+
+    /// Nobody uses the inode any more: without a name it goes, else its times are
+    /// put into it.
+    pub(crate) fn let_go(&self, ino: Ino) {
+        {
+            let mut core = self.core();
+            let is_used = |live: &Live| live.opens > 0 || live.lookups > 0;
+            if core.live.get(&ino).is_some_and(is_used) {
+                return;
+            }
+            let is_orphan = core.inode(ino).is_ok_and(|inode| inode.links == 0);
+            if is_orphan && !core.going.insert(ino) {
+                return;
+            }
+            if !is_orphan {
+                drop(core);
+                return self.forget_times(ino);
+            }
+            core.live.remove(&ino);
+            if !core.is_running() {
+                // It goes with the next mount that takes changes.
+                core.going.remove(&ino);
+                return;
+            }
+        }
+        if let Err(cause) = self.free(ino) {
+            tracing::warn!(ino = ino.0, %cause, "a deleted file is freed with the next mount");
+        }
+        self.core().going.remove(&ino);
+    }
+
+    /// Puts the noted times of an inode into it, and forgets what was live of it.
+    fn forget_times(&self, ino: Ino) {
+        if let Err(cause) = self.note_times(ino) {
+            tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
+        }
+        let mut core = self.core();
+        let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
+        if core.live.get(&ino).is_some_and(is_over) {
+            core.live.remove(&ino);
+        }
+    }
+
+    /// Frees an orphan. A crash in between leaves an orphan.
+    pub(crate) fn free(&self, ino: Ino) -> Result<()> {
+        let (inode, pieces) = self.look(|core| {
+            let inode = core.inode(ino)?;
+            let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
+            Ok((inode, pieces))
+        })?;
+        let shares = pieces.iter().any(|piece| piece.is_shared) || inode.spare.is_some();
+        let goes_at_once = pieces.len() <= SPANS_WITH_INODE_MAX && !shares;
+        let is_file = inode.kind() == Kind::File;
+        let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
+        if !goes_at_once {
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                inode.size = 0;
+                inode.flags = TRIM;
+                tx.put(ino, &inode)
+            })?;
+            let mut port = self.borrow()?;
+            self.free_spare(&mut port, ino)?;
+            self.trim(&mut port, ino, Some(0))?;
+        } else if !is_small {
+            let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
+            self.borrow()?.call_all(all)?;
+        }
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            if goes_at_once {
+                for &Piece { at, span, .. } in &pieces {
+                    if is_small {
+                        let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
+                        (0..mapped).for_each(|page| tx.clear(span.page + page));
+                    }
+                    map::remove(tx, &mut inode, at)?;
+                    tx.give_span(span);
+                }
+            }
+            crate::xattrs::clear(tx, &mut inode);
+            tx.put(ino, &Inode::free(inode.generation))?;
+            tx.give_ino(ino);
+            Ok(())
+        })
+    }
+}
