@@ -18,9 +18,14 @@
 //!   fences a leg that only the old client reaches;
 //! - who is refused for want of room knows at once that it happened or not;
 //! - a transaction that was never acknowledged happened on all of its sectors or
-//!   on none (`checker/whole.rs`).
+//!   on none (`checker/whole.rs`);
+//! - where a copy that followed is promoted, what was acknowledged last may be gone
+//!   (`checker/cut.rs`).
 
+mod cut;
 mod whole;
+
+use cut::Cut;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -65,7 +70,12 @@ struct Operation {
     /// What a read saw must be known before the search.
     is_known: bool,
     after_fence: bool,
+    /// Its acknowledgement says that it lasts.
+    is_durable: bool,
     ending: Ending,
+    /// When, as events are counted; the end is that of an acknowledgement.
+    began: usize,
+    acknowledged: Option<usize>,
 }
 
 impl Operation {
@@ -91,6 +101,8 @@ enum Event {
     End(usize, Ending),
     /// A client has attached; the epoch names its attachment.
     Attached(u32),
+    /// A copy goes on alone with what it has.
+    Cut(usize),
 }
 
 /// The record of a history.
@@ -105,6 +117,9 @@ pub(crate) struct Checker {
     /// Reads of clients before it with lower numbers may have been answered
     /// there.
     unfenced_below: usize,
+    cuts: Vec<Cut>,
+    /// Flushes that were acknowledged: whose, and when they began.
+    flushes: Vec<(u32, usize)>,
 }
 
 /// What the search came to.
@@ -118,6 +133,9 @@ pub(crate) struct Searched {
     pub(crate) happened: u64,
     pub(crate) vanished: u64,
     pub(crate) open: u64,
+    /// Acknowledged changes that promotions gave up, and durable ones before them.
+    pub(crate) lost: u64,
+    pub(crate) lasted: u64,
 }
 
 impl Checker {
@@ -137,7 +155,10 @@ impl Checker {
             is_known: !matches!(kind, Kind::Read(_)),
             kind,
             after_fence: attachment < self.present,
+            is_durable: false,
             ending: Ending::Unknown,
+            began: self.events.len(),
+            acknowledged: None,
         });
         self.events.push(Event::Begin(number));
         number
@@ -146,13 +167,15 @@ impl Checker {
     /// An operation has ended.
     pub(crate) fn end(&mut self, number: usize, ending: Ending) -> Result<(), String> {
         let operation = &self.operations[number];
-        if ending == Ending::Done && operation.after_fence {
+        if ending == Ending::Done && operation.after_fence && !self.may_be_given_up(number) {
             return Err(format!(
                 "{} was acknowledged, though attachment {} was there before it was submitted",
                 self.name(number),
                 self.present
             ));
         }
+        let is_done = ending == Ending::Done;
+        self.operations[number].acknowledged = is_done.then_some(self.events.len());
         self.operations[number].ending = ending;
         self.events.push(Event::End(number, ending));
         Ok(())
@@ -165,14 +188,19 @@ impl Checker {
             .map(|sector| value_of(sector).map_err(|why| format!("{}: {why}", self.name(number))))
             .collect();
         let values = values?;
-        let is_unfenced = self.is_partial || number < self.unfenced_below;
-        if is_unfenced && self.operations[number].attachment < self.present {
+        self.hold(number, &values);
+        if self.is_unfenced(number) && self.operations[number].attachment < self.present {
             return Ok(());
         }
         let operation = &mut self.operations[number];
         operation.kind = Kind::Read(values);
         operation.is_known = true;
         self.end(number, Ending::Done)
+    }
+
+    /// Whether a client before the newest may yet find a leg that knows of no other.
+    fn is_unfenced(&self, number: usize) -> bool {
+        self.is_partial || number < self.unfenced_below
     }
 
     /// From now on older clients can do nothing.
@@ -242,6 +270,7 @@ impl Checker {
         searched.given_up = given_up.len() as u64;
         let outcomes = self.check_whole(&of_sector, &given_up)?;
         (searched.happened, searched.vanished, searched.open) = outcomes;
+        (searched.lost, searched.lasted) = self.check_cuts()?;
         Ok(searched)
     }
 
@@ -259,7 +288,9 @@ impl Checker {
                         }
                     }
                 }
-                Event::Attached(_) => of_sector.iter_mut().for_each(|all| all.push(*event)),
+                Event::Attached(_) | Event::Cut(_) => {
+                    of_sector.iter_mut().for_each(|all| all.push(*event));
+                }
             }
         }
         of_sector
@@ -272,6 +303,10 @@ impl Checker {
             Event::Begin(number) => {
                 let operation = &self.operations[number];
                 operation.value(sector) == operation.value(other)
+            }
+            Event::Cut(cut) => {
+                let held = &self.cuts[cut];
+                held.value(sector) == held.value(other)
             }
             _ => true,
         })
@@ -300,6 +335,10 @@ impl Checker {
                     writeln!(story, "  {ending:?} {}{seen}", self.name(number))
                 }
                 Event::Attached(attachment) => writeln!(story, "  attachment {attachment}"),
+                Event::Cut(cut) => {
+                    let held = self.cuts[cut].value(sector);
+                    writeln!(story, "  a copy goes on that has {held:?}")
+                }
             };
         }
         story
@@ -361,6 +400,10 @@ impl<'c> Search<'c> {
                 Event::Begin(number) => self.begin(number),
                 Event::End(number, ending) => self.end(number, ending),
                 Event::Attached(attachment) => self.close(attachment),
+                Event::Cut(cut) => {
+                    self.restart(self.checker.cuts[cut].value(self.sector));
+                    Ok(())
+                }
             };
             if taken.is_err() {
                 return Ok(false);
@@ -486,6 +529,12 @@ impl<'c> Search<'c> {
             .map(|(value, bits)| (value, bits & !mask))
             .collect();
         Ok(())
+    }
+
+    /// Nothing of what was before counts any more.
+    fn restart(&mut self, held: Option<u64>) {
+        self.states = held.map(|value| (value, 0)).into_iter().collect();
+        self.open.clear();
     }
 
     /// Operations of attachments before this one are in place by now or never.

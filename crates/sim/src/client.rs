@@ -79,6 +79,8 @@ pub(crate) struct Asked {
     pub(crate) is_certain: bool,
     /// When, as the witness counts.
     pub(crate) begun: u64,
+    /// When, as the checker counts.
+    pub(crate) began: usize,
 }
 
 pub(crate) struct Client {
@@ -109,6 +111,7 @@ impl Client {
         name: &Name,
         first_value: u64,
         dice: Dice,
+        unreachable: bool,
     ) -> Client {
         tell!(cluster, "client {number} begins to attach");
         let witness = Witness::new(first_value);
@@ -125,6 +128,7 @@ impl Client {
             counter: Counter {
                 desk: Arc::clone(desk),
                 client: number,
+                unreachable,
             },
             calls: VecDeque::new(),
             answers: VecDeque::new(),

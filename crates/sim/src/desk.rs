@@ -9,7 +9,7 @@ use crate::disk::Disk;
 use crate::house::{Death, status};
 use crate::network::Peer;
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
+use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Leg, Name};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_manage::clock::Clock;
@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use uuid::Uuid;
@@ -78,6 +78,10 @@ pub(crate) struct Desk {
     layouts: Mutex<BTreeMap<u32, Layout>>,
     /// The epoch of the last attach that it made, whether it was heard or not.
     last_attach: AtomicU32,
+    /// A copy follows, or did when a manager last told.
+    follows: AtomicBool,
+    /// The epoch with which that was seen to have been promoted.
+    promoted: AtomicU32,
 }
 
 impl Desk {
@@ -93,6 +97,8 @@ impl Desk {
             deaf: Mutex::default(),
             layouts: Mutex::default(),
             last_attach: AtomicU32::new(0),
+            follows: AtomicBool::new(false),
+            promoted: AtomicU32::new(0),
         });
         desk.start();
         desk
@@ -122,6 +128,10 @@ impl Desk {
         // An attach that failed with the disk may have reached it all the same.
         for made in manager.volumes().into_iter().filter_map(|it| it.attached) {
             self.last_attach.fetch_max(made.epoch.0, Ordering::Relaxed);
+        }
+        for volume in manager.volumes() {
+            let detail = manager.show(&volume.name).expect("a volume");
+            self.notice_promotion(&detail.layout);
         }
         *guard(&self.manager) = Some(Arc::new(manager));
         tell!(self.cluster, "the manager starts");
@@ -271,6 +281,64 @@ impl Desk {
         self.last_attach.load(Ordering::Relaxed) > attachment
     }
 
+    /// The epoch of the last promotion; 0 before any.
+    pub(crate) fn promoted(&self) -> u32 {
+        self.promoted.load(Ordering::Relaxed)
+    }
+
+    /// An operator promotes a copy, and first ends the attachment of a client that is
+    /// taken for dead; with force the manager ends it.
+    pub(crate) fn promote(&self, name: &Name, copy: usize, force: bool) {
+        let Some(manager) = self.manager() else {
+            return;
+        };
+        let wish = wire::ChooseReplica {
+            copy,
+            force,
+            expected: None,
+        };
+        if !force {
+            self.detach(&manager, name);
+        }
+        let promoted = manager.promote_replica(name, trip(&wish));
+        drop(manager);
+        let word = match &promoted {
+            Ok(_) => "done".to_owned(),
+            Err(fault) => fault.to_string(),
+        };
+        tell!(
+            self.cluster,
+            "copy {copy} is promoted, by force {force}: {word}"
+        );
+        self.die_if_broken();
+        if let Ok(detail) = &promoted {
+            // The client that had the volume is over, though nobody has it yet.
+            self.last_attach
+                .fetch_max(detail.layout.epoch.0, Ordering::Relaxed);
+            self.notice_promotion(&detail.layout);
+        }
+    }
+
+    /// Ends the attachment of whoever has the volume.
+    fn detach(&self, manager: &Manager, name: &Name) {
+        let ended = manager.detach(name, wire::DetachVolume::default());
+        if let (Ok(_), Ok(detail)) = (ended, manager.show(name)) {
+            self.last_attach
+                .fetch_max(detail.layout.epoch.0 + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// A copy was added that may follow.
+    pub(crate) fn expect_promotion(&self) {
+        self.follows.store(true, Ordering::Relaxed);
+    }
+
+    fn notice_promotion(&self, layout: &Layout) {
+        if follower(layout).is_none() && self.follows.swap(false, Ordering::Relaxed) {
+            self.promoted.store(layout.epoch.0, Ordering::Relaxed);
+        }
+    }
+
     /// The layout of an epoch that a client was told of.
     pub(crate) fn layout_of(&self, epoch: u32) -> Layout {
         let layouts = guard(&self.layouts);
@@ -279,10 +347,18 @@ impl Desk {
     }
 }
 
+/// The copy that may follow, with its leg: there is one column.
+pub(crate) fn follower(layout: &Layout) -> Option<(usize, &Leg)> {
+    let mut legs = layout.columns().next()?.legs.iter().enumerate();
+    legs.find(|(_, leg)| leg.asynchronous)
+}
+
 /// The manager as one client reaches it.
 pub(crate) struct Counter {
     pub(crate) desk: Arc<Desk>,
     pub(crate) client: u32,
+    /// It has attached in vain: no in-sync copy was in reach.
+    pub(crate) unreachable: bool,
 }
 
 fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> Attached {
@@ -302,13 +378,14 @@ impl Authority for Counter {
     fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
         let wish = wire::AttachVolume {
             client: client.to_owned(),
-            unreachable: false,
+            unreachable: self.unreachable,
         };
         let told = self.desk.ask(self.client, "attach", |m| {
             let made = m.attach(name, &trip(&wish))?;
             self.desk
                 .last_attach
                 .fetch_max(made.layout.epoch.0, Ordering::Relaxed);
+            self.desk.notice_promotion(&made.layout);
             Ok(made)
         })?;
         self.desk.keep(&told.layout);

@@ -104,7 +104,7 @@ impl Life {
         if self.plan.damaged.is_some() {
             return self.mild_fault();
         }
-        if self.siege.is_some() {
+        if self.siege.is_some() || self.is_bereft() {
             return;
         }
         let mut houses = 0..self.plan.pools.len();
@@ -441,7 +441,8 @@ impl Life {
         let is_possible = self.plan.ambushes
             && self.plan.damaged.is_none()
             && self.plan.copies > 1
-            && self.siege.is_none();
+            && self.siege.is_none()
+            && !self.is_bereft();
         let Some(mut ambush) = self.ambush.take() else {
             if is_possible && self.ambushing.one_in(AMBUSHED) {
                 self.set_trap();
@@ -622,7 +623,7 @@ impl Life {
     /// had sent arrives when the client is back and has sent it again, maybe
     /// after what it wrote since. All threads want one page meanwhile.
     pub(crate) fn sever(&mut self) {
-        if !self.plan.severs {
+        if !self.plan.severs || self.is_bereft() {
             return;
         }
         if self.severing.one_in(SEVERED) {

@@ -27,6 +27,7 @@ mod house;
 mod life;
 mod medium;
 mod network;
+mod promotion;
 mod rest;
 mod tally;
 mod wire;

@@ -8,9 +8,11 @@ use crate::desk::Desk;
 use crate::dice::Dice;
 use crate::faults::{Ambush, Crowd, Siege};
 use crate::history::History;
+use crate::promotion::Promotion;
 use pagemesh_base::layout::{COPIES_MAX, Layout, Name};
 use pagemesh_manage::Kind;
 use pagemesh_manage::wire::{AttachReplica, Content, CreateVolume};
+use pagemesh_volume::AttachError;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -30,6 +32,8 @@ const AMBUSHING: u64 = 0x616d_6275_7368_6520;
 /// Tells the dice of flipped slots from all others of a seed.
 const FLIPPING: u64 = 0x666c_6970_7069_6e67;
 const FOLLOWING: u64 = 0x666f_6c6c_6f77_696e;
+/// Tells the dice of promotions from all others of a seed.
+const PROMOTING: u64 = 0x7072_6f6d_6f74_696e;
 /// Steps without anything to do after which time is moved on.
 const IDLE_STEPS: u32 = 2;
 
@@ -65,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) flips_slots: bool,
     /// A further copy follows.
     pub(crate) follows: bool,
+    /// And is promoted, see [`Life::promote`].
+    pub(crate) promotes: bool,
 }
 
 impl Plan {
@@ -113,6 +119,7 @@ impl Plan {
             ambushes: false,
             flips_slots: false,
             follows: false,
+            promotes: false,
         }
     }
 }
@@ -173,6 +180,9 @@ pub(crate) struct Life {
     pub(crate) siege: Option<Siege>,
     pub(crate) crowd: Option<Crowd>,
     pub(crate) ambush: Option<Ambush>,
+    pub(crate) promotion: Option<Promotion>,
+    /// Bricks that no client that enters reaches.
+    pub(crate) out_of_reach: Vec<usize>,
     /// All is well again: every request that begins now succeeds.
     pub(crate) is_well: bool,
     pub(crate) outcome: Outcome,
@@ -196,6 +206,10 @@ impl Life {
         let has_room = plan.copies < plan.pools.len().min(COPIES_MAX);
         let has_room = has_room && plan.columns == 1 && !plan.is_tight;
         plan.follows = has_room && Dice::new(seed ^ FOLLOWING).one_in(2);
+        let mut promoting = Dice::new(seed ^ PROMOTING);
+        plan.promotes = has_room && plan.damaged.is_none() && !promoting.one_in(3);
+        plan.follows |= plan.promotes;
+        let promotion = plan.promotes.then(|| Promotion::new(promoting));
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -216,10 +230,12 @@ impl Life {
         if plan.follows {
             let wish = AttachReplica {
                 asynchronous: true,
+                auto_promote: promotion.as_ref().is_some_and(Promotion::is_automatic),
                 ..AttachReplica::default()
             };
             let added = manager.attach_replica(&name, wish);
             added.unwrap_or_else(|fault| panic!("no copy was added: {fault}"));
+            desk.expect_promotion();
         }
         let sectors = made.volume.layout.size_bytes() / crate::checker::SECTOR;
         let mut life = Life {
@@ -247,6 +263,8 @@ impl Life {
             siege: None,
             crowd: None,
             ambush: None,
+            promotion,
+            out_of_reach: vec![],
             is_well: false,
             outcome: Outcome::default(),
         };
@@ -256,7 +274,13 @@ impl Life {
 
     /// Another client begins to attach.
     pub(crate) fn enter(&mut self) {
+        self.enter_again(false);
+    }
+
+    /// Another client begins to attach, after one has tried in vain or as the first.
+    pub(crate) fn enter_again(&mut self, unreachable: bool) {
         self.next_client += 1;
+        self.bereave_the_next();
         let client = Client::new(
             &self.cluster,
             &self.desk,
@@ -264,6 +288,7 @@ impl Life {
             &self.name,
             self.next_value + 1,
             self.dice.split(),
+            unreachable,
         );
         self.clients.push(client);
     }
@@ -343,6 +368,7 @@ impl Life {
             Some(Ok(())) => {
                 tell!(self.cluster, "client {number} has attached");
                 let (attachment, is_whole) = self.clients[at].attached();
+                self.meet_promotion(attachment);
                 self.checker.attached(attachment, !is_whole);
                 if let Some(every) = self.plan.scrub_every {
                     self.clients[at].scrub(every);
@@ -359,7 +385,8 @@ impl Life {
                 tell!(self.cluster, "client {number} does not attach: {cause}");
                 self.leave(at);
                 if self.clients.is_empty() {
-                    self.enter();
+                    let is_unreachable = matches!(cause, AttachError::Unreachable { .. });
+                    self.enter_again(is_unreachable && self.plan.promotes);
                 }
                 return Ok(true);
             }
@@ -443,6 +470,7 @@ impl Life {
             self.go_on();
             self.sever();
             self.ambush();
+            self.promote()?;
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {

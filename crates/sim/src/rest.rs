@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// Steps in which all must have come to rest, and time that may pass.
-const STEPS_MAX: u64 = 400_000;
+pub(crate) const STEPS_MAX: u64 = 400_000;
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// Rounds of housekeeping after which everything deleted is free.
 const ROUNDS_MAX: u32 = 200;
@@ -33,6 +33,7 @@ impl Life {
     pub(crate) fn rest(&mut self) -> Result<(), String> {
         tell!(self.cluster, "no more faults");
         self.mend();
+        self.until_promoted()?;
         if self.plan.is_tight {
             // The smallest pools have three sessions: one that lost its
             // connections needs them twice for a moment, and gets none.
@@ -79,6 +80,10 @@ impl Life {
             .count("transaction without an answer vanished", searched.vanished);
         self.outcome
             .count("transaction of unknown outcome", searched.open);
+        self.outcome
+            .count("change lost with a promotion", searched.lost);
+        self.outcome
+            .count("durable change kept by a promotion", searched.lasted);
         self.delete_all()
     }
 
@@ -195,7 +200,7 @@ impl Life {
         }
     }
 
-    fn parts(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let sectors = self.sectors;
         let starts = (0..sectors).step_by(PART as usize);
         starts.map(move |start| start..(start + PART).min(sectors))
@@ -280,7 +285,7 @@ impl Life {
         self.compare_legs(&LEG_STATES)
     }
 
-    fn layout(&self) -> Result<Layout, String> {
+    pub(crate) fn layout(&self) -> Result<Layout, String> {
         let manager = self.desk.manager().ok_or("no manager")?;
         let detail = manager.show(&self.name);
         Ok(detail.map_err(|fault| fault.to_string())?.layout)

@@ -34,7 +34,7 @@ impl Life {
         let Some(client) = self.clients.get(at) else {
             return;
         };
-        if client.threads.is_empty() || client.is_stopped() {
+        if client.threads.is_empty() || client.is_stopped() || self.checker.awaits_reads() {
             return;
         }
         let thread = self.dice.roll(client.threads.len() as u64) as usize;
@@ -97,7 +97,11 @@ impl Life {
             from,
             is_certain: self.is_well,
             begun: self.clients[at].witness.begin(),
+            began: self.checker.now(),
         };
+        if is_durable(&request) && operation != FLUSH {
+            self.checker.is_to_last(operation);
+        }
         let thread = &mut self.clients[at].threads[thread];
         thread.pending.insert(token, asked);
         thread.channel.submit(Token(token), request);
@@ -271,6 +275,7 @@ impl Life {
                     from,
                     is_certain,
                     begun,
+                    began,
                 } = asked
                     .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
                 let is_done = completion.result.is_ok();
@@ -290,6 +295,9 @@ impl Life {
                     }
                 }
                 if operation == FLUSH {
+                    if is_done {
+                        self.checker.flushed(*attachment, began);
+                    }
                     continue;
                 }
                 let word = match &completion.result {
@@ -322,4 +330,13 @@ impl Life {
         }
         Ok(acted)
     }
+}
+
+fn is_durable(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Write { durable: true, .. }
+            | Request::WriteZeroes { durable: true, .. }
+            | Request::Transact { durable: true, .. }
+    )
 }

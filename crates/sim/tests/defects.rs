@@ -19,6 +19,7 @@ const NO_REST: &str = "no rest";
 const POOL_FAILED: &str = "the pool of brick ";
 
 const HALF: &str = "half of a transaction";
+const PROMOTED: &str = " promoted copy";
 
 /// Legs that are not alike: reads may meet it before the end does.
 const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
@@ -26,6 +27,8 @@ const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
 /// Those that take many histories first. Each with the checks that may find it:
 /// another one would mean that something else is wrong.
 const DEFECTS: &[(Defect, &[&str])] = &[
+    (Defect::DurableNotAwaited, &[PROMOTED, SUPERSEDED]),
+    (Defect::FollowsTheDead, &[PROMOTED, NO_REST]),
     (Defect::SettledByPage, &[HALF]),
     (Defect::DamageNotCleared, &[NO_REST]),
     (Defect::NodesNotMended, &[NO_REST, POOL_FAILED]),
