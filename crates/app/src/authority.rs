@@ -4,7 +4,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
 use pagemesh_manage::wire;
 use pagemesh_manage::{Client, ManagerError};
-use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, Lag, LegChange};
 use std::collections::BTreeMap;
 
 /// Asks a manager.
@@ -74,8 +74,25 @@ impl Authority for Managed {
             .map_err(told)
     }
 
-    fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
-        let detail = self.client.volume(name).map_err(told)?;
+    fn layout(
+        &self,
+        name: &Name,
+        attachment: Epoch,
+        lag: Option<Lag>,
+    ) -> Result<Attached, AuthorityError> {
+        let detail = match lag {
+            Some(lag) => self.client.tell_lag(
+                name,
+                wire::TellLag {
+                    attachment: EpochNumber(attachment.0),
+                    changes: lag.changes,
+                    bytes: lag.bytes,
+                    age_us: lag.age_us,
+                },
+            ),
+            None => self.client.volume(name),
+        };
+        let detail = detail.map_err(told)?;
         match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),

@@ -2,13 +2,13 @@
 //! alone.
 
 use crate::args::{self, Replica as Command, ReplicaMode};
-use crate::output::{self, table};
+use crate::output::{self, bytes, table};
 use crate::status::word;
 use crate::volume::client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, Name};
 use pagemesh_manage::Client;
-use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeDetail};
+use pagemesh_manage::wire::{AttachReplica, ChooseReplica, Lag, VolumeDetail};
 use serde::Serialize;
 
 /// Attaches, detaches, promotes and shows replicas.
@@ -128,6 +128,8 @@ struct Copy {
     following: usize,
     syncing: usize,
     stale: usize,
+    /// What one that follows had yet to get, and how long ago its client said so.
+    lag: Option<Lag>,
     bricks: Vec<BrickId>,
 }
 
@@ -135,10 +137,11 @@ fn copies(detail: &VolumeDetail) -> anyhow::Result<Vec<Copy>> {
     let columns = || detail.layout.columns();
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
-    Ok((0..count).map(|copy| one(copy, columns())).collect())
+    let one = |copy| one(copy, columns(), detail.lag);
+    Ok((0..count).map(one).collect())
 }
 
-fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>) -> Copy {
+fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>, lag: Option<Lag>) -> Copy {
     let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
     let count = |state| legs.iter().filter(|leg| leg.state == state).count();
     let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
@@ -164,7 +167,23 @@ fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>) -> Copy {
         following,
         syncing,
         stale,
+        lag: lag.filter(|_| state == LegState::Following),
         bricks,
+    }
+}
+
+/// How far a copy is behind, and how old that is.
+fn behind(copy: &Copy) -> String {
+    match copy.lag {
+        Some(lag) => format!(
+            "{} in {} changes, the oldest of {} µs; told {:.1} s ago",
+            bytes(lag.bytes),
+            lag.changes,
+            lag.age_us,
+            lag.told_us_ago as f64 / 1e6
+        ),
+        None if copy.state == LegState::Following => "not told yet".into(),
+        None => String::new(),
     }
 }
 
@@ -183,11 +202,19 @@ fn show(copies: &[Copy]) -> String {
                 copy.in_sync,
                 copy.in_sync + copy.following + copy.syncing + copy.stale
             ),
+            behind(copy),
             bricks.join(", "),
         ]
     });
     table(
-        &[">COPY", "STATE", "MODE", ">IN-SYNC COLUMNS", "BRICKS"],
+        &[
+            ">COPY",
+            "STATE",
+            "MODE",
+            ">IN-SYNC COLUMNS",
+            "BEHIND",
+            "BRICKS",
+        ],
         rows,
     )
 }

@@ -8,7 +8,7 @@ use crate::token::token;
 use crate::wire::{
     AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
     Code, CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply,
-    LegChange, ScrubBrick, Sized, Status, VolumeDetail, VolumeInfo,
+    LegChange, ScrubBrick, Sized, Status, TellLag, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
@@ -306,6 +306,14 @@ impl Client {
             CALL_TIMEOUT,
             &wish,
         )
+    }
+
+    /// All about a volume, for who has it and tells how far the copy that follows is
+    /// behind.
+    #[allow(clippy::missing_errors_doc)]
+    pub fn tell_lag(&self, name: &Name, told: TellLag) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/lag");
+        self.call(Method::POST, &path, CALL_TIMEOUT, &told)
     }
 
     /// Gives a volume back. An attachment that is not the present one is left

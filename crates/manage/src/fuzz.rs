@@ -245,6 +245,12 @@ fn fuzz_rest_answer() {
         layout: layout(),
         bricks: BTreeMap::new(),
         notes: vec![],
+        lag: Some(Lag {
+            changes: 3,
+            bytes: 12_288,
+            age_us: 400,
+            told_us_ago: 9_000_000,
+        }),
     };
     let heartbeat = HeartbeatReply {
         interval_ms: 1000,

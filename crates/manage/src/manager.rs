@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::placement::{Candidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use crate::store::{Store, StoreError};
-use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status};
+use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status, TellLag};
 use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -129,6 +129,9 @@ pub(crate) struct Book {
     pub building: BTreeMap<Name, Vec<Place>>,
     /// The last doomed slice that the sweep has tried.
     pub swept_to: Option<(BrickId, SliceId)>,
+    /// What clients told last of copies that follow, and when. It is worth nothing to a
+    /// manager that starts, so it is not stored.
+    pub lags: BTreeMap<Name, (Duration, TellLag)>,
 }
 
 /// The slices of segments.

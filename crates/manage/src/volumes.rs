@@ -16,7 +16,7 @@ use crate::shape::Shape;
 use crate::store::Write;
 use crate::wire::{
     AttachVolume, Attached, ChangeLegs, Content, CreateVolume, Deleted, DetachVolume, Detached,
-    GrowVolume, Health, LegChange, Sized, VolumeDetail, VolumeInfo,
+    GrowVolume, Health, Lag, LegChange, Sized, TellLag, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, SEGMENTS_MAX, Segment, SliceId,
@@ -176,6 +176,7 @@ impl Manager {
             self.store.commit(&writes)?;
             Manager::remember(&mut book, &doomed);
             book.volumes.remove(name);
+            book.lags.remove(name);
             doomed
         };
         self.retire(&doomed);
@@ -212,6 +213,20 @@ impl Manager {
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout,
         })
+    }
+
+    /// All about a volume, for the client that has it and tells what the copy that
+    /// follows has yet to get.
+    ///
+    /// # Errors
+    /// When there is no such volume, or another client has it.
+    pub fn tell_lag(&self, name: &Name, told: TellLag) -> Result<VolumeDetail, Fault> {
+        let mut book = self.book();
+        let record = book.volume(name)?.clone();
+        refuse_a_fenced_one(name, &record, Some(told.attachment))?;
+        let now = self.clock.elapsed();
+        book.lags.insert(name.clone(), (now, told));
+        Ok(self.detail(&book, &record))
     }
 
     /// Ends an attachment. The layout and its epoch stay.
@@ -362,7 +377,24 @@ impl Manager {
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout.clone(),
             notes: record.notes.clone(),
+            lag: self.lag(book, record),
         }
+    }
+
+    /// What was told last by the client that has the volume, while the copy follows.
+    fn lag(&self, book: &Book, record: &VolumeRecord) -> Option<Lag> {
+        let layout = &record.ledger.layout;
+        let (at, told) = book.lags.get(&layout.name)?;
+        let is_present = record.attachment.as_ref()?.epoch == told.attachment;
+        let mut legs = layout.columns().flat_map(|column| &column.legs);
+        let follows = legs.any(|leg| leg.state == LegState::Following);
+        let ago = self.clock.elapsed().saturating_sub(*at);
+        (is_present && follows).then_some(Lag {
+            changes: told.changes,
+            bytes: told.bytes,
+            age_us: told.age_us,
+            told_us_ago: ago.as_micros() as u64,
+        })
     }
 
     fn volume_info(&self, book: &Book, record: &VolumeRecord) -> VolumeInfo {

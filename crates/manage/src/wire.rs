@@ -441,6 +441,37 @@ pub struct VolumeDetail {
     pub bricks: BTreeMap<BrickId, BrickAddress>,
     /// Why legs are not in-sync.
     pub notes: Vec<Note>,
+    /// What its copy that follows had yet to get, when its client told last.
+    #[serde(default)]
+    pub lag: Option<Lag>,
+}
+
+/// What a client tells of the copy that follows, when it asks for the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TellLag {
+    /// The epoch that the attach gave.
+    #[schema(value_type = u32)]
+    pub attachment: EpochNumber,
+    /// Changes that were not sent and done yet.
+    pub changes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since the oldest of them was acknowledged, or could have been.
+    pub age_us: u64,
+}
+
+/// What a copy that follows had yet to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lag {
+    /// Changes.
+    pub changes: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How old the oldest of them was then.
+    pub age_us: u64,
+    /// How long ago that was.
+    pub told_us_ago: u64,
 }
 
 impl VolumeDetail {

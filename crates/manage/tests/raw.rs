@@ -159,6 +159,7 @@ fn routes() -> Vec<(&'static str, String)> {
         ("POST", volume("/replicas/promote")),
         ("POST", volume("/attach")),
         ("POST", volume("/detach")),
+        ("POST", volume("/lag")),
         ("POST", volume("/legs")),
     ]
 }

@@ -5,7 +5,7 @@ mod cluster;
 use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
 use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
 use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, Code, CreateVolume, Health, LegChange, VolumeDetail,
+    AttachReplica, ChooseReplica, Code, CreateVolume, Health, Lag, LegChange, TellLag, VolumeDetail,
 };
 use pagemesh_manage::{Client, Kind, ManagerError};
 
@@ -339,6 +339,66 @@ fn a_copy_follows() {
     assert_eq!(states(&promoted), [(Stale, true), (InSync, false)]);
     let legs = &promoted.layout.segments[0].columns[0].legs;
     assert!(legs.iter().all(|leg| !leg.asynchronous));
+    served.handle.stop();
+}
+
+/// How far a copy is behind is what its client told last, and how long ago that was.
+#[test]
+fn the_lag_of_a_copy_is_what_its_client_told_last() {
+    let cluster = Cluster::new(2);
+    let served = cluster.serve_living();
+    let (client, v) = (&served.client, name("v"));
+    client.create(&wish("v", Kind::Concat, MIB)).expect("made");
+    client
+        .attach_replica(&v, copy_on(None, true))
+        .expect("attached");
+    turn(client, 1, &[Following]);
+    let shown = || client.volume(&v).expect("shown").lag;
+    let attach = || {
+        let attached = client.attach(&v, "one").expect("attached");
+        attached.layout.epoch
+    };
+    let told = |attachment, changes| TellLag {
+        attachment,
+        changes,
+        bytes: 4096 * changes,
+        age_us: 100,
+    };
+    let first = attach();
+    assert_eq!(shown(), None);
+    client.tell_lag(&v, told(first, 7)).expect("told");
+    client.tell_lag(&v, told(first, 3)).expect("told");
+    cluster.clock.advance(std::time::Duration::from_secs(4));
+    let lag = Lag {
+        changes: 3,
+        bytes: 12_288,
+        age_us: 100,
+        told_us_ago: 4_000_000,
+    };
+    assert_eq!(shown(), Some(lag));
+
+    let second = attach();
+    assert_eq!(shown(), None, "that was another client");
+    let late = client.tell_lag(&v, told(first, 1));
+    assert!(matches!(late, Err(ManagerError::Fenced { .. })), "{late:?}");
+    assert_eq!(shown(), None);
+    client.tell_lag(&v, told(second, 0)).expect("told");
+    assert_eq!(shown().map(|lag| lag.changes), Some(0));
+    client.detach(&v, Some(second)).expect("detached");
+    assert_eq!(shown(), None, "nobody has it");
+
+    let third = attach();
+    client.tell_lag(&v, told(third, 5)).expect("told");
+    let lost = LegChange {
+        segment: 0,
+        column: 0,
+        leg: 1,
+        to: Stale,
+        note: None,
+    };
+    let changed = client.change_legs(&v, Some(third), third, &[lost]);
+    changed.expect("changed");
+    assert_eq!(shown(), None, "it follows no more");
     served.handle.stop();
 }
 

@@ -17,7 +17,7 @@ use pagemesh_manage::fault::{Code, Fault};
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
 use pagemesh_manage::{Bricks, Durability, Manager, Settings};
-use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, Lag, LegChange};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
@@ -419,8 +419,22 @@ impl Authority for Counter {
         Ok(layout)
     }
 
-    fn layout(&self, name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
-        let detail = self.desk.ask(self.client, "layout", |m| m.show(name))?;
+    fn layout(
+        &self,
+        name: &Name,
+        attachment: Epoch,
+        lag: Option<Lag>,
+    ) -> Result<Attached, AuthorityError> {
+        let told = lag.map(|lag| wire::TellLag {
+            attachment: EpochNumber(attachment.0),
+            changes: lag.changes,
+            bytes: lag.bytes,
+            age_us: lag.age_us,
+        });
+        let detail = self.desk.ask(self.client, "layout", |m| match told {
+            Some(told) => m.tell_lag(name, trip(&told)),
+            None => m.show(name),
+        })?;
         self.desk.keep(&detail.layout);
         match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),

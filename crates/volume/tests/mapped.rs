@@ -14,8 +14,8 @@ use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file;
 use pagemesh_store::session::Session;
 use pagemesh_volume::{
-    Attached, Authority, AuthorityError, BrickAddress, Connector, LegChange, MappedLeg, Volume,
-    VolumeState, VolumeStatus,
+    Attached, Authority, AuthorityError, BrickAddress, Connector, Lag, LegChange, MappedLeg,
+    Volume, VolumeState, VolumeStatus,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{OwnedFd, RawFd};
@@ -217,7 +217,12 @@ impl Authority for Manager {
         Ok(layout.clone())
     }
 
-    fn layout(&self, _name: &Name, _attachment: Epoch) -> Result<Attached, AuthorityError> {
+    fn layout(
+        &self,
+        _name: &Name,
+        _attachment: Epoch,
+        _lag: Option<Lag>,
+    ) -> Result<Attached, AuthorityError> {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }
 

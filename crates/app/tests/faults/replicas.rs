@@ -164,6 +164,20 @@ fn a_copy_follows_and_goes_on(transport: &str, by_itself: bool, seed: u64) {
     load.finish().expect_good();
     let lag = &rig.export().status()["columns"][0]["legs"][1]["lag"];
     assert!(lag["bytes"].is_u64() && lag["age_us"].is_u64(), "{lag}");
+    // The manager is told, too, every ten seconds.
+    until("the lag is told", || {
+        let copies = rig.cluster.json(&["replica", "status", VOLUME]);
+        assert_eq!(copies[0]["lag"], Value::Null, "{copies}");
+        let lag = &copies[1]["lag"];
+        ["changes", "bytes", "age_us"]
+            .iter()
+            .all(|field| lag[field].is_u64())
+            && lag["told_us_ago"]
+                .as_u64()
+                .is_some_and(|it| it < 15_000_000)
+    });
+    let told = rig.cluster.ok(&["replica", "status", VOLUME]);
+    assert!(told.contains(" s ago"), "{told}");
 
     rig.export()
         .io(&["write -P 1 0 1M", "flush", "write -P 2 0 64k"]);

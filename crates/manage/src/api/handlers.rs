@@ -7,7 +7,7 @@ use crate::fault::{Code, Fault};
 use crate::wire::{
     AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
     CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply,
-    ScrubBrick, Sized, Status, VolumeDetail, VolumeInfo,
+    ScrubBrick, Sized, Status, TellLag, VolumeDetail, VolumeInfo,
 };
 use axum::Json;
 use axum::extract::State;
@@ -227,6 +227,21 @@ pub(super) async fn attach_volume(
 ) -> Answer<Attached> {
     let attach = move |manager: &crate::Manager| manager.attach(&name, &wish);
     api.quick(attach).await.map(Json)
+}
+
+/// All about a volume, for the client that has it and tells how far the copy that
+/// follows is behind.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/lag", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = TellLag,
+    responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody)))]
+pub(super) async fn tell_lag(
+    State(api): State<Api>,
+    Named(name): Named<Name>,
+    Body(told): Body<TellLag>,
+) -> Answer<VolumeDetail> {
+    let tell = move |manager: &crate::Manager| manager.tell_lag(&name, told);
+    api.quick(tell).await.map(Json)
 }
 
 /// Ends an attachment; one that is not the present one is left alone.

@@ -2,6 +2,7 @@
 
 use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 use crate::connector::Connector;
+use crate::status::Lag;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Name, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};
@@ -15,6 +16,7 @@ pub(crate) enum Call {
     },
     Layout {
         attachment: Epoch,
+        lag: Option<Lag>,
     },
     Detach {
         attachment: Epoch,
@@ -65,7 +67,9 @@ pub(crate) fn perform(
 ) -> Outcome {
     match call {
         Call::Attach => Outcome::Attached(authority.attach(name, client)),
-        Call::Layout { attachment } => Outcome::Attached(authority.layout(name, attachment)),
+        Call::Layout { attachment, lag } => {
+            Outcome::Attached(authority.layout(name, attachment, lag))
+        }
         Call::ChangeLegs {
             attachment,
             expected,

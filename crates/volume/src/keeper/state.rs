@@ -224,7 +224,8 @@ impl State {
     /// client's.
     pub(super) async fn ask_layout(&self) -> Result<Attached, AuthorityError> {
         let attachment = self.model().attachment;
-        match self.call(Call::Layout { attachment }).await {
+        let lag = self.hub.ship.lag(self.now());
+        match self.call(Call::Layout { attachment, lag }).await {
             Outcome::Attached(Err(AuthorityError::Fenced)) => {
                 self.fence();
                 Err(AuthorityError::Fenced)

@@ -568,6 +568,25 @@ fn acknowledgements_wait_for_a_copy_that_is_too_far_behind() {
     assert_eq!(world.ending(late), Some(Ok(Reply::Done)));
 }
 
+/// Who looks at its layout tells what the copy lacks then.
+#[test]
+fn the_manager_is_told_how_far_a_copy_is_behind() {
+    let mut world = followed();
+    let told = |world: &mut World| {
+        world.look_again();
+        let lag = guard(&world.manager.0).lag.expect("told");
+        (lag.changes, lag.bytes)
+    };
+    assert_eq!(told(&mut world), (0, 0));
+    world.freeze(1, true);
+    world.write(0, 4096, 2);
+    world.write(4096, 512, 3);
+    assert_eq!(told(&mut world), (2, 4608));
+    world.freeze(1, false);
+    world.rest();
+    assert_eq!(told(&mut world), (0, 0));
+}
+
 /// Nobody is left who could say that the copy does not follow any more.
 #[test]
 fn what_waits_for_a_copy_fails_when_no_other_is_in_reach_for_long() {

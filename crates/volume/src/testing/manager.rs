@@ -3,6 +3,7 @@
 
 use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 use crate::hub::guard;
+use crate::status::Lag;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, Segment, SliceId,
@@ -25,6 +26,8 @@ pub(crate) struct Store {
     pub layout: Layout,
     pub answering: Answering,
     pub durability: String,
+    /// What was told of a copy that follows.
+    pub lag: Option<Lag>,
     /// The last round of each segment and column.
     rounds: BTreeMap<(usize, usize), u8>,
     attachment: Epoch,
@@ -71,6 +74,7 @@ impl Manager {
             layout,
             answering: Answering::Yes,
             durability: durability.into(),
+            lag: None,
             rounds: BTreeMap::new(),
             attachment: Epoch(0),
         })))
@@ -233,11 +237,19 @@ impl Authority for Manager {
         }
     }
 
-    fn layout(&self, _name: &Name, attachment: Epoch) -> Result<Attached, AuthorityError> {
+    fn layout(
+        &self,
+        _name: &Name,
+        attachment: Epoch,
+        lag: Option<Lag>,
+    ) -> Result<Attached, AuthorityError> {
         let mut store = guard(&self.0);
         store.hear()?;
         match attachment == store.attachment {
-            true => Ok(store.attached()),
+            true => {
+                store.lag = lag;
+                Ok(store.attached())
+            }
             false => Err(AuthorityError::Fenced),
         }
     }
