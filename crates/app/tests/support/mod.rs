@@ -30,6 +30,8 @@ use tempfile::TempDir;
 pub const MIB: u64 = 1 << 20;
 /// How long anything that should happen may take on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to copy what legs that return lack.
+pub const COPIES_LIMIT: Duration = Duration::from_secs(300);
 /// The program under test.
 pub const PAGEMESH: &str = env!("CARGO_BIN_EXE_pagemesh");
 /// What the cluster key is, unless a test makes another.
@@ -84,6 +86,14 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub fn write_key(path: &Path, digits: &str) {
     std::fs::write(path, digits).unwrap();
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+}
+
+/// Bytes that were copied to each leg that returns, as its volume told.
+fn copied(told: &Value) -> Vec<Value> {
+    let columns = told["columns"].as_array().into_iter().flatten();
+    let legs = columns.flat_map(|column| column["legs"].as_array().into_iter().flatten());
+    legs.map(|leg| leg["resync"]["bytes_done"].clone())
+        .collect()
 }
 
 /// What a volume told last, for whoever reads why a test failed.
@@ -490,14 +500,25 @@ impl Export {
         serde_json::from_str(&line).unwrap_or_else(|cause| panic!("{cause}: {line}"))
     }
 
-    /// Waits until its volume is in this state, as `healthy`.
+    /// Waits until its volume is in this state, as `healthy`; longer while pages are
+    /// copied to legs that return, which takes what the disk takes.
     pub fn await_state(&self, state: &str) -> Value {
+        let begun = Instant::now();
         let mut last = Told(Value::Null);
-        until(&format!("the volume is {state}"), || {
+        let mut moved = (Vec::new(), begun);
+        loop {
             last.0 = self.status();
-            last.0["state"] == state
-        });
-        std::mem::take(&mut last.0)
+            if last.0["state"] == state {
+                return std::mem::take(&mut last.0);
+            }
+            let copied = copied(&last.0);
+            if copied != moved.0 {
+                moved = (copied, Instant::now());
+            }
+            let is_vain = moved.1.elapsed() > LIMIT || begun.elapsed() > COPIES_LIMIT;
+            assert!(!is_vain, "waited in vain until the volume is {state}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// The unix socket that it listens on.
