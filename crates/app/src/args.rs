@@ -645,6 +645,10 @@ pub struct Mount {
     /// How requests come from the kernel.
     #[arg(long, value_enum, default_value = "auto")]
     pub fuse: Fuse,
+    /// Let idle processors sleep while the mount is busy. Otherwise they poll, where this
+    /// process may open /dev/cpu_dma_latency: faster, but it costs power.
+    #[arg(long)]
+    pub no_keep_awake: bool,
     #[command(flatten)]
     pub scrubs: Scrubs,
     #[command(flatten)]
@@ -662,6 +666,10 @@ pub struct NullMount {
     /// How requests come from the kernel.
     #[arg(long, value_enum, default_value = "auto")]
     pub fuse: Fuse,
+    /// Let idle processors sleep while the mount is busy. Otherwise they poll, where this
+    /// process may open /dev/cpu_dma_latency: faster, but it costs power.
+    #[arg(long)]
+    pub no_keep_awake: bool,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,

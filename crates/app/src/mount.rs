@@ -149,6 +149,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         threads: args.threads,
         allow_other: args.allow_other,
         transport: transport(args.fuse),
+        may_keep_awake: !args.no_keep_awake,
     };
     let on_trouble = fenced.clone();
     let trouble = move |error: &FsError| on_trouble.take_in(error);
@@ -284,6 +285,7 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         threads: args.threads,
         allow_other: false,
         transport: transport(args.fuse),
+        may_keep_awake: !args.no_keep_awake,
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     let unmounter = mounted.unmounter();

@@ -1,11 +1,12 @@
 //! Words everything shares: ids, units and checksums; and listening sockets.
 //!
-//! Invariants: no I/O but reading a key file and binding a unix socket, no clock, no randomness, no
-//! unsafe code. Numbers that mean different things have different types, so
+//! Invariants: no I/O but reading a key file, binding a unix socket and keeping processors awake,
+//! no clock, no randomness, no unsafe code. Numbers that mean different things have different types, so
 //! that a page is never used as a frame, nor a seq as an epoch.
 
 #![forbid(unsafe_code)]
 
+pub mod awake;
 pub mod bytes;
 pub mod checksum;
 pub mod defect;

@@ -82,7 +82,7 @@ pub(crate) struct Listing {
 
 impl Listing {
     pub(crate) fn new(bytes_max: u32) -> Listing {
-        let bytes_max = bytes_max.min(crate::line::DATA_BYTES_MAX) as usize;
+        let bytes_max = bytes_max.min(crate::files::DATA_BYTES_MAX) as usize;
         Listing {
             bytes: Vec::with_capacity(bytes_max),
             bytes_max,

@@ -2,7 +2,8 @@
 
 use crate::abi;
 use crate::answer::Answer;
-use crate::line::{DATA_BYTES_MAX, Line};
+use crate::busy::Noter;
+use crate::files::{DATA_BYTES_MAX, Files};
 use crate::request::Incoming;
 use bytes::{Bytes, BytesMut};
 use rustix::fs::OFlags;
@@ -27,6 +28,7 @@ pub(crate) enum Look {
 
 pub(crate) struct Classic {
     device: Arc<OwnedFd>,
+    noter: Noter,
     /// As the device's open file is set.
     blocks: bool,
     /// What the last request lies in.
@@ -34,9 +36,10 @@ pub(crate) struct Classic {
 }
 
 impl Classic {
-    pub(crate) fn new(device: Arc<OwnedFd>) -> Classic {
+    pub(crate) fn new(device: Arc<OwnedFd>, noter: Noter) -> Classic {
         Classic {
             device,
+            noter,
             blocks: true,
             lent: Bytes::new(),
         }
@@ -45,6 +48,19 @@ impl Classic {
     /// Readable when a look may find something.
     pub(crate) fn descriptor(&self) -> RawFd {
         self.device.as_raw_fd()
+    }
+
+    /// Waits for the next request; None: the mount is no more.
+    pub(crate) fn receive(&mut self) -> io::Result<Option<Incoming>> {
+        self.set_blocks(true)?;
+        let mut buffer = self.take_buffer();
+        let len = read(&self.device, &mut buffer)?;
+        self.lent = buffer.freeze();
+        len.map(|len| self.request(len)).transpose()
+    }
+
+    pub(crate) fn answer(&self, unique: u64, answer: &Answer) {
+        write(&self.device, unique, answer);
     }
 
     /// The next request, if it is there already. Those before it need not be answered.
@@ -74,6 +90,7 @@ impl Classic {
     }
 
     fn request(&self, len: usize) -> io::Result<Incoming> {
+        self.noter.note();
         let incoming = Incoming::in_one(&self.lent.slice(..len));
         incoming.ok_or_else(|| io::Error::other(format!("the kernel sent {len} bytes, no request")))
     }
@@ -121,7 +138,7 @@ fn read_once(device: &OwnedFd, buffer: &mut [u8]) -> io::Result<Read> {
 }
 
 /// Writes an answer. Nobody may be waiting for it any more.
-pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) -> io::Result<()> {
+pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
     let bytes = answer.bytes();
     let header = abi::OutHeader {
         len: (size_of::<abi::OutHeader>() + bytes.len()) as u32,
@@ -131,31 +148,35 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) -> io::Resul
     let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(bytes)];
     loop {
         match rustix::io::writev(device, &parts) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return,
             Err(Errno::INTR) => {}
             Err(Errno::NOENT | Errno::NODEV) => {
                 tracing::debug!(unique, "nobody waits for an answer any more");
-                return Ok(());
+                return;
             }
             Err(errno) => {
                 // The kernel has failed the request, and goes on.
                 tracing::error!(unique, cause = %errno, "the kernel takes no answer");
-                return Ok(());
+                return;
             }
         }
     }
 }
 
-impl Line for Classic {
-    fn receive(&mut self) -> io::Result<Option<Incoming>> {
-        self.set_blocks(true)?;
-        let mut buffer = self.take_buffer();
-        let len = read(&self.device, &mut buffer)?;
-        self.lent = buffer.freeze();
-        len.map(|len| self.request(len)).transpose()
+/// Serves one request after the other, until the mount is no more.
+pub(crate) fn serve(line: &mut Classic, files: &dyn Files) -> io::Result<()> {
+    while let Some(incoming) = line.receive()? {
+        let header = incoming.header;
+        let answer = match incoming.decode() {
+            Ok(request) => files.handle(&header, request),
+            Err(errno) => Answer::Error(errno),
+        };
+        if incoming.is_one_way() {
+            continue;
+        }
+        // With it goes what holds the line's memory.
+        drop(incoming);
+        line.answer(header.unique, &answer);
     }
-
-    fn answer(&mut self, unique: u64, answer: &Answer) -> io::Result<()> {
-        write(&self.device, unique, answer)
-    }
+    Ok(())
 }

@@ -12,7 +12,7 @@
 use crate::abi;
 use crate::answer::Answer;
 use crate::classic::{Classic, Look};
-use crate::line::{Files, Line};
+use crate::files::Files;
 use crate::request::{Incoming, Request};
 use std::io;
 use std::os::fd::RawFd;
@@ -23,7 +23,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 const BEGUN_MAX: usize = 64;
 
 /// Requests in a row that ended at once, after which nothing is collected any more.
-const AT_ONCE_MAX: u32 = 64;
+pub(crate) const AT_ONCE_MAX: u32 = 64;
 
 /// What became of a request that should begin.
 pub(crate) enum Begun {
@@ -178,17 +178,17 @@ impl Server<'_> {
             let Some(incoming) = self.line.receive()? else {
                 return Ok(false);
             };
-            self.take(incoming)?;
+            self.take(incoming);
         } else if self.collects {
             while self.hand.len() < BEGUN_MAX {
                 match self.line.look()? {
-                    Look::Found(incoming) => self.take(incoming)?,
+                    Look::Found(incoming) => self.take(incoming),
                     Look::Nothing => break,
                     Look::Over => return Ok(false),
                 }
             }
         }
-        self.reap()?;
+        self.reap();
         if self.hand.len() == 0 {
             self.note_at_once();
         } else {
@@ -196,7 +196,7 @@ impl Server<'_> {
             self.collects = self.collects || self.turns.collect();
             let has_room = self.collects && self.hand.len() < BEGUN_MAX;
             self.hand.wait(has_room.then(|| self.line.descriptor()));
-            self.reap()?;
+            self.reap();
         }
         Ok(true)
     }
@@ -210,48 +210,41 @@ impl Server<'_> {
         }
     }
 
-    fn reap(&mut self) -> io::Result<()> {
-        let mut answered = Ok(());
-        let line = &mut *self.line;
-        self.hand.reap(&mut |unique, answer| {
-            if let Err(cause) = line.answer(unique, &answer) {
-                answered = Err(cause);
-            }
-        });
-        answered
+    fn reap(&mut self) {
+        let line = &*self.line;
+        self.hand
+            .reap(&mut |unique, answer| line.answer(unique, &answer));
     }
 
-    fn take(&mut self, incoming: Incoming) -> io::Result<()> {
+    fn take(&mut self, incoming: Incoming) {
         let header = incoming.header;
         let answer = match incoming.decode() {
             Ok(request) => match self.hand.begin(&header, &request) {
-                Begun::UnderWay => return Ok(()),
+                Begun::UnderWay => return,
                 Begun::Ended(answer) => answer,
                 Begun::Not => {
-                    self.finish()?;
+                    self.finish();
                     self.files.handle(&header, request)
                 }
             },
             Err(errno) => Answer::Error(errno),
         };
-        if incoming.is_one_way() {
-            return Ok(());
+        if !incoming.is_one_way() {
+            // With it goes what holds the line's memory.
+            drop(incoming);
+            self.line.answer(header.unique, &answer);
         }
-        // With it goes what holds the line's memory.
-        drop(incoming);
-        self.line.answer(header.unique, &answer)
     }
 
     /// Answers all that was begun, while another thread takes requests.
-    fn finish(&mut self) -> io::Result<()> {
+    fn finish(&mut self) {
         self.leave();
         while self.hand.len() > 0 {
-            self.reap()?;
+            self.reap();
             if self.hand.len() > 0 {
                 self.hand.wait(None);
             }
         }
-        Ok(())
     }
 
     fn leave(&mut self) {

@@ -23,12 +23,14 @@
 mod abi;
 mod answer;
 mod attr;
+mod busy;
 mod classic;
 mod collect;
+mod crew;
 mod device;
+mod files;
 #[cfg(test)]
 mod fuzz;
-mod line;
 mod memory;
 mod null;
 mod request;
@@ -83,6 +85,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// How requests come.
     pub transport: Transport,
+    /// Whether idle processors may be kept from sleeping while the mount is busy.
+    pub may_keep_awake: bool,
 }
 
 /// Why there is no mount.
@@ -143,7 +147,7 @@ pub fn mount(
     room: Room,
 ) -> Result<Mounted, MountError> {
     let caretaker = Caretaker::start(&fs)?;
-    let served: Arc<dyn line::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
+    let served: Arc<dyn files::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
     Ok(Mounted {
         session: Session::start(dir, options, &served)?,
         fs,

@@ -2,22 +2,24 @@
 //! calls to the kernel that no library makes safe.
 //!
 //! An [`Entry`]'s memory is the kernel's from the submission of a command until its
-//! completion, and this side's between the two; it refuses to be touched while it is
-//! away. The ring is made with `DEFER_TASKRUN`, so that the kernel touches the memory
-//! only while the entry's thread is inside of `io_uring_enter`.
+//! completion; meanwhile it belongs to the [`Commands`] of a thread, and nobody can
+//! touch it. The ring is made with `DEFER_TASKRUN`, so that the kernel touches the
+//! memory only while that thread is inside of `io_uring_enter`.
 
 #![allow(unsafe_code)]
 
 use crate::abi;
 use bytes::Bytes;
 use io_uring::IoUring;
-use io_uring::squeue::Entry128;
+use io_uring::opcode::MsgRingData;
+use io_uring::squeue::{Entry128, Flags};
+use io_uring::types::Fd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::ioctl::{Setter, opcode};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -191,146 +193,211 @@ impl Payload {
     }
 }
 
-/// What an entry and its thread have: a ring, headers and a payload.
-struct Parts {
-    ring: IoUring<Entry128>,
+/// The memory of an entry: headers and a payload. It is with the kernel from
+/// [`Commands::give`] until [`Commands::next`], and otherwise its owner's alone.
+pub(crate) struct Entry {
+    /// The kernel's queue that it is for.
+    pub(crate) queue: u16,
     headers: Mapping,
     payload: Payload,
 }
 
-/// An entry of a ring of the calling thread's own, which gives one command at a time
-/// to the kernel.
-pub(crate) struct Entry {
-    /// Some until it is dropped.
-    parts: Option<Parts>,
-    /// Whether a command is on its way.
-    is_away: bool,
-}
-
 impl Entry {
-    pub(crate) fn new(payload_bytes: usize) -> io::Result<Entry> {
-        let headers = Mapping::of(&memory(abi::ring::BYTES)?, abi::ring::BYTES)?;
-        let parts = Parts {
-            ring: make_ring()?,
-            headers,
-            payload: Payload::new(payload_bytes)?,
-        };
+    pub(crate) fn new(queue: u16, payload_bytes: usize) -> io::Result<Entry> {
         Ok(Entry {
-            parts: Some(parts),
-            is_away: false,
+            queue,
+            headers: Mapping::of(&memory(abi::ring::BYTES)?, abi::ring::BYTES)?,
+            payload: Payload::new(payload_bytes)?,
         })
     }
 
-    fn parts(&mut self) -> &mut Parts {
-        self.parts.as_mut().expect("they are there until the drop")
-    }
-
-    /// What is this side's.
-    fn here(&mut self) -> &mut Parts {
-        assert!(!self.is_away, "the kernel has the entry");
-        self.parts()
-    }
-
     /// A header.
-    pub(crate) fn get<T: FromBytes>(&mut self, at: usize) -> T {
-        let from = self.here().headers.place(at, size_of::<T>()).cast();
+    pub(crate) fn get<T: FromBytes>(&self, at: usize) -> T {
+        let from = self.headers.place(at, size_of::<T>()).cast();
         // SAFETY: it is within the mapping, any bytes make a `T`, and the kernel does
-        // not write meanwhile, as the entry is here.
+        // not write meanwhile, as it does not have the entry.
         unsafe { from.read_unaligned() }
     }
 
     /// Puts a header.
     pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, at: usize, value: T) {
-        let to = self.here().headers.place(at, size_of::<T>()).cast();
+        let to = self.headers.place(at, size_of::<T>()).cast();
         // SAFETY: it is within the mapping, and nobody else uses it meanwhile, as the
-        // entry is here.
+        // kernel does not have the entry.
         unsafe { to.write_unaligned(value) }
     }
 
     /// The payload of a request; less if there is no room for so many bytes.
-    pub(crate) fn payload(&mut self, len: usize) -> Bytes {
-        self.here().payload.bytes(len)
+    pub(crate) fn payload(&self, len: usize) -> Bytes {
+        self.payload.bytes(len)
     }
 
     /// Puts the payload of an answer.
     pub(crate) fn put_payload(&mut self, answer: &[u8]) -> io::Result<()> {
-        self.here().payload.put(answer)
+        self.payload.put(answer)
+    }
+}
+
+/// What a ring brings.
+pub(crate) enum Came {
+    /// An entry, and how its command ended.
+    Entry(Entry, i32),
+    /// Another thread wants to be looked after.
+    Told,
+}
+
+/// A ring of the calling thread's own, with commands for entries on their way.
+pub(crate) struct Commands {
+    ring: IoUring<Entry128>,
+    /// Entries that the kernel has, by the number of their command.
+    away: Vec<Option<Entry>>,
+    count: usize,
+}
+
+/// Numbers of what is no command for an entry.
+const TOLD: u64 = u64::MAX;
+const TELLING: u64 = u64::MAX - 1;
+
+impl Commands {
+    /// For so many at a time.
+    pub(crate) fn new(entries: usize) -> io::Result<Commands> {
+        Ok(Commands {
+            ring: make_ring(entries)?,
+            away: (0..entries).map(|_| None).collect(),
+            count: 0,
+        })
     }
 
-    /// Gives the entry to the kernel, with a command. The first one tells it where the
-    /// memory is, and is submitted at once; others with the next wait.
+    /// Entries that the kernel has.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Readable when a look may find something.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    /// Gives an entry to the kernel, with a command. The first one tells it where the
+    /// memory is, and is submitted at once; others with the next look or wait.
     pub(crate) fn give(
         &mut self,
         device: BorrowedFd<'_>,
         code: u32,
         command: &abi::RingCommand,
+        mut entry: Entry,
         is_first: bool,
     ) -> io::Result<()> {
-        let parts = self.here();
-        parts.payload.reclaim()?;
+        entry.payload.reclaim()?;
         // Two of the kernel's `iovec`.
         let places = [
-            parts.headers.at.as_ptr() as u64,
-            parts.headers.len as u64,
-            parts.payload.kernels.at.as_ptr() as u64,
-            parts.payload.kernels.len as u64,
+            entry.headers.at.as_ptr() as u64,
+            entry.headers.len as u64,
+            entry.payload.kernels.at.as_ptr() as u64,
+            entry.payload.kernels.len as u64,
         ];
         let places = match is_first {
             true => (places.as_ptr() as u64, 2),
             false => (0, 0),
         };
+        let free = self.away.iter().position(Option::is_none);
+        let number = free.ok_or(io::ErrorKind::ResourceBusy)?;
         let submission = submission(device, code, places, command);
+        let submission = submission.user_data(number as u64);
+        self.away[number] = Some(entry);
+        self.count += 1;
         // SAFETY: the kernel knows no other memory than the headers and the payload.
-        // They are not touched until the completion, and stay mapped until then, or
-        // for ever. The array lives until the submission below.
-        let pushed = unsafe { parts.ring.submission().push(&submission) };
-        pushed.map_err(|_| io::ErrorKind::ResourceBusy)?;
-        self.is_away = true;
+        // Nobody touches them until the completion, as the entry lies in `away`, and
+        // they stay mapped until then, or for ever. The array lives until the
+        // submission below.
+        unsafe { self.push(&submission) }?;
         if is_first {
-            self.parts().ring.submit()?;
+            self.ring.submit()?;
         }
         Ok(())
     }
 
-    /// How the command ended, if it did.
-    pub(crate) fn completion(&mut self) -> Option<i32> {
-        let completion = self.parts().ring.completion().next()?;
-        self.is_away = false;
-        Some(completion.result())
+    /// # Safety
+    /// What the kernel is told to use must be its until the completion.
+    unsafe fn push(&mut self, submission: &Entry128) -> io::Result<()> {
+        if self.ring.submission().is_full() {
+            self.ring.submit()?;
+        }
+        // SAFETY: the caller's.
+        let pushed = unsafe { self.ring.submission().push(submission) };
+        pushed.map_err(|_| io::ErrorKind::ResourceBusy.into())
     }
 
-    /// Submits what is there, and waits until the command has ended.
-    pub(crate) fn wait(&mut self) -> io::Result<i32> {
-        loop {
-            if let Some(code) = self.completion() {
-                return Ok(code);
-            }
-            match self.parts().ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(cause),
-            }
+    /// Wakes the thread of another ring, which is brought [`Came::Told`].
+    pub(crate) fn tell(&mut self, other: BorrowedFd<'_>) -> io::Result<()> {
+        let message = MsgRingData::new(Fd(other.as_raw_fd()), 0, TOLD, None).build();
+        let message = message.flags(Flags::SKIP_SUCCESS).user_data(TELLING);
+        // SAFETY: a message of two numbers names no memory.
+        unsafe { self.push(&message.into()) }?;
+        self.ring.submit()?;
+        Ok(())
+    }
+
+    /// What has come and was not looked at.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Came>> {
+        let Some(completion) = self.ring.completion().next() else {
+            return Ok(None);
+        };
+        let code = completion.result();
+        let number = match completion.user_data() {
+            TOLD => return Ok(Some(Came::Told)),
+            TELLING => return Err(io::Error::from_raw_os_error(-code)),
+            number => usize::try_from(number).unwrap_or(usize::MAX),
+        };
+        let entry = self.away.get_mut(number).and_then(Option::take);
+        let entry = entry.ok_or_else(|| io::Error::other("no command has this number"))?;
+        self.count -= 1;
+        Ok(Some(Came::Entry(entry, code)))
+    }
+
+    /// Whether commands have not been submitted.
+    pub(crate) fn is_due(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    /// Submits what is there, and brings what has come.
+    pub(crate) fn look(&mut self) -> io::Result<()> {
+        let submissions = self.ring.submission();
+        let is_idle = submissions.is_empty() && !submissions.taskrun();
+        drop(submissions);
+        match is_idle {
+            true => Ok(()),
+            false => unless_interrupted(self.ring.submit()),
         }
+    }
+
+    /// Submits what is there, and waits until something comes.
+    pub(crate) fn wait(&mut self) -> io::Result<()> {
+        unless_interrupted(self.ring.submit_and_wait(1))
     }
 }
 
-impl Drop for Entry {
+fn unless_interrupted(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(cause) if cause.kind() != io::ErrorKind::Interrupted => Err(cause),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for Commands {
     fn drop(&mut self) {
-        if let (true, Some(parts)) = (self.is_away, self.parts.take()) {
-            // The ring goes; the memory stays, as the kernel may still write to it.
-            std::mem::forget((parts.headers, parts.payload));
-        }
+        // The ring goes; the memory stays, as the kernel may still write to it.
+        self.away.drain(..).flatten().for_each(std::mem::forget);
     }
 }
 
-/// A ring for the thread that calls.
-pub(crate) fn make_ring() -> io::Result<IoUring<Entry128>> {
-    /// At most one command is on its way.
-    const DEPTH: u32 = 1;
+/// A ring for the thread that calls, for so many commands at a time.
+pub(crate) fn make_ring(depth: usize) -> io::Result<IoUring<Entry128>> {
     IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
-        .build(DEPTH)
+        .setup_taskrun_flag()
+        .build(depth as u32)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use crate::abi;
 use crate::answer::{self, Answer};
-use crate::line::Files;
+use crate::files::Files;
 use crate::request::Request;
 use crate::serve::OPENED;
 use crate::session::Session;

@@ -1,7 +1,7 @@
 //! What the kernel asks, of whichever transport. Nothing here trusts a length.
 
 use crate::abi::{self, OP_BYTES_MAX, op, set};
-use crate::line::DATA_BYTES_MAX;
+use crate::files::DATA_BYTES_MAX;
 use bytes::Bytes;
 use pagemesh_fs::Time;
 use rustix::io::Errno;

@@ -1,16 +1,17 @@
 //! Requests and answers through a ring: `Documentation/filesystems/fuse/
 //! fuse-io-uring.rst`.
 //!
-//! A thread has a ring of its own with one entry, in one of the kernel's queues. The
-//! entry is the kernel's while a command is on its way, and this side's between its
-//! completion and the next command, which hands over the answer and asks for the next
-//! request.
+//! An entry belongs to one of the kernel's queues. It is the kernel's while a command is
+//! on its way, and this side's between its completion and the next command, which hands
+//! over the answer and asks for the next request. Commands for an entry may go by the
+//! rings of different threads; its next request comes by that of the last one.
 
 use crate::abi;
 use crate::answer::Answer;
+use crate::crew::Entries;
 use crate::device;
-use crate::line::{DATA_BYTES_MAX, Line};
-use crate::memory::{Entry, make_ring};
+use crate::files::DATA_BYTES_MAX;
+use crate::memory::{Commands, Entry, make_ring};
 use crate::request::Incoming;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -24,6 +25,24 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// More queues than these would cost more memory and threads than they are worth.
 pub(crate) const QUEUES_MAX: usize = 256;
+
+/// Entries of each queue once requests wait for the volume, so that programs on one
+/// processor do not wait for each other.
+const ENTRIES_WANTED: usize = 8;
+/// Queues, and processors, of which one thread collects what waits; programs need the
+/// processors, too.
+pub(crate) const QUEUES_OF_A_CREW: usize = 2;
+/// For how many of all queues that holds.
+const ENTRIES_IN_ALL: usize = 64;
+
+/// Entries of each of so many queues, where so many threads are wished for.
+pub(crate) fn entries(queues: usize, threads: usize) -> Entries {
+    let queues = queues.max(1);
+    let first = threads.div_ceil(queues).max(1);
+    let wanted = ENTRIES_WANTED.min(ENTRIES_IN_ALL / queues);
+    let more = wanted.saturating_sub(first);
+    Entries { first, more }
+}
 
 /// How many queues the kernel has.
 ///
@@ -45,7 +64,7 @@ pub(crate) fn queues() -> Result<usize, String> {
             "{queues} processors are possible here, more than {QUEUES_MAX}"
         ));
     }
-    make_ring().map_err(|cause| format!("no io_uring can be made: {cause}"))?;
+    make_ring(1).map_err(|cause| format!("no io_uring can be made: {cause}"))?;
     Ok(queues)
 }
 
@@ -60,18 +79,16 @@ fn count(list: &str) -> Option<usize> {
     Some(all)
 }
 
-pub(crate) struct Ring {
+/// An entry whose request is to be answered.
+pub(crate) struct Taken {
     entry: Entry,
-    device: Arc<OwnedFd>,
-    queue: u16,
-    /// The kernel's name for the request that is to be answered.
-    commit: Option<u64>,
-    /// How the last command ended, if nobody has looked at that yet.
-    ended: Option<i32>,
+    pub(crate) header: abi::InHeader,
+    /// The kernel's name for the request.
+    commit: u64,
 }
 
 /// Keeps the calling thread on the processor whose callers it serves.
-fn stay_on(processor: u16) {
+pub(crate) fn stay_on(processor: u16) {
     let mut only = CpuSet::new();
     only.set(processor.into());
     if let Err(cause) = sched_setaffinity(None, &only) {
@@ -85,80 +102,79 @@ fn is_over(code: i32) -> bool {
     over.iter().any(|errno| code == -errno.raw_os_error())
 }
 
-impl Ring {
-    /// Gives the kernel an entry for a queue. To be called by the thread that serves.
-    pub(crate) fn register(device: Arc<OwnedFd>, queue: u16) -> io::Result<Ring> {
-        stay_on(queue);
-        let mut ring = Ring {
-            entry: Entry::new(DATA_BYTES_MAX as usize)?,
-            device,
-            queue,
-            commit: None,
-            ended: None,
-        };
-        ring.give(abi::RING_REGISTER, 0)?;
-        // It ends at once only if it is refused, or a request is there already.
-        ring.ended = ring.entry.completion();
-        match ring.ended {
-            Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
-            _ => Ok(ring),
+/// The kernel's queues of a mount.
+pub(crate) struct Queues(pub(crate) Arc<OwnedFd>);
+
+fn command(queue: u16, commit: u64) -> abi::RingCommand {
+    abi::RingCommand {
+        commit,
+        queue,
+        ..abi::RingCommand::default()
+    }
+}
+
+impl Queues {
+    /// Gives the kernel a new entry for a queue.
+    pub(crate) fn register(&self, commands: &mut Commands, queue: u16) -> io::Result<()> {
+        let entry = Entry::new(queue, DATA_BYTES_MAX as usize)?;
+        let (device, command) = (self.0.as_fd(), command(queue, 0));
+        commands.give(device, abi::RING_REGISTER, &command, entry, true)
+    }
+
+    /// Gives back an answered entry, for the next request.
+    pub(crate) fn commit(&self, commands: &mut Commands, taken: Taken) -> io::Result<()> {
+        let (device, command) = (self.0.as_fd(), command(taken.queue(), taken.commit));
+        let code = abi::RING_COMMIT_AND_FETCH;
+        commands.give(device, code, &command, taken.entry, false)
+    }
+
+    /// What came in an entry whose command has ended so; None: the mount is no more.
+    pub(crate) fn take(&self, entry: Entry, code: i32) -> io::Result<Option<(Taken, Incoming)>> {
+        match code {
+            0.. => {}
+            // Whatever a command in the middle of the end is told.
+            code if is_over(code) || !device::is_alive(&self.0) => return Ok(None),
+            code => return Err(io::Error::from_raw_os_error(-code)),
         }
-    }
-
-    fn give(&mut self, code: u32, commit: u64) -> io::Result<()> {
-        let command = abi::RingCommand {
-            commit,
-            queue: self.queue,
-            ..abi::RingCommand::default()
+        let header: abi::InHeader = entry.get(0);
+        let op: [u8; abi::OP_BYTES_MAX] = entry.get(abi::ring::OP_AT);
+        let about: abi::RingEntry = entry.get(abi::ring::ENTRY_AT);
+        let payload = entry.payload(about.payload_len as usize);
+        let mut taken = Taken {
+            entry,
+            header,
+            commit: about.commit,
         };
-        let is_first = code == abi::RING_REGISTER;
-        let device = self.device.as_fd();
-        self.entry.give(device, code, &command, is_first)
+        // Unless it is answered otherwise.
+        taken.put_header(-Errno::IO.raw_os_error(), 0);
+        Ok(Some((taken, Incoming::apart(header, &op, payload))))
+    }
+}
+
+impl Taken {
+    pub(crate) fn queue(&self) -> u16 {
+        self.entry.queue
     }
 
-    fn put_header(&mut self, unique: u64, error: i32, payload_len: usize) {
+    /// Puts an answer, which the kernel gets with the entry. What holds the payload of the
+    /// request should be gone.
+    pub(crate) fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+        let bytes = answer.bytes();
+        self.entry.put_payload(bytes)?;
+        self.put_header(answer.error(), bytes.len());
+        Ok(())
+    }
+
+    fn put_header(&mut self, error: i32, payload_len: usize) {
         let header = abi::OutHeader {
             len: (size_of::<abi::OutHeader>() + payload_len) as u32,
             error,
-            unique,
+            unique: self.header.unique,
         };
         self.entry.put(0, header);
         let mut about: abi::RingEntry = self.entry.get(abi::ring::ENTRY_AT);
         about.payload_len = payload_len as u32;
         self.entry.put(abi::ring::ENTRY_AT, about);
-    }
-}
-
-impl Line for Ring {
-    fn receive(&mut self) -> io::Result<Option<Incoming>> {
-        if let Some(commit) = self.commit.take() {
-            self.give(abi::RING_COMMIT_AND_FETCH, commit)?;
-        }
-        let code = match self.ended.take() {
-            Some(code) => code,
-            None => self.entry.wait()?,
-        };
-        match code {
-            0.. => {}
-            // Whatever a command in the middle of the end is told.
-            code if is_over(code) || !device::is_alive(&self.device) => return Ok(None),
-            code => return Err(io::Error::from_raw_os_error(-code)),
-        }
-        let header: abi::InHeader = self.entry.get(0);
-        let op: [u8; abi::OP_BYTES_MAX] = self.entry.get(abi::ring::OP_AT);
-        let about: abi::RingEntry = self.entry.get(abi::ring::ENTRY_AT);
-        let payload = self.entry.payload(about.payload_len as usize);
-        self.commit = Some(about.commit);
-        // Unless it is answered otherwise.
-        self.put_header(header.unique, -Errno::IO.raw_os_error(), 0);
-        Ok(Some(Incoming::apart(header, &op, payload)))
-    }
-
-    fn answer(&mut self, unique: u64, answer: &Answer) -> io::Result<()> {
-        let bytes = answer.bytes();
-        self.entry.put_payload(bytes)?;
-        self.put_header(unique, answer.error(), bytes.len());
-        Ok(())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::abi;
 use crate::answer::{self, Answer, Listing};
 use crate::attr::{kind_of_entry, time};
 use crate::collect::{Begun, Hand};
-use crate::line::Files;
+use crate::files::Files;
 use crate::request::{Request, SetAttr, Span};
 use crate::{Room, Trouble};
 use bytes::Bytes;

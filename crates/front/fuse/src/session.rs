@@ -2,12 +2,15 @@
 
 use crate::abi::{self, init};
 use crate::answer::Answer;
+use crate::busy::Keeper;
 use crate::classic::{self, Classic};
 use crate::collect::{self, Turns};
+use crate::crew::{self, Crew};
 use crate::device::{Device, How};
-use crate::line::{DATA_BYTES_MAX, Files, serve};
-use crate::ring::{self, Ring};
+use crate::files::{DATA_BYTES_MAX, Files};
+use crate::ring::{self, Queues};
 use crate::{MountError, MountOptions, THREADS_MAX, Transport};
+use pagemesh_base::awake;
 use rustix::io::Errno;
 use std::io;
 use std::num::NonZero;
@@ -51,6 +54,7 @@ pub(crate) struct Session {
     pub(crate) transport: Transport,
     threads: Vec<Option<JoinHandle<io::Result<()>>>>,
     turns: Arc<Turns>,
+    keeper: Keeper,
     ended: Receiver<usize>,
 }
 
@@ -119,6 +123,7 @@ impl Session {
             transport: Transport::Classic,
             threads: Vec::new(),
             turns: Arc::new(Turns::new(processors)),
+            keeper: Keeper::start(options.may_keep_awake.then(|| awake::DEVICE.into()))?,
             ended,
         };
         // From here on a drop unmounts.
@@ -150,13 +155,14 @@ impl Session {
     ) -> io::Result<()> {
         let files = Arc::clone(files);
         let turns = Arc::clone(&self.turns);
+        let noter = self.keeper.noter();
         // Where there is a ring, what is left for the device is served one by one.
         let is_alone = self.transport == Transport::Classic;
         self.spawn("fuse", ending, move || {
-            let mut line = Classic::new(device);
+            let mut line = Classic::new(device, noter);
             match files.hand().filter(|_| is_alone) {
                 Some(hand) => collect::serve(&mut line, &*files, hand, &turns),
-                None => serve(&mut line, &*files),
+                None => classic::serve(&mut line, &*files),
             }
         })
     }
@@ -169,21 +175,22 @@ impl Session {
         threads: usize,
     ) -> Result<(), Refused> {
         self.transport = Transport::IoUring;
-        let entries = threads.div_ceil(queues) * queues;
+        let entries = ring::entries(queues, threads);
         let (told, answers) = channel();
-        for at in 0..entries {
-            let (device, files) = (Arc::clone(&self.device.file), Arc::clone(files));
-            let told = told.clone();
-            let serve = move || {
-                let ring = Ring::register(device, (at % queues) as u16);
-                let failed = ring.as_ref().err();
-                let failed = failed.map(|cause| io::Error::new(cause.kind(), cause.to_string()));
-                // Whoever starts it waits for this.
-                let _ = told.send(failed);
-                drop(told);
-                serve(&mut ring?, &*files)
-            };
-            self.spawn("fuse-ring", ending, serve)?;
+        let queues: Vec<u16> = (0..queues as u16).collect();
+        for queues in queues.chunks(ring::QUEUES_OF_A_CREW) {
+            let device = Queues(Arc::clone(&self.device.file));
+            let crew = Arc::new(Crew::new(device, self.keeper.noter(), queues, entries));
+            for role in crew.roles() {
+                let (crew, files, told) = (Arc::clone(&crew), Arc::clone(files), told.clone());
+                self.spawn("fuse-ring", ending, move || {
+                    crew::serve(&crew, &*files, role, |failed| {
+                        // Whoever starts it waits for this.
+                        let _ = told.send(failed);
+                        drop(told);
+                    })
+                })?;
+            }
         }
         drop(told);
         match answers.iter().flatten().next() {
@@ -284,11 +291,11 @@ fn greet(device: &OwnedFd, wants_ring: bool) -> io::Result<bool> {
                 minor: abi::MINOR,
                 ..abi::InitOut::default()
             };
-            classic::write(device, header.unique, &Answer::of(&answer))?;
+            classic::write(device, header.unique, &Answer::of(&answer));
             continue;
         }
         if (told.major, told.minor) < (abi::MAJOR, abi::MINOR_MIN) {
-            classic::write(device, header.unique, &Answer::Error(Errno::PROTO))?;
+            classic::write(device, header.unique, &Answer::Error(Errno::PROTO));
             return Err(io::Error::other(format!(
                 "the kernel speaks FUSE {}.{}; it must be {}.{} at least (Linux 5.4)",
                 told.major,
@@ -298,7 +305,7 @@ fn greet(device: &OwnedFd, wants_ring: bool) -> io::Result<bool> {
             )));
         }
         let (answer, has_ring) = settle(&told, wants_ring);
-        classic::write(device, header.unique, &Answer::of(&answer))?;
+        classic::write(device, header.unique, &Answer::of(&answer));
         return Ok(has_ring);
     }
     Err(io::Error::other(

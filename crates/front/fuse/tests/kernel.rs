@@ -59,6 +59,7 @@ by_both! {
     files_without_a_name_get_one_or_go
     long_reads_and_writes_are_whole
     who_is_in_a_call_is_cut_off
+    writes_go_on_while_others_begin
 }
 
 /// A mount; dropping it unmounts.
@@ -94,6 +95,7 @@ impl Mount {
             threads: 3,
             allow_other: true,
             transport,
+            may_keep_awake: false,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -371,6 +373,7 @@ fn io_uring_is_used_where_it_is() {
         threads: 1,
         allow_other: false,
         transport: Transport::Auto,
+        may_keep_awake: true,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);
@@ -535,8 +538,7 @@ fn look_again(_: &[RawFd], _: Option<Instant>) {
 }
 
 /// Each writes pages of its own, cuts and syncs a file of its own, and reads all back.
-#[test]
-fn writes_go_on_while_others_begin() {
+fn writes_go_on_while_others_begin(transport: Transport) {
     const PROGRAMS: u64 = 6;
     const PAGES: u64 = 40;
     let most = Arc::new(AtomicUsize::new(0));
@@ -544,7 +546,7 @@ fn writes_go_on_while_others_begin() {
         inner: made().shared(),
         most: Arc::clone(&most),
     });
-    let Some(mount) = Mount::of(space, look_again, Transport::Classic) else {
+    let Some(mount) = Mount::of(space, look_again, transport) else {
         return;
     };
     let shared = mount.path("shared");

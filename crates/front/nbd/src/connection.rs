@@ -14,11 +14,8 @@
 //! to the drain limit. The thread never blocks except in `wait`, or where the
 //! space does.
 
-use crate::awake::{Awake, DEVICE};
 use crate::in_flight::{InFlight, Outcome, Progress};
-use crate::limits::{
-    AWAKE_LINGER, BATCH_REQUESTS, BUSY_WAITS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US,
-};
+use crate::limits::{BATCH_REQUESTS, HELD_BYTES_MAX, Limits, REQUESTS_MAX, SPIN_US};
 use crate::negotiation::{Session, Violation};
 use crate::outbox::Outbox;
 use crate::plan::{Plan, plan};
@@ -27,6 +24,7 @@ use crate::signal::{Level, Signal};
 use crate::spin::Spin;
 use crate::wait::{Interest, wait};
 use crate::wire::command;
+use pagemesh_base::awake::{Awake, BUSY_MIN, DEVICE, LINGER};
 use pagemesh_base::space::{Channel, Completion};
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
@@ -341,9 +339,9 @@ impl Connection {
         let Some((waits, last)) = &mut self.busy else {
             return;
         };
-        let paused = now.duration_since(std::mem::replace(last, now)) > AWAKE_LINGER;
+        let paused = now.duration_since(std::mem::replace(last, now)) > LINGER;
         *waits = if paused { 0 } else { waits.saturating_add(1) };
-        if *waits >= BUSY_WAITS && self.awake.is_none() {
+        if *waits >= BUSY_MIN && self.awake.is_none() {
             match Awake::hold(Path::new(DEVICE)) {
                 Ok(awake) => self.awake = Some(awake),
                 Err(cause) => {
@@ -379,7 +377,7 @@ impl Connection {
         };
         let stalled = self.stalled_at(interest);
         let drained = self.ending.as_ref().map(|(_, until)| *until);
-        let idle = self.awake.as_ref().map(|_| Instant::now() + AWAKE_LINGER);
+        let idle = self.awake.as_ref().map(|_| Instant::now() + LINGER);
         let until = [stalled, drained, idle, self.channel.deadline()]
             .into_iter()
             .flatten()

@@ -23,7 +23,6 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
-mod awake;
 mod connection;
 mod exports;
 #[cfg(test)]

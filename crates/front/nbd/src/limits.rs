@@ -66,11 +66,6 @@ pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
 /// What counts of a longer time between two waits in a trial: beyond a slice
 /// of the processor it is the client's pause and says nothing.
 pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
-/// Waits without a pause after which idle processors are kept awake for the
-/// client.
-pub(crate) const BUSY_WAITS: u32 = 64;
-/// The pause: how long processors are kept awake for a client that sends nothing.
-pub(crate) const AWAKE_LINGER: Duration = Duration::from_millis(1);
 /// How long accepting rests when descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 

@@ -11,19 +11,29 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 /// Where the kernel takes it.
-pub(crate) const DEVICE: &str = "/dev/cpu_dma_latency";
+pub const DEVICE: &str = "/dev/cpu_dma_latency";
+
+/// Requests without a pause after which a client is busy, and idle processors are kept
+/// awake for it.
+pub const BUSY_MIN: u32 = 64;
+/// The pause: how long they are kept awake for a client that asks for nothing.
+pub const LINGER: Duration = Duration::from_millis(1);
 
 /// Idle processors do not sleep while this exists.
-pub(crate) struct Awake {
+#[derive(Debug)]
+pub struct Awake {
     _descriptor: File,
 }
 
 impl Awake {
+    /// Opens the device, [`DEVICE`] but in tests.
+    ///
     /// # Errors
     /// When the system has no such device, or this process has no right to it.
-    pub(crate) fn hold(device: &Path) -> io::Result<Awake> {
+    pub fn hold(device: &Path) -> io::Result<Awake> {
         let mut descriptor = OpenOptions::new().write(true).open(device)?;
         descriptor.write_all(&0i32.to_ne_bytes())?;
         Ok(Awake {
