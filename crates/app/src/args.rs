@@ -702,7 +702,7 @@ pub struct Measure {
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
     /// Where pools are made: a tmpfs, hugetlbfs or DAX directory. A tmpfs with
-    /// huge pages (mount -o huge=advise) is fastest.
+    /// huge pages (mount -o huge=always) is fastest.
     #[arg(long, default_value = "/dev/shm")]
     pub pools: PathBuf,
 }
