@@ -208,6 +208,11 @@ impl Fs {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn take_first_spare(&self) -> Option<Port> {
+        let mut spare = self.spare();
+        (!spare.is_empty()).then(|| spare.remove(0))
+    }
+
     /// Lets ports that nobody uses take part in what the volume does meanwhile,
     /// such as the return of a copy. To be called when one of the descriptors is
     /// readable that it names, at the time that it returns, and once in a while.
@@ -217,8 +222,12 @@ impl Fs {
         if let Ok(mut commits) = self.commits.try_lock() {
             deadlines.push(commits.tend(into));
         }
-        let spare = std::mem::take(&mut *self.spare());
-        for mut port in spare {
+        // One at a time: who finds none opens another, for good.
+        let count = self.spare().len();
+        for _ in 0..count {
+            let Some(mut port) = self.take_first_spare() else {
+                break;
+            };
             deadlines.push(port.tend(into));
             self.spare().push(port);
         }

@@ -19,7 +19,7 @@ use crate::answer::Answer;
 use crate::busy::Noter;
 use crate::collect::{AT_ONCE_MAX, Begun, Hand};
 use crate::files::Files;
-use crate::memory::{Came, Commands};
+use crate::memory::{Came, Commands, Sleeps};
 use crate::request::Incoming;
 use crate::ring::{Queues, Taken, stay_on};
 use std::collections::VecDeque;
@@ -220,11 +220,16 @@ impl<'s> Server<'s> {
     fn start(crew: &'s Crew, files: &'s dyn Files, role: Role) -> io::Result<Server<'s>> {
         let all = (crew.entries.first + crew.entries.more) * crew.queues.len();
         let is_lead = role == Role::Lead;
+        let commands = match is_lead {
+            true => Commands::new(all, Sleeps::Elsewhere)?,
+            // What it has begun is all that it has.
+            false => Commands::new(1, Sleeps::Here)?,
+        };
         let mut server = Server {
             crew,
             files,
             hand: files.hand().unwrap_or(Box::new(NoHand)),
-            commands: Commands::new(if is_lead { all } else { 1 })?,
+            commands,
             is_lead,
             begun: Vec::new(),
             ended: Vec::new(),
@@ -237,7 +242,11 @@ impl<'s> Server<'s> {
         match role {
             Role::Lead => {
                 let ring = server.commands.descriptor().try_clone_to_owned()?;
-                crew.shared().lead = Some(Arc::new(ring));
+                let mut shared = crew.shared();
+                if shared.is_over {
+                    return Err(io::Error::other("the others of its crew have ended"));
+                }
+                shared.lead = Some(Arc::new(ring));
             }
             Role::Follower(queue) => {
                 server.stay_with(queue);
@@ -262,7 +271,7 @@ impl<'s> Server<'s> {
             if !self.commands.is_due() {
                 self.has_waited = true;
                 let ring = self.commands.descriptor().as_raw_fd();
-                self.hand.wait(Some(ring));
+                self.hand.wait(self.is_lead.then_some(ring));
                 self.reap()?;
                 if self.begun.is_empty() {
                     return Ok(true);
@@ -313,11 +322,18 @@ impl<'s> Server<'s> {
         for taken in returned {
             self.crew.device.commit(&mut self.commands, taken)?;
         }
-        if !std::mem::replace(&mut self.has_all_entries, true) {
-            for &queue in &self.crew.queues {
-                for _ in 0..self.crew.entries.more {
-                    self.crew.device.register(&mut self.commands, queue)?;
-                }
+        if !std::mem::replace(&mut self.has_all_entries, true)
+            && let Err(cause) = self.register_more()
+        {
+            tracing::warn!(%cause, "there are fewer entries of the ring than there could be");
+        }
+        Ok(())
+    }
+
+    fn register_more(&mut self) -> io::Result<()> {
+        for &queue in &self.crew.queues {
+            for _ in 0..self.crew.entries.more {
+                self.crew.device.register(&mut self.commands, queue)?;
             }
         }
         Ok(())

@@ -3,8 +3,7 @@
 //!
 //! An [`Entry`]'s memory is the kernel's from the submission of a command until its
 //! completion; meanwhile it belongs to the [`Commands`] of a thread, and nobody can
-//! touch it. The ring is made with `DEFER_TASKRUN`, so that the kernel touches the
-//! memory only while that thread is inside of `io_uring_enter`.
+//! touch it.
 
 #![allow(unsafe_code)]
 
@@ -259,10 +258,11 @@ const TOLD: u64 = u64::MAX;
 const TELLING: u64 = u64::MAX - 1;
 
 impl Commands {
-    /// For so many at a time.
-    pub(crate) fn new(entries: usize) -> io::Result<Commands> {
+    /// For so many at a time. A thread that sleeps otherwise than by [`Commands::wait`]
+    /// must say so.
+    pub(crate) fn new(entries: usize, sleeps: Sleeps) -> io::Result<Commands> {
         Ok(Commands {
-            ring: make_ring(entries)?,
+            ring: make_ring(entries, sleeps)?,
             away: (0..entries).map(|_| None).collect(),
             count: 0,
         })
@@ -273,7 +273,7 @@ impl Commands {
         self.count
     }
 
-    /// Readable when a look may find something.
+    /// Readable when a look may find something, if the ring is for [`Sleeps::Elsewhere`].
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
@@ -363,7 +363,8 @@ impl Commands {
     /// Submits what is there, and brings what has come.
     pub(crate) fn look(&mut self) -> io::Result<()> {
         let submissions = self.ring.submission();
-        let is_idle = submissions.is_empty() && !submissions.taskrun();
+        let is_idle =
+            submissions.is_empty() && !submissions.taskrun() && !submissions.cq_overflow();
         drop(submissions);
         match is_idle {
             true => Ok(()),
@@ -391,13 +392,30 @@ impl Drop for Commands {
     }
 }
 
+/// How a thread waits for what comes by its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleeps {
+    /// In the ring alone.
+    Here,
+    /// Also by polling the ring's descriptor beside others.
+    Elsewhere,
+}
+
 /// A ring for the thread that calls, for so many commands at a time.
-pub(crate) fn make_ring(depth: usize) -> io::Result<IoUring<Entry128>> {
-    IoUring::builder()
+pub(crate) fn make_ring(depth: usize, sleeps: Sleeps) -> io::Result<IoUring<Entry128>> {
+    let mut builder = IoUring::builder();
+    // Without the last, a submission that fails would leave those behind it for later,
+    // when what they name may be gone.
+    builder
         .setup_single_issuer()
-        .setup_defer_taskrun()
         .setup_taskrun_flag()
-        .build(depth as u32)
+        .setup_submit_all();
+    match sleeps {
+        Sleeps::Here => builder.setup_defer_taskrun(),
+        // What is deferred wakes nobody who polls (Linux 6.18).
+        Sleeps::Elsewhere => builder.setup_coop_taskrun(),
+    };
+    builder.build(depth as u32)
 }
 
 #[cfg(test)]

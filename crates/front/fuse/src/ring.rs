@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::crew::Entries;
 use crate::device;
 use crate::files::DATA_BYTES_MAX;
-use crate::memory::{Commands, Entry, make_ring};
+use crate::memory::{Commands, Entry, Sleeps, make_ring};
 use crate::request::Incoming;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -32,8 +32,9 @@ const ENTRIES_WANTED: usize = 8;
 /// Queues, and processors, of which one thread collects what waits; programs need the
 /// processors, too.
 pub(crate) const QUEUES_OF_A_CREW: usize = 2;
-/// For how many of all queues that holds.
-const ENTRIES_IN_ALL: usize = 64;
+/// For how many of all queues that holds: each may need a channel of the volume, which
+/// has 64, and two of them are the file system's.
+const ENTRIES_IN_ALL: usize = 48;
 
 /// Entries of each of so many queues, where so many threads are wished for.
 pub(crate) fn entries(queues: usize, threads: usize) -> Entries {
@@ -64,7 +65,7 @@ pub(crate) fn queues() -> Result<usize, String> {
             "{queues} processors are possible here, more than {QUEUES_MAX}"
         ));
     }
-    make_ring(1).map_err(|cause| format!("no io_uring can be made: {cause}"))?;
+    make_ring(1, Sleeps::Here).map_err(|cause| format!("no io_uring can be made: {cause}"))?;
     Ok(queues)
 }
 

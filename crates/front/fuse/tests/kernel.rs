@@ -15,18 +15,19 @@ use memory::Memory;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Caller, Fs, MakeOptions, Wait, make};
 use pagemesh_fuse::{MountOptions, Transport, Unmounter, mount, mount_null, now};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const LIMIT: u64 = 64 << 20;
 
@@ -60,6 +61,7 @@ by_both! {
     long_reads_and_writes_are_whole
     who_is_in_a_call_is_cut_off
     writes_go_on_while_others_begin
+    who_waits_for_a_write_is_woken_by_another
 }
 
 /// A mount; dropping it unmounts.
@@ -583,6 +585,151 @@ fn writes_go_on_while_others_begin(transport: Transport) {
             }
         });
     }
+}
+
+/// Writes that complete together.
+const MEETING: usize = 3;
+
+/// A space that completes a write only when others are under way, too, or the time has
+/// come.
+struct Meetings {
+    inner: Arc<dyn Space>,
+    meeting: Arc<Meeting>,
+}
+
+/// Where writes wait for each other.
+#[derive(Default)]
+struct Meeting {
+    /// Changed under the lock of those that wait.
+    is_on: AtomicBool,
+    /// What to wake the channels of writes that wait with.
+    waiting: Mutex<Vec<Arc<OwnedFd>>>,
+    /// How many waited for the time.
+    late: AtomicUsize,
+}
+
+impl Meeting {
+    fn wake_all(waiting: &mut Vec<Arc<OwnedFd>>) {
+        for wake in waiting.drain(..) {
+            rustix::io::write(&*wake, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    fn end(&self) {
+        let mut waiting = self.waiting.lock().unwrap();
+        self.is_on.store(false, Ordering::SeqCst);
+        Meeting::wake_all(&mut waiting);
+    }
+}
+
+struct MeetingWay {
+    inner: Box<dyn Channel>,
+    meeting: Arc<Meeting>,
+    wake: Arc<OwnedFd>,
+    /// Since when.
+    held: Vec<(Instant, Completion)>,
+}
+
+const MEETS_WITHIN: Duration = Duration::from_secs(2);
+
+impl Space for Meetings {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Box::new(MeetingWay {
+            inner: self.inner.open()?,
+            meeting: Arc::clone(&self.meeting),
+            wake: Arc::new(eventfd(0, flags).unwrap()),
+            held: Vec::new(),
+        }))
+    }
+}
+
+impl Channel for MeetingWay {
+    fn submit(&mut self, token: Token, request: Request) {
+        let waits = matches!(request, Request::Write { .. });
+        self.inner.submit(token, request);
+        let mut waiting = self.meeting.waiting.lock().unwrap();
+        if waits && self.meeting.is_on.load(Ordering::SeqCst) {
+            let mut done = Vec::new();
+            self.inner.reap(&mut done);
+            let now = Instant::now();
+            self.held.extend(done.into_iter().map(|done| (now, done)));
+            waiting.push(Arc::clone(&self.wake));
+            if waiting.len() >= MEETING {
+                Meeting::wake_all(&mut waiting);
+            }
+        }
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        self.inner.reap(into);
+        let is_woken = rustix::io::read(&*self.wake, &mut [0; 8]).is_ok();
+        let is_late = |since: &Instant| since.elapsed() > MEETS_WITHIN;
+        if !is_woken && self.held.iter().any(|(since, _)| is_late(since)) {
+            self.meeting.late.fetch_add(1, Ordering::SeqCst);
+            let mut waiting = self.meeting.waiting.lock().unwrap();
+            waiting.retain(|wake| !Arc::ptr_eq(wake, &self.wake));
+            into.extend(self.held.drain(..).map(|(_, done)| done));
+        } else if is_woken {
+            into.extend(self.held.drain(..).map(|(_, done)| done));
+        }
+    }
+
+    fn wait_on(&self, into: &mut Vec<RawFd>) {
+        into.push(self.wake.as_raw_fd());
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let first = self.held.first();
+        first.map(|(since, _)| *since + MEETS_WITHIN + Duration::from_millis(1))
+    }
+}
+
+/// A thread that sleeps because its writes wait takes the next request when it comes, and
+/// not when they end.
+fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
+    const PROGRAMS: u64 = MEETING as u64;
+    const WRITES: u64 = 200;
+    /// So that whoever waits for the last one sleeps by then.
+    const THINKS: Duration = Duration::from_micros(300);
+    let meeting = Arc::new(Meeting::default());
+    let space = Arc::new(Meetings {
+        inner: made().shared(),
+        meeting: Arc::clone(&meeting),
+    });
+    let Some(mount) = Mount::of(space, pagemesh_fuse::wait, transport) else {
+        return;
+    };
+    let path = mount.path("file");
+    fs::write(&path, vec![0; (PROGRAMS * 4096) as usize]).unwrap();
+    // What is no write may have to wait for those under way.
+    let files: Vec<File> = (0..PROGRAMS)
+        .map(|_| OpenOptions::new().write(true).open(&path).unwrap())
+        .collect();
+    meeting.is_on.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for (program, file) in (0..PROGRAMS).zip(&files) {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                for write in 0..WRITES {
+                    let began = Instant::now();
+                    while program == PROGRAMS - 1 && began.elapsed() < THINKS {
+                        std::thread::yield_now();
+                    }
+                    let page = [write as u8; 4096];
+                    file.write_all_at(&page, program * 4096).unwrap();
+                }
+                // The others may soon have nobody to wait for.
+                meeting.end();
+            });
+        }
+    });
+    let late = meeting.late.load(Ordering::SeqCst);
+    assert_eq!(late, 0, "they waited in vain");
 }
 
 #[test]
