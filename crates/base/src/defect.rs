@@ -30,6 +30,8 @@ pub enum Defect {
     GroupPublishedEarly,
     /// Recovery does not look at the data of the last record.
     SkippedCrc,
+    /// Recovery takes a page of the last record that is whole but for a bit.
+    NearlyWholeKept,
     /// Slots above the leaves that lost a bit stay as they are in a pool at work.
     NodesNotMended,
     /// Pages with a damaged slot are not cleared.

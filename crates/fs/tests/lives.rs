@@ -11,6 +11,7 @@ use pagemesh_fs::{Allocate, Fs, Ino, Kind, Port, Rename, SetXattr};
 use pagemesh_fuzz::Random;
 use support::memory::Memory;
 use support::model::{Body, Model, Op, run};
+use support::pool::Pooled;
 use support::{made, mounted};
 
 const SIZE: u64 = 1 << 36;
@@ -149,20 +150,26 @@ fn crash_everywhere(memory: &Memory, from: usize, op: &Op, before: &Model, after
     for steps in from..memory.steps() {
         let old = memory.after(steps);
         let (fs, mut port) = mounted(&old);
-        let is_before = before.check(&fs, &mut port);
-        let is_after = after.check(&fs, &mut port);
-        let is_amid = gradual(op).map(|path| {
-            let amid = before.amid(after, path, &fs, &mut port)?;
-            amid.check(&fs, &mut port)
-        });
-        assert!(
-            matches!(is_amid, Some(Ok(()))) || is_before.is_ok() || is_after.is_ok(),
-            "after change {steps} of {op:?}: not before: {is_before:?}; not after: {is_after:?}; \
-             nor between: {is_amid:?}",
-        );
-        check_pages(&old, &fs);
+        let at = format!("after change {steps} of {op:?}");
+        check_left((&fs, &mut port), &at, op, before, after);
+        check_pages(old.mapped_pages() as u64, &fs);
         nothing_comes_back(&fs, &mut port);
     }
+}
+
+/// What a crash inside of an operation left is what was before, or is there after it, or
+/// lies between where that may be.
+fn check_left((fs, port): (&Fs, &mut Port), at: &str, op: &Op, before: &Model, after: &Model) {
+    let is_before = before.check(fs, port);
+    let is_after = after.check(fs, port);
+    let is_amid = gradual(op).map(|path| {
+        let amid = before.amid(after, path, fs, port)?;
+        amid.check(fs, port)
+    });
+    assert!(
+        matches!(is_amid, Some(Ok(()))) || is_before.is_ok() || is_after.is_ok(),
+        "{at}: not before: {is_before:?}; not after: {is_after:?}; nor between: {is_amid:?}",
+    );
 }
 
 /// What lay beyond the end of a file is not there when the file grows.
@@ -180,9 +187,8 @@ fn nothing_comes_back(fs: &Fs, port: &mut Port) {
 }
 
 /// Every mapped page is counted, and nothing else but what nobody wrote yet.
-fn check_pages(memory: &Memory, fs: &Fs) {
+fn check_pages(mapped: u64, fs: &Fs) {
     let used = fs.usage().used_bytes / 4096;
-    let mapped = memory.mapped_pages() as u64;
     let unwritten = used.checked_sub(mapped);
     // Pages of the inode table, and the room of attributes up to a power of two.
     assert!(
@@ -225,14 +231,14 @@ fn live(seed: u64, operations: usize, crashes: bool) -> usize {
         if let Some(before) = before {
             crash_everywhere(&memory, steps, &op, &before, &model);
         }
-        check_pages(&memory, &fs);
+        check_pages(memory.mapped_pages() as u64, &fs);
         if dice.one_in(10) {
             drop((fs, port));
             (fs, port) = mounted(&memory);
             if let Err(what) = model.check(&fs, &mut port) {
                 panic!("mounted after {at}: {what}");
             }
-            check_pages(&memory, &fs);
+            check_pages(memory.mapped_pages() as u64, &fs);
         }
     }
     done
@@ -248,4 +254,62 @@ fn operations_do_what_the_model_does() {
 fn a_crash_leaves_an_operation_whole_or_undone() {
     let done: usize = (1000..1020).map(|seed| live(seed, 60, true)).sum();
     assert!(done > 20 * 35, "only {done} operations succeeded");
+}
+
+/// A file system's life in a pool, whose machine loses its power at each fence; how many
+/// operations succeeded, and how many images were mounted.
+fn live_in_pool(seed: u64, operations: usize) -> (usize, usize) {
+    const POOL_BYTES: usize = 96 << 20;
+    /// Images of a point, at most.
+    const IMAGES_MAX: u64 = 5;
+    let mut dice = Dice(Random::new(seed));
+    let pooled = Pooled::new(POOL_BYTES, SIZE);
+    let (mut fs, mut port) = pooled.mounted();
+    let mut model = Model::new();
+    pooled.crash_points();
+    let (mut done, mut images) = (0, 0);
+    for number in 0..operations {
+        let op = dice.op(&model);
+        let at = format!("seed {seed}, operation {number}, {op:?}");
+        let before = model.clone();
+        let expected = model.run(&op);
+        assert_eq!(run(&fs, &mut port, &op), expected, "{at}");
+        done += usize::from(expected.is_ok());
+        let points = pooled.crash_points();
+        let last = points.len() - 1;
+        for (point, crash) in points.iter().enumerate() {
+            for image in crash.images(IMAGES_MAX, IMAGES_MAX, seed + point as u64) {
+                images += 1;
+                let left = Pooled::recovered(image);
+                let (fs, mut port) = left.mounted();
+                let at = format!("{at}, fence {point} of {last}");
+                match point == last {
+                    // Acknowledged is there.
+                    true => after_all((&fs, &mut port), &at, &model),
+                    false => check_left((&fs, &mut port), &at, &op, &before, &model),
+                }
+                check_pages(left.mapped_pages(), &fs);
+            }
+        }
+        if dice.one_in(10) {
+            drop((fs, port));
+            (fs, port) = pooled.mounted();
+            pooled.crash_points();
+        }
+    }
+    (done, images)
+}
+
+fn after_all((fs, port): (&Fs, &mut Port), at: &str, model: &Model) {
+    if let Err(what) = model.check(fs, port) {
+        panic!("{at}: what was acknowledged is not there: {what}");
+    }
+}
+
+#[test]
+fn the_power_fails_at_each_fence_of_an_operation_on_files() {
+    let lives = (2000..2006).map(|seed| live_in_pool(seed, 30));
+    let (done, images) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
+    println!("{images} images mounted, {done} operations succeeded");
+    assert!(done > 6 * 17, "only {done} operations succeeded");
 }

@@ -269,7 +269,7 @@ pub(crate) fn recover<M: Media>(
                 true => group.iter().map(|entry| replay.data(entry)).collect(),
                 false => Vec::new(),
             };
-            let whole = !data.contains(&Data::Torn)
+            let whole = !data.iter().any(|&data| data.is_torn(ordered))
                 || group.iter().any(|entry| replay.is_swapped(entry))
                 || followed.contains(&seq);
             if whole {
@@ -452,10 +452,24 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Data {
     Whole,
-    /// But for one bit. What was never written whole does not look like this,
-    /// so the record was committed and the medium damaged its data since.
+    /// But for one bit: the medium damaged it since, or its last line never got there and
+    /// its frame held an older version of it.
     Flipped,
     Torn,
+}
+
+impl Data {
+    /// Whether a record was never committed, if its slot does not show that it was. Of two
+    /// explanations for one wrong bit the likelier: where only the last record of a lane
+    /// can be in doubt, that it was not. On a file a flip in what was synced since the
+    /// checkpoint would then go unnoticed; there such a page is kept, and damaged.
+    fn is_torn(self, ordered: bool) -> bool {
+        match self {
+            Data::Whole => false,
+            Data::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
+            Data::Torn => true,
+        }
+    }
 }
 
 /// Applies records in seq order to a pool that nobody uses.
@@ -524,7 +538,7 @@ impl<'m, M: Media> Replay<'m, M> {
             let group: Vec<&Entry> = entries.iter().filter(|it| it.seq() == seq).collect();
             Some((seq, group))
         });
-        let torn = last.filter(|(_, group)| group.iter().any(|it| self.data(it) == Data::Torn));
+        let torn = last.filter(|(_, group)| group.iter().any(|it| self.data(it) != Data::Whole));
         let followed = torn.filter(|(_, group)| group.iter().any(|it| is_followed(it, scans)));
         followed.map(|(seq, _)| seq).collect()
     }

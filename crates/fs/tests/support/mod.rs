@@ -2,6 +2,8 @@
 
 pub mod memory;
 pub mod model;
+#[allow(dead_code)]
+pub mod pool;
 
 use memory::{Memory, wait};
 use pagemesh_fs::{Caller, Fs, MakeOptions, Port, Time, make};

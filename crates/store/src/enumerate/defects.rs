@@ -61,6 +61,11 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     ),
     (Defect::SkippedCrc, Operations(Kind::Memory), "reading"),
     (
+        Defect::NearlyWholeKept,
+        Sequences(Kind::Memory, false),
+        "reading",
+    ),
+    (
         Defect::SlotsNotSettled,
         Sequences(Kind::Memory, false),
         "frames in use",

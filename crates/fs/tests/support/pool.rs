@@ -1,0 +1,232 @@
+//! A space that is a slice of a pool in recorded memory: what a crash leaves of it is
+//! what a crash leaves of the pool, with cached lines lost or not, recovered.
+
+use super::memory::wait;
+use super::{OWNER, clock};
+use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequest, Stamp};
+use pagemesh_base::space::{
+    Channel, Completion, Reply, Request, Space, SpaceError, Token, check_range,
+};
+use pagemesh_fs::{Fs, MakeOptions, Port, make};
+use pagemesh_pmem::{CrashPoint, Image, Recorder};
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::requests::{Executed, execute};
+use pagemesh_store::session::Session;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(1));
+const EPOCH: Epoch = Epoch(1);
+
+/// The slice, and the process that has it.
+#[derive(Clone)]
+pub struct Pooled {
+    media: Arc<Recorder>,
+    size_bytes: u64,
+    session: Arc<Mutex<(Session<Recorder>, u64)>>,
+    pool: Arc<Mutex<Pool<Recorder>>>,
+}
+
+impl Pooled {
+    /// A new pool, and a file system in it.
+    pub fn new(pool_bytes: usize, size_bytes: u64) -> Pooled {
+        let media = Arc::new(Recorder::new(pool_bytes));
+        format(&*media, Uuid::from_u128(9)).expect("a pool");
+        let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
+        pool.create(SLICE, size_bytes).expect("room");
+        let made = Pooled::of(media, pool);
+        let options = MakeOptions {
+            uuid: Uuid::from_u128(1),
+            hash_key: [2, 3],
+            limit_bytes: 0,
+            owner: OWNER,
+            mode: 0o755,
+        };
+        make(&made.shared(), wait, clock, options).expect("made");
+        made
+    }
+
+    /// After a crash.
+    pub fn recovered(image: Image) -> Pooled {
+        let media = Arc::new(Recorder::unrecorded(image));
+        let (pool, _) = Pool::open(media.clone(), media.clone()).expect("it recovers");
+        Pooled::of(media, pool)
+    }
+
+    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>) -> Pooled {
+        let number = pool.open_session(1, 1).expect("a session");
+        let session = Session::new(pool.view().clone(), number);
+        let (_, object) = pool.find(SLICE).expect("the slice");
+        let pool = Arc::new(Mutex::new(pool));
+        let owner = pool.clone();
+        let tend = Box::new(move || {
+            let tended = owner.lock().expect("no panic").tend();
+            tended.map(drop).expect("sound");
+        });
+        Pooled {
+            media,
+            size_bytes: object.size_bytes,
+            session: Arc::new(Mutex::new((session.beside_owner(tend), 0))),
+            pool,
+        }
+    }
+
+    /// What a crash may have left at each fence since the last time, and now.
+    pub fn crash_points(&self) -> Vec<CrashPoint> {
+        self.media.take_crash_points()
+    }
+
+    pub fn shared(&self) -> Arc<dyn Space> {
+        Arc::new(self.clone())
+    }
+
+    pub fn mounted(&self) -> (Fs, Port) {
+        let fs = Fs::mount(self.shared(), wait, clock).expect("mounted");
+        let port = fs.port().expect("a port");
+        (fs, port)
+    }
+
+    /// Pages that the slice has.
+    pub fn mapped_pages(&self) -> u64 {
+        let mut at = 0;
+        let mut bytes = 0;
+        while at < self.size_bytes {
+            let len = self.size_bytes - at;
+            let Ok(SliceReply::Extents(extents)) =
+                self.ask(SliceRequest::Extents { offset: at, len })
+            else {
+                panic!("it tells of extents");
+            };
+            for extent in extents {
+                at += extent.len;
+                bytes += extent.len * u64::from(extent.mapped);
+            }
+        }
+        bytes / 4096
+    }
+
+    fn ask(&self, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        // The owner's share first: nobody else does it here.
+        let handle = {
+            let mut pool = self.pool.lock().expect("no panic");
+            pool.tend().expect("sound");
+            pool.handle(SLICE).expect("the slice")
+        };
+        let mut session = self.session.lock().expect("no panic");
+        match execute(&mut session.0, handle, EPOCH, request) {
+            Executed::Done(answer) => answer,
+            Executed::Owner(request) => panic!("nobody asks for {request:?}"),
+        }
+    }
+
+    fn stamp(&self) -> Stamp {
+        let mut session = self.session.lock().expect("no panic");
+        session.1 += 1;
+        Stamp {
+            epoch: EPOCH,
+            op: session.1,
+            open: 0,
+        }
+    }
+
+    fn run(&self, request: Request) -> Result<Reply, SpaceError> {
+        match request {
+            Request::Read { offset, len } => {
+                check_range(self.size_bytes, offset, len.into())?;
+                let mut bytes = Vec::new();
+                while bytes.len() < len as usize {
+                    let rest = len - bytes.len() as u32;
+                    let read = SliceRequest::Read {
+                        offset: offset + bytes.len() as u64,
+                        len: rest.min(SLICE_IO_BYTES_MAX),
+                    };
+                    match self.ask(read).map_err(refused)? {
+                        SliceReply::Data(data) => bytes.extend(data),
+                        other => panic!("a read gives {other:?}"),
+                    }
+                }
+                Ok(Reply::Data(bytes))
+            }
+            Request::Write { offset, data, .. } => {
+                check_range(self.size_bytes, offset, data.len() as u64)?;
+                let mut rest: Bytes = data;
+                let mut offset = offset;
+                while !rest.is_empty() {
+                    let data = rest.split_to(rest.len().min(SLICE_IO_BYTES_MAX as usize));
+                    let len = data.len() as u64;
+                    let stamp = self.stamp();
+                    self.change(SliceRequest::Write {
+                        offset,
+                        data,
+                        stamp,
+                    })?;
+                    offset += len;
+                }
+                Ok(Reply::Done)
+            }
+            Request::Transact { parts, .. } => {
+                let stamp = self.stamp();
+                self.change(SliceRequest::Transact { parts, stamp })
+            }
+            Request::Discard { offset, len } => {
+                let stamp = self.stamp();
+                self.change(SliceRequest::Clear { offset, len, stamp })
+            }
+            Request::WriteZeroes { .. } => panic!("nobody asks for it"),
+            Request::Flush => self.change(SliceRequest::Flush),
+            Request::Extents { offset, len } => {
+                match self.ask(SliceRequest::Extents { offset, len }) {
+                    Ok(SliceReply::Extents(extents)) => Ok(Reply::Extents(extents)),
+                    other => panic!("a question for extents gives {other:?}"),
+                }
+            }
+        }
+    }
+
+    fn change(&self, request: SliceRequest) -> Result<Reply, SpaceError> {
+        self.ask(request).map_err(refused)?;
+        Ok(Reply::Done)
+    }
+}
+
+fn refused(cause: SliceError) -> SpaceError {
+    match cause {
+        SliceError::NoSpace => SpaceError::NoSpace("the pool".into()),
+        other => panic!("the pool refuses: {other}"),
+    }
+}
+
+impl Space for Pooled {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        Ok(Box::new(Way {
+            pooled: self.clone(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct Way {
+    pooled: Pooled,
+    done: Vec<Completion>,
+}
+
+impl Channel for Way {
+    fn submit(&mut self, token: Token, request: Request) {
+        let result = self.pooled.run(request);
+        self.done.push(Completion { token, result });
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.done);
+    }
+
+    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+}
