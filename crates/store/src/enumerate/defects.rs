@@ -63,7 +63,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::NearlyWholeKept,
         Sequences(Kind::Memory, false),
-        "reading",
+        "damage",
     ),
     (
         Defect::SlotsNotSettled,
