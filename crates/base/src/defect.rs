@@ -145,6 +145,8 @@ pub enum Defect {
     LateNoteTaken,
     /// A wake-up is cleared before its descriptor is read.
     WakeClearedFirst,
+    /// A channel takes a view without the connections that it was just told of.
+    LinksComeLate,
 
     // Of a brick, a volume or the manager: caught by the simulation.
     /// A slice takes requests of an epoch that is over.

@@ -17,6 +17,7 @@ use crate::status::Count;
 use crate::view::{Gate, Mask, View};
 use arrayvec::ArrayVec;
 use bytes::Bytes;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceRequest, Stamp};
@@ -434,6 +435,8 @@ impl Core {
             reaped: vec![],
             ending: Ending::Changes,
         };
+        // Whoever shows a view tells of its connections before.
+        core.take_notes();
         core.adopt(&view);
         core
     }
@@ -448,6 +451,11 @@ impl Core {
             self.collect_answers();
             if !self.ports.is_current() {
                 let (generation, view) = self.ports.hub.view();
+                // Its connections were told of before it was shown, but maybe after
+                // the notes were taken above: nobody would look at them again.
+                if !defect::is(Defect::LinksComeLate) {
+                    self.take_notes();
+                }
                 self.ports.generation = generation;
                 self.adopt(&view);
                 // What waited for the view was sent, and mapped legs have

@@ -8,6 +8,7 @@ use crate::locks::{Holder, RangeLocks};
 use crate::losses::Losses;
 use crate::ship::Ship;
 use crate::status::Tally;
+use crate::steps;
 use crate::undecided::Undecided;
 use crate::view::View;
 use crate::wake::Wake;
@@ -64,6 +65,7 @@ impl Member {
     }
 
     pub(crate) fn tell(&self, note: Note) {
+        steps::step("notes");
         guard(&self.notes).push(note);
         self.wake.raise();
     }
@@ -86,6 +88,7 @@ impl Member {
     }
 
     pub(crate) fn take_notes(&self) -> Vec<Note> {
+        steps::step("notes");
         std::mem::take(&mut *guard(&self.notes))
     }
 }
@@ -123,10 +126,12 @@ impl Hub {
     }
 
     pub(crate) fn generation(&self) -> u64 {
+        steps::step("view");
         self.generation.load(Ordering::Acquire)
     }
 
     pub(crate) fn view(&self) -> (u64, Arc<View>) {
+        steps::lock("view", &self.view);
         let view = guard(&self.view);
         (self.generation(), Arc::clone(&view))
     }
@@ -145,6 +150,7 @@ impl Hub {
         if !is_ready(&members) {
             return false;
         }
+        steps::lock("view", &self.view);
         let mut present = guard(&self.view);
         let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
         // Whoever sees the generation waits for the view until this is known.

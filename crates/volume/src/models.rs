@@ -2,16 +2,24 @@
 //! operations, up to a bound, on the code that ships ([`pagemesh_models`],
 //! docs/rfd/008-concurrency-models.md), and shown to fail on deliberate defects.
 
-use crate::hub::KEEPER;
+use crate::channel::Core;
+use crate::hub::{Hub, KEEPER, Link, Member, Note};
+use crate::keeper::Mailbox;
 use crate::locks::{Holder, LockRange, RangeLocks};
 use crate::steps::step;
 use crate::undecided::Undecided;
-use crate::view::{ColumnView, Gate};
+use crate::view::{ColumnView, Gate, LegView, SegmentView, View};
 use crate::wake::Wake;
 use pagemesh_base::defect::Defect;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, LegState, SliceId};
+use pagemesh_base::slice::{Leg, SliceCompletion, SliceReply, SliceRequest};
+use pagemesh_base::space::{Request, Token};
 use pagemesh_models::{Model, Thread, finds, pause_until, race};
-use std::sync::Mutex;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
 
 const fn holder(key: u32) -> Holder {
     Holder {
@@ -206,4 +214,97 @@ fn who_is_woken_sleeps_on_no_news() {
     assert!(model.check(two_raise_often_and_one_sleeps).executions > 1000);
     let defects = [Defect::WakeClearedFirst];
     finds(&defects, model, two_raise_often_and_one_sleeps);
+}
+
+/// A volume of one copy; serial 0: it is not connected.
+fn view_of_one_leg(serial: u64) -> View {
+    let (start, bytes, column, columns) = (0, 1 << 20, 0, 1);
+    let leg = LegView {
+        brick: BrickId(Uuid::from_u128(1)),
+        slice: SliceId(Uuid::from_u128(2)),
+        state: LegState::InSync,
+        buffers: false,
+        serial,
+    };
+    View {
+        epoch: Epoch(1),
+        size_bytes: bytes,
+        segments: vec![SegmentView {
+            start,
+            bytes,
+            column,
+            columns,
+        }],
+        columns: vec![ColumnView {
+            legs: vec![leg],
+            gate: Gate::Open,
+            ship: 0,
+        }],
+        fenced: false,
+    }
+}
+
+/// A leg that does all it is asked to.
+#[derive(Default)]
+struct Willing(Vec<SliceCompletion>);
+
+impl Leg for Willing {
+    fn submit(&mut self, tag: u64, _request: SliceRequest) {
+        let result = Ok(SliceReply::Done);
+        self.0.push(SliceCompletion { tag, result });
+    }
+
+    fn reap(&mut self, into: &mut Vec<SliceCompletion>) {
+        into.append(&mut self.0);
+    }
+
+    fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+}
+
+/// A leg comes back while a write waits for it: a channel looks around, and the
+/// keeper tells it of its connection and shows the view.
+fn a_channel_gets_a_connection_and_a_view() {
+    let keeper = Arc::new(Member::new().expect("a descriptor"));
+    let mailbox = Arc::new(Mailbox::new(Arc::clone(&keeper)));
+    let hub = Arc::new(Hub::new(view_of_one_leg(0), keeper));
+    let member = Arc::new(Member::new().expect("a descriptor"));
+    let number = hub.join(&member).expect("there is room");
+    let mut core = Core::new(Arc::clone(&hub), mailbox, Arc::clone(&member), number);
+    core.submit(
+        Token(1),
+        Request::Discard {
+            offset: 0,
+            len: 4096,
+        },
+    );
+    let mut ended = vec![];
+    race(vec![
+        Box::new(|| core.reap(&mut ended)),
+        Box::new(|| {
+            member.tell(Note::Link(Link {
+                column: 0,
+                leg: 0,
+                serial: 1,
+                connection: Box::new(Willing::default()),
+            }));
+            hub.publish(view_of_one_leg(1));
+        }),
+    ]);
+    while ended.is_empty() && is_readable(&member.wake) {
+        core.reap(&mut ended);
+    }
+    assert_eq!(ended.len(), 1, "it sleeps, and the write waits for ever");
+}
+
+#[test]
+fn a_view_comes_with_its_connections() {
+    let model = Model::new("views", 3);
+    assert!(
+        model
+            .check(a_channel_gets_a_connection_and_a_view)
+            .executions
+            > 20
+    );
+    let defects = [Defect::LinksComeLate];
+    finds(&defects, model, a_channel_gets_a_connection_and_a_view);
 }
