@@ -3,8 +3,10 @@
 //! goes to the brick, over the connection that the mapping came with.
 //!
 //! Invariants: nothing is done after the brick's end of the connection closed
-//! was noticed; the mapping goes with the last leg, so that a new brick can
-//! recover the pool. The watcher never touches the pool.
+//! was noticed, nor once a request found it lost: if each of those that were submitted
+//! together waited for an owner that stands still, the last would wait for all their
+//! waits. The mapping goes with the last leg, so that a new brick can recover the
+//! pool. The watcher never touches the pool.
 
 use crate::engine::Answers;
 use crate::limits::MAPPED_DONE_MAX;
@@ -39,6 +41,8 @@ pub struct MappedLeg {
     /// Requests that the owner has not answered.
     asked: u32,
     done: Vec<SliceCompletion>,
+    /// Why nothing is done any more: the owner is gone, or stands still.
+    lost: Option<SliceError>,
     life: Arc<Life>,
 }
 
@@ -77,6 +81,7 @@ impl MappedLeg {
             owner,
             asked: 0,
             done: Vec::new(),
+            lost: None,
             life,
         })
     }
@@ -123,6 +128,11 @@ impl MappedLeg {
         stamp: Stamp,
         change: &impl Fn(&mut [Member<'_, Mapped>]) -> Result<(), Failure>,
     ) -> Answers {
+        let mut lost = legs.iter().enumerate();
+        let lost = lost.find_map(|(at, leg)| Some((at, leg.lost.clone()?)));
+        if let Some((at, error)) = lost {
+            return MappedLeg::change_others(legs, at, error, stamp, change);
+        }
         let members = legs.iter_mut().map(|leg| {
             leg.epoch = leg.epoch.max(stamp.epoch);
             Member {
@@ -136,8 +146,20 @@ impl MappedLeg {
         let Err(failure) = changed else {
             return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
         };
-        // The others go on without it, as if they had been asked alone.
-        let (before, rest) = legs.split_at_mut(failure.member);
+        let error = SliceError::from(failure.cause);
+        legs[failure.member].note_if_lost(&error);
+        MappedLeg::change_others(legs, failure.member, error, stamp, change)
+    }
+
+    /// One leg cannot: the others go on without it, as if they had been asked alone.
+    fn change_others(
+        legs: &mut [&mut MappedLeg],
+        failed: usize,
+        error: SliceError,
+        stamp: Stamp,
+        change: &impl Fn(&mut [Member<'_, Mapped>]) -> Result<(), Failure>,
+    ) -> Answers {
+        let (before, rest) = legs.split_at_mut(failed);
         let (_, after) = rest.split_at_mut(1);
         let mut others: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
         others.extend(before.iter_mut().chain(after).map(|leg| &mut **leg));
@@ -145,8 +167,14 @@ impl MappedLeg {
             true => Answers::new(),
             false => MappedLeg::change_all(&mut others, stamp, change),
         };
-        answers.insert(failure.member, Err(SliceError::from(failure.cause)));
+        answers.insert(failed, Err(error));
         answers
+    }
+
+    fn note_if_lost(&mut self, error: &SliceError) {
+        if matches!(error, SliceError::Lost(_)) {
+            self.lost = Some(error.clone());
+        }
     }
 }
 
@@ -178,9 +206,17 @@ impl Drop for MappedLeg {
 
 impl Leg for MappedLeg {
     fn submit(&mut self, tag: u64, request: SliceRequest) {
+        if let Some(error) = self.lost.clone() {
+            return self.finish(tag, Err(error));
+        }
         self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
         match execute(&mut self.session, self.handle, self.epoch, request) {
-            Executed::Done(result) => self.finish(tag, result),
+            Executed::Done(result) => {
+                if let Err(error) = &result {
+                    self.note_if_lost(error);
+                }
+                self.finish(tag, result);
+            }
             Executed::Owner(request) => {
                 self.asked += 1;
                 self.owner.submit(tag, request);

@@ -7,11 +7,13 @@ use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg as Place, LegState, Name, Segment, SliceId,
 };
 use pagemesh_base::slice::{
-    BrickControl, Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest,
+    BrickControl, Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file;
+use pagemesh_pmem::Durability;
+use pagemesh_store::pool::Pool;
 use pagemesh_store::session::Session;
 use pagemesh_volume::{
     Attached, Authority, AuthorityError, BrickAddress, Connector, Lag, LegChange, MappedLeg,
@@ -401,6 +403,58 @@ impl Client {
         let report = self.volume.check(None, &mut |_, _| ()).expect("a check");
         assert_eq!((report.pages_differing, report.pages_damaged), (0, 0));
     }
+}
+
+/// Of an owner that stands still each request would wait in vain, one after the other.
+#[test]
+fn a_leg_whose_owner_stood_still_is_lost_for_good() {
+    let house = House::new(0, 32 * MIB, 8 * MIB);
+    house.stop();
+    let path = house.directory.path().join("pool");
+    let (media, _claim) = until(|| "the pool is free".into(), || file::open(&path).ok());
+    let (media, durability) = (Arc::new(media), Durability::Process);
+    let (pool, _) = Pool::open(Arc::clone(&media), media).expect("it is whole");
+    // Nobody tends it but this test.
+    let brick = Arc::new(Brick::new(pool, durability));
+    let (object, _) = brick.attach(slice(0), Epoch(1)).expect("attached");
+    let handle = brick.view().handle(object, slice(0)).expect("a handle");
+    let number = brick.open_session(1, 1).expect("a session");
+    let session = Session::new(brick.view().clone(), number).with_owner_wait(Duration::ZERO);
+    let (ours, _theirs) = UnixStream::pair().expect("a pair");
+    let owner = Owner {
+        brick: Arc::clone(&brick),
+        slice: slice(0),
+        session: number,
+        done: vec![],
+    };
+    let leg = MappedLeg::new(session, handle, Epoch(1), Box::new(owner), ours.into());
+    let mut leg = leg.expect("a watcher");
+    let mut write = |op: u64| {
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op,
+            open: 0,
+        };
+        let data = Bytes::from(vec![1; MIB as usize]);
+        let offset = op % 8 * MIB;
+        leg.submit(
+            op,
+            SliceRequest::Write {
+                offset,
+                data,
+                stamp,
+            },
+        );
+        let mut done = vec![];
+        leg.reap(&mut done);
+        done.pop().expect("it is done at once").result
+    };
+    let first = (1..1000).find(|&op| write(op).is_err());
+    let first = first.expect("what it was granted ends");
+    // The owner goes on, and gives what was asked for.
+    while brick.tend() {}
+    let answer = write(first + 1);
+    assert!(matches!(answer, Err(SliceError::Lost(_))), "{answer:?}");
 }
 
 /// Every length and alignment, over two and three legs, and beyond what one

@@ -137,6 +137,12 @@ fn a_brick_stands_still(
             reads: writers_read,
             ..Mix::default()
         },
+        rate: match transport {
+            // As many requests as one connection can have arrive with the first that
+            // finds the brick still.
+            "map" => None,
+            _ => steady().rate,
+        },
         ..steady()
     };
     let filled = rig.load(&Plan {
