@@ -19,6 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -710,11 +711,17 @@ fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
     let files: Vec<File> = (0..PROGRAMS)
         .map(|_| OpenOptions::new().write(true).open(&path).unwrap())
         .collect();
+    // All of them on one would wait for its first entries.
+    let all = sched_getaffinity(None).unwrap();
+    let processors = (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).cycle();
     meeting.is_on.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
-        for (program, file) in (0..PROGRAMS).zip(&files) {
+        for ((program, file), processor) in (0..PROGRAMS).zip(&files).zip(processors) {
             let meeting = &meeting;
             scope.spawn(move || {
+                let mut only = CpuSet::new();
+                only.set(processor);
+                sched_setaffinity(None, &only).unwrap();
                 for write in 0..WRITES {
                     let began = Instant::now();
                     while program == PROGRAMS - 1 && began.elapsed() < THINKS {
