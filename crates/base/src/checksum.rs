@@ -36,6 +36,22 @@ pub fn flipped_bit(len_bytes: usize, found: u32, expected: u32) -> Option<usize>
     None
 }
 
+/// A second sum, of 16 bits, that CRC32C tells nothing of: the upper bits of the sum,
+/// modulo 2^64, of all words, each times an odd number of its own. Bytes behind the last
+/// word do not count.
+#[must_use]
+pub fn word_sum(bytes: &[u8]) -> u16 {
+    /// 2^64 divided by the golden ratio.
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut factor = STEP;
+    let mut sum = 0u64;
+    for word in bytes.as_chunks::<8>().0 {
+        sum = sum.wrapping_add(u64::from_le_bytes(*word).wrapping_mul(factor));
+        factor = factor.wrapping_add(STEP << 1);
+    }
+    (sum >> 48) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,6 +77,32 @@ mod tests {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
         assert_eq!(crc32c(&ascending), 0x46dd_794e);
+    }
+
+    /// Bytes that differ by a flipped bit and a multiple of the polynomial have the CRC32C
+    /// of those with the flipped bit alone.
+    #[test]
+    fn what_looks_like_a_flipped_bit_has_another_word_sum() {
+        const LEN: usize = 64;
+        const BIT: usize = 77;
+        const POLYNOMIAL: u64 = 1 << 32 | 0x1edc_6f41;
+        let sound: Vec<u8> = (0..LEN as u8).map(|i| i.wrapping_mul(29)).collect();
+        let (sum, words) = (crc32c(&sound), word_sum(&sound));
+        for first in 0..LEN * 8 - 32 {
+            let mut bytes = sound.clone();
+            bytes[BIT / 8] ^= 1 << (BIT % 8);
+            for (bit, power) in (first..).zip((0..=32).rev()) {
+                bytes[bit / 8] ^= ((POLYNOMIAL >> power & 1) as u8) << (bit % 8);
+            }
+            assert_eq!(flipped_bit(LEN, crc32c(&bytes), sum), Some(BIT));
+            bytes[BIT / 8] ^= 1 << (BIT % 8);
+            assert_ne!(word_sum(&bytes), words, "{first}");
+        }
+        for bit in 0..LEN * 8 {
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(word_sum(&bytes), words, "bit {bit}");
+        }
     }
 
     #[test]

@@ -498,6 +498,13 @@ fn leave_pause(waited: Duration) -> Duration {
 
 /// Says what recovery found damaged. A medium that loses bits loses more.
 fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
+    if found.completed > 0 {
+        tracing::warn!(
+            %pool, path = %path.display(), pages = found.completed,
+            "one bit was wrong in pages that were written since the last checkpoint, and recovery \
+             mended them: the power failed while they were written, or the medium loses bits"
+        );
+    }
     if !found.is_damaged() {
         return;
     }

@@ -814,7 +814,12 @@ impl<M: Media> Pool<M> {
             }
             None => (old.unmap(round), 0),
         };
-        let change = [Change { old, new, data_crc }];
+        let change = [Change {
+            old,
+            new,
+            data_crc,
+            data_sum: 0,
+        }];
         self.retrying(|own| own.commit_changes(handle, 0, page, at, &change))
     }
 
@@ -894,6 +899,7 @@ impl<M: Media> Pool<M> {
                         old,
                         new,
                         data_crc: 0,
+                        data_sum: 0,
                     }];
                     let page = PageNo(page);
                     self.retrying(|own| own.commit_changes(handle, level, page, at, &change))?;
@@ -914,6 +920,7 @@ impl<M: Media> Pool<M> {
             old: Slot::EMPTY,
             new: Slot::EMPTY,
             data_crc: 0,
+            data_sum: 0,
         }];
         self.retrying(|own| own.commit_changes(handle, HEIGHT, PageNo(0), at, &change))
     }
@@ -945,6 +952,7 @@ impl<M: Media> Pool<M> {
                 old,
                 new: unmapped(old),
                 data_crc: 0,
+                data_sum: 0,
             })
             .collect();
         Some((first, changes))

@@ -40,10 +40,16 @@ const GOES_ON: u8 = 1 << 7;
 const KIND_MAP: u8 = 1;
 const KIND_OBJECT: u8 = 2;
 const KIND_PAD: u8 = 3;
+/// A map whose data has a second sum. Slots have no check bits in it: these places hold
+/// the sum, the lower byte in that of the old slot.
+const KIND_SUMMED_MAP: u8 = 4;
 /// Lines of an object record: its head, and the entry.
 const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
-/// Where a head has the first change's checksum, `open` behind it.
+/// Where a head has the first change, and its checksum, `open` behind it.
+const FIRST_AT: usize = 32;
 const DATA_CRC_AT: usize = 48;
+/// Where a head has its kind.
+const KIND_AT: usize = 4;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
@@ -70,6 +76,8 @@ pub struct Change {
     pub new: Slot,
     /// CRC32C of the frame that `new` names; 0 where it names none.
     pub data_crc: u32,
+    /// Its [`word_sum`], where the record has those.
+    pub data_sum: u16,
 }
 
 /// Where a record stands in its group. The default: it is alone.
@@ -102,6 +110,9 @@ pub struct Record {
     pub open: u32,
     /// Its place in a group of records.
     pub standing: Standing,
+    /// Whether changes have a `data_sum`. Where data may be missing of any record, as on
+    /// files, one sum is not enough to tell a flipped bit from that.
+    pub is_summed: bool,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
 }
@@ -223,6 +234,24 @@ pub fn set_data_crc(record: &mut [Line], index: usize, crc: u32) {
     }
 }
 
+/// Sets the second sum of the data of the change number `index` of an encoded record,
+/// which has such sums from then on: of every change that names a frame, then.
+pub fn set_data_sum(record: &mut [Line], index: usize, sum: u16) {
+    record[0][KIND_AT] = KIND_SUMMED_MAP;
+    let (line, at) = match index {
+        0 => (0, FIRST_AT),
+        _ => entry_at(index),
+    };
+    put_sum(&mut record[line], at, sum);
+}
+
+/// Puts a sum in place of the check bits of the slots of a change.
+fn put_sum(line: &mut Line, at: usize, sum: u16) {
+    let [low, high] = sum.to_le_bytes();
+    line[at + 7] = low;
+    line[at + 15] = high;
+}
+
 /// Kind, level and count: the first word without its checksum.
 fn first_word(kind: u8, level: u8, count: u16) -> u64 {
     u64::from(kind) << 32 | u64::from(level) << 40 | u64::from(count) << 48
@@ -263,7 +292,7 @@ pub fn was_pad(line: &Line, place: &Place) -> bool {
 pub fn lines_claimed(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
     match (kind, count_of(u16::from_le_bytes([low, high]))) {
-        (KIND_MAP, count) if count <= PAGES_MAX => lines(count),
+        (KIND_MAP | KIND_SUMMED_MAP, count) if count <= PAGES_MAX => lines(count),
         (KIND_OBJECT, _) => OBJECT_LINES,
         _ => 1,
     }
@@ -316,15 +345,19 @@ impl Record {
             pair(first.data_crc, self.open),
             self.op,
         ]));
-        if count == 1 {
-            return;
-        }
         let start = into.len() - 1;
-        into.resize(start + lines(count), [0; LINE_BYTES]);
-        let record = &mut into[start..];
-        for (index, change) in self.changes.iter().enumerate().skip(1) {
-            let (line, at) = entry_at(index);
-            put_change(&mut record[line], at, change);
+        if count > 1 {
+            into.resize(start + lines(count), [0; LINE_BYTES]);
+            let record = &mut into[start..];
+            for (index, change) in self.changes.iter().enumerate().skip(1) {
+                let (line, at) = entry_at(index);
+                put_change(&mut record[line], at, change);
+            }
+        }
+        if self.is_summed {
+            for (index, change) in self.changes.iter().enumerate() {
+                set_data_sum(&mut into[start..], index, change.data_sum);
+            }
         }
     }
 
@@ -350,6 +383,7 @@ impl Record {
             op: 0,
             open: 0,
             standing: Standing::default(),
+            is_summed: false,
             changes: Vec::new(),
         }
     }
@@ -365,24 +399,24 @@ impl Record {
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
         let (level, count) = (packed_level & !GOES_ON, count_of(packed));
-        if kind != KIND_MAP || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
+        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
+        if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
         let record = lane.get(..lines(count)).ok_or(NoRecord::Malformed)?;
         if place.checksum(record) != get_u32(head, 0) {
             return Err(NoRecord::Checksum);
         }
-        let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
+        self.is_summed = kind == KIND_SUMMED_MAP;
         self.changes.clear();
-        self.changes.push(Change {
-            old: Slot::decode(head[4])?,
-            new: Slot::decode(head[5])?,
-            data_crc: head[6] as u32,
-        });
+        self.changes
+            .push(get_change(head, FIRST_AT, self.is_summed)?);
         for index in 1..count {
             let (line, at) = entry_at(index);
-            self.changes.push(get_change(&record[line], at)?);
+            self.changes
+                .push(get_change(&record[line], at, self.is_summed)?);
         }
+        let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.seq = Seq(head[1]);
         self.object = ObjectId(head[2] as u32);
         self.epoch = Epoch((head[2] >> 32) as u32);
@@ -501,11 +535,21 @@ fn put_change(line: &mut Line, at: usize, change: &Change) {
     put(line, at + 16, change.data_crc.to_le_bytes());
 }
 
-fn get_change(line: &Line, at: usize) -> Result<Change, DamagedSlot> {
+fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, DamagedSlot> {
+    let (old, new) = (get_u64(line, at), get_u64(line, at + 8));
+    let decode = match is_summed {
+        true => Slot::decode_unchecked,
+        false => Slot::decode,
+    };
+    let sum = match is_summed {
+        true => u16::from_le_bytes([line[at + 7], line[at + 15]]),
+        false => 0,
+    };
     Ok(Change {
-        old: Slot::decode(get_u64(line, at))?,
-        new: Slot::decode(get_u64(line, at + 8))?,
+        old: decode(old)?,
+        new: decode(new)?,
         data_crc: get_u32(line, at + 16),
+        data_sum: sum,
     })
 }
 
@@ -526,6 +570,7 @@ mod tests {
                 old,
                 new: old.map(FrameNo(i + 1000), 5),
                 data_crc: i as u32,
+                data_sum: 0,
             }
         };
         Record {
@@ -537,6 +582,7 @@ mod tests {
             op: u64::MAX,
             open: 16,
             standing: Standing::default(),
+            is_summed: false,
             changes: (0..pages as u64).map(change).collect(),
         }
     }
@@ -589,6 +635,7 @@ mod tests {
         };
         let record = Record {
             standing,
+            is_summed: true,
             ..record(5)
         };
         let lines = encode(&record);
@@ -633,15 +680,20 @@ mod tests {
 
     #[test]
     fn checksums_of_data_can_come_later() {
-        let record = record(9);
+        let mut record = record(9);
+        let summed = record.changes.iter_mut().zip(0xabc0..);
+        summed.for_each(|(change, sum)| change.data_sum = sum);
+        record.is_summed = true;
         let (mut blank, mut lines) = (record.clone(), Vec::new());
         blank
             .changes
             .iter_mut()
             .for_each(|change| change.data_crc = 0);
+        blank.is_summed = false;
         blank.encode(&mut lines);
         for (index, change) in record.changes.iter().enumerate() {
             set_data_crc(&mut lines, index, change.data_crc);
+            set_data_sum(&mut lines, index, change.data_sum);
         }
         seal(&mut lines, &place());
         assert_eq!(lines, encode(&record));
@@ -654,10 +706,15 @@ mod tests {
             level in 0..=LEVELS_MAX,
             lines_before in 0..GROUP_LINES_MAX as u8,
             goes_on in any::<bool>(),
+            is_summed in any::<bool>(),
             rest in 0usize..4,
         ) {
             let standing = Standing { lines_before, goes_on };
-            let record = Record { level, standing, ..record(pages) };
+            let mut record = Record { level, standing, is_summed, ..record(pages) };
+            if is_summed {
+                let summed = record.changes.iter_mut().zip(0x7f80u16..);
+                summed.for_each(|(change, sum)| change.data_sum = sum);
+            }
             let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);
             prop_assert_eq!(Entry::decode(&lane, &place()), Ok(Entry::Map(record)));

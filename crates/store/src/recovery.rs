@@ -21,7 +21,7 @@ use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
 use crate::table::{BadTable, Location, Table};
 use crate::view::frame_at;
 use crate::ways::{self, MendedSlot};
-use pagemesh_base::checksum::{crc32c, flipped_bit};
+use pagemesh_base::checksum::{crc32c, flipped_bit, word_sum};
 use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
 use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
@@ -150,6 +150,10 @@ pub struct Recovered {
     /// Records kept although their data is damaged: reading it is an error
     /// until it is written anew.
     pub damaged: u64,
+    /// Pages that differed in one bit from what their records say, and were mended: the
+    /// medium lost it, or a part of the page did not get to a file, which held an older
+    /// version of it.
+    pub completed: u64,
     /// Lines of the bitmap that the medium had damaged, and that were made
     /// anew.
     pub bitmap_lines: u64,
@@ -273,8 +277,16 @@ pub(crate) fn recover<M: Media>(
                 || group.iter().any(|entry| replay.is_swapped(entry))
                 || followed.contains(&seq);
             if whole {
-                let damaged = data.iter().filter(|&&data| data != Data::Whole);
-                summary.damaged += damaged.count() as u64;
+                for (entry, _) in group
+                    .iter()
+                    .zip(&data)
+                    .filter(|(_, it)| **it != Data::Whole)
+                {
+                    match replay.complete(entry) {
+                        Completed::All(pages) => summary.completed += pages,
+                        Completed::NotAll => summary.damaged += 1,
+                    }
+                }
                 kept.extend_from_slice(group);
             } else {
                 summary.dropped += group.len() as u64;
@@ -452,9 +464,13 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Data {
     Whole,
-    /// But for one bit: the medium damaged it since, or its last line never got there and
-    /// its frame held an older version of it.
+    /// But for one bit of a page: the medium damaged it since, or a part of it never got
+    /// there and its frame held an older version of it.
     Flipped,
+    /// As `Flipped`, of one page, and the bit of it is known beyond doubt: what the page
+    /// should be, whichever happened.
+    Known(usize),
+    /// It never got there, or not as a whole.
     Torn,
 }
 
@@ -462,14 +478,22 @@ impl Data {
     /// Whether a record was never committed, if its slot does not show that it was. Of two
     /// explanations for one wrong bit the likelier: where only the last record of a lane
     /// can be in doubt, that it was not. On a file a flip in what was synced since the
-    /// checkpoint would then go unnoticed; there such a page is kept, and damaged.
+    /// checkpoint would then go unnoticed; there a second sum tells both from pages that are
+    /// torn otherwise, and the bit is mended. Without one, such a page is kept, and damaged.
     fn is_torn(self, ordered: bool) -> bool {
         match self {
             Data::Whole => false,
-            Data::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
+            Data::Flipped | Data::Known(_) => ordered && !defect::is(Defect::NearlyWholeKept),
             Data::Torn => true,
         }
     }
+}
+
+/// What became of the pages of a record that were not whole.
+enum Completed {
+    /// So many of them were mended, and nothing is wrong with it now.
+    All(u64),
+    NotAll,
 }
 
 /// Applies records in seq order to a pool that nobody uses.
@@ -505,11 +529,11 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         let changes = record.changes.iter();
         changes.fold(Data::Whole, |so_far, change| {
-            so_far.max(self.data_of(record.level, change))
+            so_far.max(self.data_of(record, change))
         })
     }
 
-    fn data_of(&self, level: u8, change: &Change) -> Data {
+    fn data_of(&self, record: &Record, change: &Change) -> Data {
         let Some(frame) = change.new.frame() else {
             return Data::Whole;
         };
@@ -518,13 +542,51 @@ impl<'m, M: Media> Replay<'m, M> {
         }
         let mut page = [0; PAGE_BYTES];
         self.media.read(frame_at(frame), &mut page);
-        let sum = crc32c(&page);
-        if level > 0 || sum == change.data_crc {
+        if record.level > 0 {
             return Data::Whole;
         }
-        match flipped_bit(PAGE_BYTES, sum, change.data_crc) {
-            Some(_) => Data::Flipped,
-            None => Data::Torn,
+        let sum = crc32c(&page);
+        let is_right = |page: &[u8]| word_sum(page) == change.data_sum;
+        if sum == change.data_crc {
+            return match !record.is_summed || is_right(&page) {
+                true => Data::Whole,
+                false => Data::Torn,
+            };
+        }
+        let Some(bit) = flipped_bit(PAGE_BYTES, sum, change.data_crc) else {
+            return Data::Torn;
+        };
+        if !record.is_summed || defect::is(Defect::NearlyWholeKept) {
+            return Data::Flipped;
+        }
+        page[bit / 8] ^= 1 << (bit % 8);
+        match is_right(&page) {
+            true => Data::Known(bit),
+            false => Data::Torn,
+        }
+    }
+
+    /// Mends the pages of a record that is kept of which one bit is wrong, and known.
+    fn complete(&mut self, entry: &Entry) -> Completed {
+        let Entry::Map(record) = entry else {
+            return Completed::All(0);
+        };
+        let (mut pages, mut is_whole) = (0, true);
+        for change in &record.changes {
+            match (self.data_of(record, change), change.new.frame()) {
+                (Data::Known(bit), Some(frame)) => {
+                    let at = frame_at(frame) + bit / 64 * 8;
+                    let word = self.media.load(at) ^ 1 << (bit % 64);
+                    self.media.store(at, word);
+                    self.stores.push(self.media.flush(at, 8));
+                    pages += 1;
+                }
+                (data, _) => is_whole &= data == Data::Whole,
+            }
+        }
+        match is_whole {
+            true => Completed::All(pages),
+            false => Completed::NotAll,
         }
     }
 

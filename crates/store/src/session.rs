@@ -26,12 +26,13 @@ use crate::defect::{self, Defect};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
-use crate::record::{Change, Place, Record, lines, seal, set_data_crc};
+use crate::record::{Change, Place, Record, lines, seal, set_data_crc, set_data_sum};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
 use crate::wait::{self, Deadline};
 use crate::window::{self, Needs};
+use pagemesh_base::checksum::word_sum;
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -505,6 +506,7 @@ impl<M: Media> Session<M> {
             old,
             new: old.map(node, 0),
             data_crc: 0,
+            data_sum: 0,
         });
         let first = page.0 & !((1 << (9 * u32::from(level))) - 1);
         let linked = self.commit_record(handle, level, PageNo(first), at, epoch);
@@ -622,10 +624,19 @@ impl<M: Media> Session<M> {
         room.expect("prepare saw to room in the lane");
     }
 
-    /// Takes in the checksum of the change number `index`.
-    fn set_data_crc(&mut self, index: usize, crc: u32) {
+    /// Takes in the checksum of the change number `index`, to this page.
+    fn set_data_crc(&mut self, index: usize, crc: u32, page: &Page) {
         self.record.changes[index].data_crc = crc;
         set_data_crc(&mut self.encoded, index, crc);
+        self.sum_data(0, index, page);
+    }
+
+    /// Adds the second sum of a page to the encoded record that starts at a line, where
+    /// recovery needs it.
+    pub(crate) fn sum_data(&mut self, line: usize, index: usize, page: &Page) {
+        if self.view.has_overlay() {
+            set_data_sum(&mut self.encoded[line..], index, word_sum(page));
+        }
     }
 
     /// Streams the record that `begin` encoded.
@@ -917,7 +928,7 @@ fn write_pages<M: Media>(
         let (crc, streamed) = M::stream_page(&targets[..members.len()], bytes);
         stores = Some(streamed);
         for member in members.iter_mut() {
-            member.session.set_data_crc(i, crc);
+            member.session.set_data_crc(i, crc, bytes);
         }
     }
     commit(members, page, places, stamp, stores)
@@ -1005,7 +1016,7 @@ fn write_part<M: Media>(
         let session = &mut *member.session;
         let target = (&*session.view.data, frame_at(session.frames[0]));
         let (crc, streamed) = M::stream_page(&[target], bytes);
-        session.set_data_crc(0, crc);
+        session.set_data_crc(0, crc, bytes);
         stores = Some(streamed);
     }
     commit(members, page, places, stamp, stores)
@@ -1185,6 +1196,7 @@ impl<M: Media> Session<M> {
                 old,
                 new: old,
                 data_crc: 0,
+                data_sum: 0,
             });
         }
         Ok(())
@@ -1214,6 +1226,7 @@ impl<M: Media> Session<M> {
                     old,
                     new: old.unmap(round),
                     data_crc: 0,
+                    data_sum: 0,
                 };
                 self.record.changes.push(change);
             } else if self.record.changes.is_empty() {

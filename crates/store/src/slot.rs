@@ -78,6 +78,15 @@ impl Slot {
         }
     }
 
+    /// Reads a slot from where something else has the place of its check bits.
+    ///
+    /// # Errors
+    /// When it sets bits that no version uses.
+    pub(crate) fn decode_unchecked(bits: u64) -> Result<Slot, DamagedSlot> {
+        let bits = bits & ((1 << CHECK_SHIFT) - 1);
+        Slot::decode(bits | u64::from(check(bits)) << CHECK_SHIFT)
+    }
+
     /// The slot that damaged bits were, if one of them was flipped: check bits
     /// of this kind tell one flipped bit from two (ITU-T I.432.1).
     #[must_use]

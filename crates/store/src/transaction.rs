@@ -387,6 +387,7 @@ fn stream_pages<M: Media>(
             let Piece { record, line, .. } = &mut group.pieces[piece];
             record.changes[change].data_crc = crc;
             set_data_crc(&mut member.session.encoded[*line..], change, crc);
+            member.session.sum_data(*line, change, bytes);
         }
     }
     stores

@@ -22,6 +22,7 @@ fn record(seq: u64, pages: usize) -> Record {
         old: Slot::EMPTY,
         new: Slot::EMPTY.map(FrameNo(seq * 100 + i), 0),
         data_crc: seq as u32,
+        data_sum: 0,
     };
     Record {
         seq: Seq(seq),
@@ -32,6 +33,7 @@ fn record(seq: u64, pages: usize) -> Record {
         op: seq,
         open: 0,
         standing: Standing::default(),
+        is_summed: false,
         changes: (0..pages as u64).map(change).collect(),
     }
 }

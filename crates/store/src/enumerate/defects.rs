@@ -66,6 +66,11 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "damage",
     ),
     (
+        Defect::NearlyWholeKept,
+        Sequences(Kind::File, false),
+        "damage",
+    ),
+    (
         Defect::SlotsNotSettled,
         Sequences(Kind::Memory, false),
         "frames in use",

@@ -72,7 +72,7 @@ fn make(kind: Kind, is_full: bool) -> Result<Base, Wrong> {
     if is_full {
         create(&mut world, FILL, FILL_PAGES)?;
         for chunk in 0..FILL_PAGES / 10 {
-            let data = ops::bytes(kind, 1 << 32 | chunk, 10 * PAGE_BYTES);
+            let data = ops::bytes(1 << 32 | chunk, 10 * PAGE_BYTES);
             world.write(0, FILL, chunk * 10 * PAGE, &data, 0, None)?;
             ops::run(&mut world, &Op::Tend, 0)?;
         }
@@ -502,7 +502,7 @@ pub(super) fn hidden(tally: &mut Tally) -> Result<(), Wrong> {
     };
     ops::run(&mut world, &clear, 0)?;
     let mut image = world.medium.recorder.crash_point().everything();
-    let lost = ops::bytes(Kind::Memory, 1 << 33 | TAG, 8);
+    let lost = ops::bytes(1 << 33 | TAG, 8);
     let lost = u64::from_le_bytes(*lost.first_chunk().expect("a word"));
     for at in (0..POOL_BYTES).step_by(PAGE_BYTES) {
         if image.word(at) == lost {

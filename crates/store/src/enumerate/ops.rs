@@ -1,7 +1,6 @@
 //! The operations of workloads.
 
 use super::model::{Effect, Entry, Wrong};
-use super::recover::Kind;
 use super::world::{End, World};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
@@ -68,9 +67,8 @@ pub(super) enum Op {
 /// Bytes that no other operation writes. Half of the operations write whole pages that
 /// are nearly alike: where a frame held one of them before, a page that is not whole
 /// looks as if it had lost a bit or two.
-pub(super) fn bytes(kind: Kind, tag: u64, len: usize) -> Vec<u8> {
-    // On a file recovery tells them from damage by nothing.
-    if kind == Kind::Memory && tag.is_multiple_of(2) && len.is_multiple_of(PAGE_BYTES) {
+pub(super) fn bytes(tag: u64, len: usize) -> Vec<u8> {
+    if tag.is_multiple_of(2) && len.is_multiple_of(PAGE_BYTES) {
         return (0..len / PAGE_BYTES)
             .flat_map(|page| nearly_alike(tag << 8 | page as u64))
             .collect();
@@ -100,12 +98,12 @@ fn unlike(tag: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn part(kind: Kind, run: &Run, tag: u64) -> Part {
+fn part(run: &Run, tag: u64) -> Part {
     let (offset, len) = (run.page * PAGE, run.pages * PAGE);
     match run.is_written {
         true => Part::Write {
             offset,
-            data: bytes(kind, tag, len as usize).into(),
+            data: bytes(tag, len as usize).into(),
         },
         false => Part::Clear { offset, len },
     }
@@ -126,7 +124,7 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
                 world.tally.ruled_out += 1;
                 return Ok(());
             };
-            let data = bytes(world.kind, tag, len as usize);
+            let data = bytes(tag, len as usize);
             let end = world.write(client, slice, at, &data, open, death)?;
             note(world, end);
         }
@@ -154,10 +152,9 @@ pub(super) fn run(world: &mut World<'_>, op: &Op, tag: u64) -> Result<(), Wrong>
         } => {
             let size = world.entry(slice).map_or(0, |entry| entry.pages);
             let runs = runs.iter().filter(|run| run.page + run.pages <= size);
-            let kind = world.kind;
             let parts: Vec<Part> = (0..)
                 .zip(runs)
-                .map(|(number, run)| part(kind, run, tag << 8 | number))
+                .map(|(number, run)| part(run, tag << 8 | number))
                 .collect();
             if parts.is_empty() || client >= world.clients.len() {
                 world.tally.ruled_out += 1;

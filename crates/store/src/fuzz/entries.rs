@@ -108,6 +108,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
             old,
             new: old.map(FrameNo(900 + index as u64), 3),
             data_crc: index as u32,
+            data_sum: 0x0101 * index as u16,
         }
     };
     let record = Record {
@@ -119,6 +120,7 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         op: 9,
         open: 1,
         standing: Standing::default(),
+        is_summed: pages > 4,
         changes: (0..pages).map(change).collect(),
     };
     let mut lines = Vec::new();
