@@ -105,6 +105,16 @@ mod tests {
         }
     }
 
+    /// Pools have these sums: they are part of a format.
+    #[test]
+    fn word_sums_stay_what_they_are() {
+        let ascending: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        assert_eq!(word_sum(&ascending), 0x3cea);
+        assert_eq!(word_sum(&[0xff; 4096]), 0x191a);
+        assert_eq!(word_sum(&1u64.to_le_bytes()), 0x9e37);
+        assert_eq!(word_sum(&[0; 4096]), 0);
+    }
+
     #[test]
     fn appending_equals_concatenating() {
         let bytes: Vec<u8> = (0..=255).collect();

@@ -48,8 +48,10 @@ const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
 /// Where a head has the first change, and its checksum, `open` behind it.
 const FIRST_AT: usize = 32;
 const DATA_CRC_AT: usize = 48;
-/// Where a head has its kind.
-const KIND_AT: usize = 4;
+/// Where a head's first word has its kind.
+const KIND_SHIFT: u32 = 32;
+/// Where a slot's word has a byte of the second sum.
+const SUM_SHIFT: u32 = 56;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
@@ -237,7 +239,10 @@ pub fn set_data_crc(record: &mut [Line], index: usize, crc: u32) {
 /// Sets the second sum of the data of the change number `index` of an encoded record,
 /// which has such sums from then on: of every change that names a frame, then.
 pub fn set_data_sum(record: &mut [Line], index: usize, sum: u16) {
-    record[0][KIND_AT] = KIND_SUMMED_MAP;
+    // Whole words, as the line is streamed: see `Session::begin`.
+    let first = get_u64(&record[0], 0) & !(0xff << KIND_SHIFT);
+    let first = first | u64::from(KIND_SUMMED_MAP) << KIND_SHIFT;
+    put(&mut record[0], 0, first.to_le_bytes());
     let (line, at) = match index {
         0 => (0, FIRST_AT),
         _ => entry_at(index),
@@ -247,14 +252,16 @@ pub fn set_data_sum(record: &mut [Line], index: usize, sum: u16) {
 
 /// Puts a sum in place of the check bits of the slots of a change.
 fn put_sum(line: &mut Line, at: usize, sum: u16) {
-    let [low, high] = sum.to_le_bytes();
-    line[at + 7] = low;
-    line[at + 15] = high;
+    for (at, byte) in [at, at + 8].into_iter().zip(sum.to_le_bytes()) {
+        let slot = get_u64(line, at) & !(0xff << SUM_SHIFT);
+        let word = slot | u64::from(byte) << SUM_SHIFT;
+        put(line, at, word.to_le_bytes());
+    }
 }
 
 /// Kind, level and count: the first word without its checksum.
 fn first_word(kind: u8, level: u8, count: u16) -> u64 {
-    u64::from(kind) << 32 | u64::from(level) << 40 | u64::from(count) << 48
+    u64::from(kind) << KIND_SHIFT | u64::from(level) << 40 | u64::from(count) << 48
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -676,6 +683,21 @@ mod tests {
             torn[kept] = [0; LINE_BYTES];
             assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
         }
+    }
+
+    /// Where pools have it.
+    #[test]
+    fn a_summed_record_has_its_sums_where_slots_have_check_bits() {
+        let mut record = record(2);
+        record.is_summed = true;
+        record.changes[0].data_sum = 0x1234;
+        record.changes[1].data_sum = 0xabcd;
+        let lines = encode(&record);
+        assert_eq!(lines[0][4], 4);
+        assert_eq!((lines[0][39], lines[0][47]), (0x34, 0x12));
+        assert_eq!((lines[1][7], lines[1][15]), (0xcd, 0xab));
+        let slot = record.changes[1].new.encode();
+        assert_eq!(get_u64(&lines[1], 8) << 8, slot << 8);
     }
 
     #[test]

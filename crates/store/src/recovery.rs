@@ -22,7 +22,7 @@ use crate::table::{BadTable, Location, Table};
 use crate::view::frame_at;
 use crate::ways::{self, MendedSlot};
 use pagemesh_base::checksum::{crc32c, flipped_bit, word_sum};
-use pagemesh_base::ids::{Incarnation, ObjectId, Seq};
+use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::InFlight;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Media, Unfenced};
@@ -191,6 +191,8 @@ pub(crate) struct Recovery {
     pub(crate) mended_objects: Vec<(ObjectId, Object)>,
     /// Slots of page tables that were mended.
     pub(crate) mended_slots: Vec<MendedSlot>,
+    /// Pages of which one bit was wrong, and was mended.
+    pub(crate) completed: Vec<FlippedPage>,
     /// Frames in use by the bitmap and by the superblock, where they differed.
     pub(crate) miscounted: Option<(u64, u64)>,
 }
@@ -261,6 +263,7 @@ pub(crate) fn recover<M: Media>(
         true => replay.followed(&scans),
         false => BTreeSet::new(),
     };
+    let mut flipped = Vec::new();
     for (number, (entries, end)) in (0..).zip(scans) {
         // A group whose data is not there was never fenced, so it can only be
         // the last; on a file anything since the checkpoint may be missing.
@@ -282,9 +285,9 @@ pub(crate) fn recover<M: Media>(
                     .zip(&data)
                     .filter(|(_, it)| **it != Data::Whole)
                 {
-                    match replay.complete(entry) {
-                        Completed::All(pages) => summary.completed += pages,
-                        Completed::NotAll => summary.damaged += 1,
+                    match replay.flipped(entry) {
+                        Some(pages) => flipped.extend(pages),
+                        None => summary.damaged += 1,
                     }
                 }
                 kept.extend_from_slice(group);
@@ -320,6 +323,8 @@ pub(crate) fn recover<M: Media>(
     }
     found.sort_unstable_by_key(Entry::seq);
     summary.records = found.len() as u64;
+    replay.complete(&mut flipped, &found);
+    summary.completed = flipped.len() as u64;
     if ordered && !defect::is(Defect::ReplayedBeforeFence) {
         // A slot may reach the medium as soon as it is stored: what it names
         // must be there by then.
@@ -389,6 +394,7 @@ pub(crate) fn recover<M: Media>(
         bad_lines,
         mended_objects,
         mended_slots,
+        completed: flipped,
         miscounted,
     })
 }
@@ -489,11 +495,16 @@ impl Data {
     }
 }
 
-/// What became of the pages of a record that were not whole.
-enum Completed {
-    /// So many of them were mended, and nothing is wrong with it now.
-    All(u64),
-    NotAll,
+/// A page of which one bit was wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlippedPage {
+    /// Of the record that says what it should be.
+    seq: Seq,
+    pub(crate) object: ObjectId,
+    pub(crate) page: PageNo,
+    pub(crate) frame: FrameNo,
+    /// From the frame's first.
+    bit: usize,
 }
 
 /// Applies records in seq order to a pool that nobody uses.
@@ -566,27 +577,47 @@ impl<'m, M: Media> Replay<'m, M> {
         }
     }
 
-    /// Mends the pages of a record that is kept of which one bit is wrong, and known.
-    fn complete(&mut self, entry: &Entry) -> Completed {
+    /// The pages of a record of which one bit is wrong, and known; none if another is
+    /// damaged otherwise.
+    fn flipped(&self, entry: &Entry) -> Option<Vec<FlippedPage>> {
         let Entry::Map(record) = entry else {
-            return Completed::All(0);
+            return Some(Vec::new());
         };
-        let (mut pages, mut is_whole) = (0, true);
-        for change in &record.changes {
+        let mut flipped = Vec::new();
+        for (page, change) in (record.page.0..).map(PageNo).zip(&record.changes) {
             match (self.data_of(record, change), change.new.frame()) {
-                (Data::Known(bit), Some(frame)) => {
-                    let at = frame_at(frame) + bit / 64 * 8;
-                    let word = self.media.load(at) ^ 1 << (bit % 64);
-                    self.media.store(at, word);
-                    self.stores.push(self.media.flush(at, 8));
-                    pages += 1;
-                }
-                (data, _) => is_whole &= data == Data::Whole,
+                (Data::Known(bit), Some(frame)) => flipped.push(FlippedPage {
+                    seq: record.seq,
+                    object: record.object,
+                    page,
+                    frame,
+                    bit,
+                }),
+                (Data::Whole, _) => {}
+                _ => return None,
             }
         }
-        match is_whole {
-            true => Completed::All(pages),
-            false => Completed::NotAll,
+        Some(flipped)
+    }
+
+    /// Mends these pages, but for those whose frames have been given to others since: records
+    /// that are kept, in order, tell.
+    fn complete(&mut self, flipped: &mut Vec<FlippedPage>, records: &[Entry]) {
+        let names = |entry: &Entry, frame| match entry {
+            Entry::Map(record) => {
+                let mut named = record.changes.iter().map(|change| change.new.frame());
+                record.level == 0 && named.any(|named| named == Some(frame))
+            }
+            Entry::Object(_) => false,
+        };
+        flipped.retain(|flipped| {
+            let newest = records.iter().rfind(|entry| names(entry, flipped.frame));
+            newest.is_some_and(|entry| entry.seq() == flipped.seq)
+        });
+        for FlippedPage { frame, bit, .. } in flipped {
+            let at = frame_at(*frame) + *bit / 64 * 8;
+            self.media.store(at, self.media.load(at) ^ 1 << (*bit % 64));
+            self.stores.push(self.media.flush(at, 8));
         }
     }
 
@@ -939,6 +970,47 @@ mod tests {
                 read_superblock(&Recorder::from_image(image)).is_ok()
             })
         })
+    }
+
+    /// With the older superblock records are replayed whose frames others have by now.
+    #[test]
+    fn a_page_is_mended_only_where_its_record_is_the_last_to_name_the_frame() {
+        let fresh = Recorder::new(2 << 20);
+        format(&fresh, Uuid::from_u128(7)).expect("a pool");
+        let block = read_superblock(&fresh).expect("sound");
+        let frames = block.geometry.frame_numbers();
+        let frame = FrameNo(frames.end - 1);
+        let at = frame_at(frame);
+        let names = |seq: u64| {
+            let change = Change {
+                old: Slot::EMPTY,
+                new: Slot::EMPTY.map(frame, 0),
+                data_crc: 0,
+                data_sum: 0,
+            };
+            Entry::Map(Record {
+                seq: Seq(seq),
+                changes: vec![change],
+                ..Record::empty()
+            })
+        };
+        let flipped = |seq: u64| FlippedPage {
+            seq: Seq(seq),
+            object: ObjectId(0),
+            page: PageNo(0),
+            frame,
+            bit: 77,
+        };
+        let mut replay = Replay::new(&fresh, &block, false);
+        let before = fresh.load(at + 8);
+        let mut all = vec![flipped(3)];
+        replay.complete(&mut all, &[names(3), names(5)]);
+        assert!(all.is_empty() && fresh.load(at + 8) == before);
+        all.extend([flipped(3), flipped(5)]);
+        replay.complete(&mut all, &[names(3), names(5)]);
+        assert_eq!(all.len(), 1);
+        assert_eq!(fresh.load(at + 8), before ^ 1 << 13);
+        let _fenced = fresh.fence(replay.stores.drain(..).reduce(Unfenced::and).expect("one"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
 use crate::wait::{self, Deadline};
 use crate::window::{self, Needs};
-use pagemesh_base::checksum::word_sum;
+use pagemesh_base::checksum::{crc32c, word_sum};
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -529,12 +529,36 @@ impl<M: Media> Session<M> {
             open: 0,
         };
         self.begin(handle, level, page, stamp);
+        self.sum_named(level);
         self.settle(at);
         let stores = self.stream_record();
         let _committed = self.view.data.fence(stores);
         let swapped = self.swap_slots(at, page);
         self.publish(None);
         swapped
+    }
+
+    /// Adds second sums of pages that the encoded record names and that are there already,
+    /// where recovery needs them: judged otherwise than the record that put a page there,
+    /// this one would have another end. Of a page that is damaged nobody knows it.
+    fn sum_named(&mut self, level: u8) {
+        if level > 0 || !self.view.has_overlay() {
+            return;
+        }
+        let mut page = [0; PAGE_BYTES];
+        let mut sums = Vec::new();
+        for (index, change) in self.record.changes.iter().enumerate() {
+            if let Some(frame) = change.new.frame() {
+                self.view.data.read(frame_at(frame), &mut page);
+                if crc32c(&page) != change.data_crc {
+                    return;
+                }
+                sums.push((index, word_sum(&page)));
+            }
+        }
+        for (index, sum) in sums {
+            set_data_sum(&mut self.encoded, index, sum);
+        }
     }
 
     /// Zeroes a frame before it becomes a node, persistently.

@@ -3,10 +3,10 @@
 //! goes to the brick, over the connection that the mapping came with.
 //!
 //! Invariants: nothing is done after the brick's end of the connection closed
-//! was noticed, nor once a request found it lost: if each of those that were submitted
-//! together waited for an owner that stands still, the last would wait for all their
-//! waits. The mapping goes with the last leg, so that a new brick can recover the
-//! pool. The watcher never touches the pool.
+//! was noticed, nor once a request of the session found it lost: if each of those
+//! that were submitted together waited for an owner that stands still, the last would
+//! wait for all their waits. The mapping goes with the last leg, so that a new brick
+//! can recover the pool. The watcher never touches the pool.
 
 use crate::engine::Answers;
 use crate::limits::MAPPED_DONE_MAX;

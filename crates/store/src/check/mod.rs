@@ -23,6 +23,7 @@ use crate::recovery::{PoolError, Recovery, lane_of, read_superblock, recover, su
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, Superblock};
 use crate::table::reach;
+use crate::view::frame_at;
 use pagemesh_base::ids::ObjectId;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -130,6 +131,11 @@ pub enum What {
         /// In the frame table.
         expected: u32,
     },
+    /// A page above the checkpoint differs in one bit from what its record says.
+    #[error(
+        "one bit of a page is not as it was written: the medium lost it, or this part of the page was not there yet when the power failed"
+    )]
+    Flipped,
     /// In use, and would be granted.
     #[error(
         "{0} frames are in use, but the bitmap has them free: writes would destroy what they hold"
@@ -298,7 +304,7 @@ fn look_at_lanes<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
     }
 }
 
-/// What recovery mended in the tables.
+/// What recovery mended in the tables, and pages that it mended.
 fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report) {
     let geometry = &recovery.block.geometry;
     for (object, entry) in &recovery.mended_objects {
@@ -324,6 +330,18 @@ fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report)
             ..at(slot.at)
         };
         report.add(what, place, Remedy::Pool);
+    }
+    for flipped in &recovery.completed {
+        let mut bytes = [0; OBJECT_BYTES as usize];
+        media.read(geometry.object_at(flipped.object), &mut bytes);
+        let place = Place {
+            object: Some(flipped.object),
+            slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
+            pages: Some(flipped.page.0..flipped.page.0 + 1),
+            frame: Some(flipped.frame.0),
+            ..at(frame_at(flipped.frame))
+        };
+        report.add(What::Flipped, place, Remedy::Pool);
     }
     for bad in &recovery.bad_lines {
         let what = What::Bitmap {

@@ -6,7 +6,7 @@ use pagemesh_pmem::{Image, Recorder};
 use pagemesh_store::check::{Finding, Remedy, What};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::Pool;
-use pagemesh_store::slot::Slot;
+use pagemesh_store::slot::{FRAMES_MAX, Slot};
 use pagemesh_store::table::{Location, Table};
 use std::collections::BTreeSet;
 
@@ -106,6 +106,7 @@ fn kind_of(what: &What) -> &'static str {
         What::Shared { .. } => "Shared",
         What::Beyond => "Beyond",
         What::Data { .. } => "Data",
+        What::Flipped => "Flipped",
         What::NotUsed(_) => "NotUsed",
         What::Leaked(_) => "Leaked",
         What::Bitmap { .. } => "Bitmap",
@@ -158,6 +159,18 @@ fn flips(case: &Case, expected: &mut Expected) {
             let found = map.flipped(line as usize + word, 7);
             expected.check(&found, &[("Record", Remedy::Pool)], line as usize);
         }
+    }
+    let media = Recorder::from_image(map.image.clone());
+    let block = Pool::peek(&media).expect("a superblock");
+    let summed = lines.iter().map(|&line| line as usize).find(|&line| {
+        // A record of one page, of kind 4, that is replayed.
+        map.image.word(line) >> 32 == 0x0001_0004 && map.image.word(line + 8) >= block.checkpoint.0
+    });
+    if let Some(line) = summed {
+        let frame = map.image.word(line + 40) & (FRAMES_MAX - 1);
+        let byte = (frame * PAGE) as usize;
+        let found = map.flipped(byte + 2048, 9);
+        expected.check(&found, &[("Flipped", Remedy::Pool)], byte);
     }
     let entries = (in_flight.start as usize..in_flight.end() as usize).step_by(32);
     let is_used = |at: &usize| map.image.word(*at) != 0 && map.image.word(at + 24) != 0;
@@ -291,6 +304,7 @@ fn every_finding_is_told_by_what_is_damaged() {
         "Beyond",
         "Bitmap",
         "Data",
+        "Flipped",
         "InFlight",
         "Leaked",
         "NoSuchFrame",
