@@ -1,6 +1,7 @@
 //! A medium that cannot be made durable any more: its brick ends.
 
 use bytes::Bytes;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest, Stamp};
@@ -40,7 +41,7 @@ impl Media for Failing {
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
         self.memory.stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let inner: Vec<_> = targets.iter().map(|(it, at)| (&it.memory, *at)).collect();
         Recorder::stream_page(&inner, page)
     }

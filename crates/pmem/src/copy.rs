@@ -1,7 +1,7 @@
-//! Page copies past the caches with the CRC32C taken from the same registers.
+//! Page copies past the caches with the sums taken from the same registers.
 //!
 //! Every kernel loads each source byte exactly once: a source that changes
-//! meanwhile cannot make the CRC differ from what was stored. No kernel
+//! meanwhile cannot make the sums differ from what was stored. No kernel
 //! fences.
 //!
 //! The AVX-512 and AVX2 CRCs fold 256 and 128 bytes at a time by carry-less
@@ -10,7 +10,7 @@
 //! PCLMULQDQ Instruction", Intel 2009, in its bit-reflected form.
 
 use crate::cpu::{Copy, cpu};
-use pagemesh_base::checksum::crc32c_append;
+use pagemesh_base::checksum::{Sums, WordSums, crc32c_append};
 use pagemesh_base::units::PAGE_BYTES;
 use std::arch::x86_64::*;
 
@@ -61,7 +61,7 @@ fn crc32c_words_sse42<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
     !(crc as u32)
 }
 
-/// Streams `page` to each target and returns its CRC32C.
+/// Streams `page` to each target and returns its sums.
 ///
 /// # Safety
 /// Each target points to 4096 writable bytes, is 64-byte aligned and does not
@@ -69,7 +69,7 @@ fn crc32c_words_sse42<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
 ///
 /// # Panics
 /// With no target or more than [`TARGETS_MAX`].
-pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> u32 {
+pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> Sums {
     // SAFETY: forwarded, and `cpu` reports what the processor has.
     unsafe { stream_page_by(cpu().copy, targets, page) }
 }
@@ -78,7 +78,7 @@ pub unsafe fn stream_page(targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> u32 {
 ///
 /// # Safety
 /// As [`stream_page`], and the processor has the kernel's instructions.
-pub unsafe fn stream_page_by(kernel: Copy, targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> u32 {
+pub unsafe fn stream_page_by(kernel: Copy, targets: &[*mut u8], page: &[u8; PAGE_BYTES]) -> Sums {
     // SAFETY: the caller's promises, forwarded.
     unsafe {
         match *targets {
@@ -94,7 +94,7 @@ unsafe fn stream_to<const N: usize>(
     kernel: Copy,
     targets: [*mut u8; N],
     page: &[u8; PAGE_BYTES],
-) -> u32 {
+) -> Sums {
     // SAFETY: the caller's promises, forwarded.
     unsafe {
         match kernel {
@@ -120,7 +120,7 @@ fn spread((low, high): (i64, i64)) -> __m512i {
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
     const LANES: usize = 4;
     const BLOCK: usize = LANES * 64;
     let by_block = spread(const { fold_by(BLOCK as u32 * 8) });
@@ -129,6 +129,7 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
     // it nothing is accumulated, and a fold of zero is zero.
     let mut start = _mm512_maskz_set1_epi32(1, -1);
     let mut lanes = [_mm512_setzero_si512(); LANES];
+    let mut sums = [_mm512_setzero_si512(); 2];
     for block in (0..PAGE_BYTES).step_by(BLOCK) {
         for (i, lane) in lanes.iter_mut().enumerate() {
             let at = block + i * 64;
@@ -140,6 +141,8 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
             }
             *lane = fold(*lane, by_block, _mm512_xor_si512(data, start));
             start = _mm512_setzero_si512();
+            sums[0] = _mm512_add_epi64(sums[0], data);
+            sums[1] = _mm512_add_epi64(sums[1], sums[0]);
         }
     }
     let [first, rest @ ..] = lanes;
@@ -152,7 +155,16 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
     let crc = words
         .into_iter()
         .fold(0, |crc, word| _mm_crc32_u64(crc, word));
-    !(crc as u32)
+    let mut found = WordSums::default();
+    // SAFETY: each of both has 64 bytes.
+    unsafe {
+        _mm512_storeu_si512(found.sums.as_mut_ptr().cast(), sums[0]);
+        _mm512_storeu_si512(found.seconds.as_mut_ptr().cast(), sums[1]);
+    }
+    Sums {
+        crc: !(crc as u32),
+        words: found.finish(),
+    }
 }
 
 #[target_feature(enable = "avx2,pclmulqdq")]
@@ -164,13 +176,15 @@ fn fold_half(accumulator: __m128i, multipliers: __m128i, data: __m128i) -> __m12
 
 /// The same folding in 16-byte lanes, as there is no wider multiplication.
 #[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
-unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
     const PAIRS: usize = 4;
     const BLOCK: usize = PAIRS * 32;
     let (low, high) = const { fold_by(BLOCK as u32 * 8) };
     let by_block = _mm_set_epi64x(high, low);
     let mut start = _mm_set_epi32(0, 0, 0, -1);
     let mut lanes = [[_mm_setzero_si128(); 2]; PAIRS];
+    // Of the halves of lines.
+    let mut sums = [[_mm256_setzero_si256(); 2]; 2];
     for block in (0..PAGE_BYTES).step_by(BLOCK) {
         for (i, [first, second]) in lanes.iter_mut().enumerate() {
             let at = block + i * 32;
@@ -184,18 +198,34 @@ unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
             *first = fold_half(*first, by_block, half);
             *second = fold_half(*second, by_block, _mm256_extracti128_si256::<1>(data));
             start = _mm_setzero_si128();
+            let [first, second] = &mut sums[i % 2];
+            *first = _mm256_add_epi64(*first, data);
+            *second = _mm256_add_epi64(*second, *first);
+        }
+    }
+    let mut found = WordSums::default();
+    for (half, [first, second]) in sums.into_iter().enumerate() {
+        let (sums, seconds) = (&mut found.sums[half * 4..], &mut found.seconds[half * 4..]);
+        // SAFETY: at least 32 bytes are left of each.
+        unsafe {
+            _mm256_storeu_si256(sums.as_mut_ptr().cast(), first);
+            _mm256_storeu_si256(seconds.as_mut_ptr().cast(), second);
         }
     }
     let crc = lanes.into_iter().flatten().fold(0, |crc, lane| {
         let crc = _mm_crc32_u64(crc, _mm_cvtsi128_si64(lane) as u64);
         _mm_crc32_u64(crc, _mm_extract_epi64::<1>(lane) as u64)
     });
-    !(crc as u32)
+    Sums {
+        crc: !(crc as u32),
+        words: found.finish(),
+    }
 }
 
 #[target_feature(enable = "sse4.2")]
-unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
     let mut crc = u64::from(u32::MAX);
+    let mut found = WordSums::default();
     for at in (0..PAGE_BYTES).step_by(16) {
         // SAFETY: `at + 16 <= PAGE_BYTES`; targets as the caller promised.
         let data = unsafe { _mm_loadu_si128(page.as_ptr().add(at).cast()) };
@@ -203,14 +233,25 @@ unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_B
             // SAFETY: as above.
             unsafe { _mm_stream_si128(target.add(at).cast(), data) };
         }
-        crc = _mm_crc32_u64(crc, _mm_cvtsi128_si64(data) as u64);
-        crc = _mm_crc32_u64(crc, _mm_extract_epi64::<1>(data) as u64);
+        let words = [
+            _mm_cvtsi128_si64(data) as u64,
+            _mm_extract_epi64::<1>(data) as u64,
+        ];
+        for (place, word) in (at / 8 % 8..).zip(words) {
+            crc = _mm_crc32_u64(crc, word);
+            found.sums[place] = found.sums[place].wrapping_add(word);
+            found.seconds[place] = found.seconds[place].wrapping_add(found.sums[place]);
+        }
     }
-    !(crc as u32)
+    Sums {
+        crc: !(crc as u32),
+        words: found.finish(),
+    }
 }
 
-unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> u32 {
+unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
     let mut crc = 0;
+    let mut found = WordSums::default();
     for at in (0..PAGE_BYTES).step_by(64) {
         let mut line = [0u8; 64];
         // A volatile copy: the compiler must not load the source again.
@@ -226,14 +267,17 @@ unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
             }
         }
         crc = crc32c_append(crc, &line);
+        found.add(&line);
     }
-    crc
+    Sums {
+        crc,
+        words: found.finish(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagemesh_base::checksum::crc32c;
     use proptest::prelude::*;
 
     #[repr(align(64))]
@@ -251,10 +295,10 @@ mod tests {
                 let mut pages: Vec<Page> = (0..count).map(|_| Page([0xee; PAGE_BYTES])).collect();
                 let targets: Vec<*mut u8> = pages.iter_mut().map(|p| p.0.as_mut_ptr()).collect();
                 // SAFETY: aligned pages of our own, a kernel this CPU has.
-                let crc = unsafe { stream_page_by(kernel, &targets, page) };
+                let sums = unsafe { stream_page_by(kernel, &targets, page) };
                 // SAFETY: SSE is part of x86-64.
                 unsafe { _mm_sfence() };
-                assert_eq!(crc, crc32c(page), "{kernel:?} to {count} targets");
+                assert_eq!(sums, Sums::of(page), "{kernel:?} to {count} targets");
                 assert!(pages.iter().all(|p| p.0 == *page), "{kernel:?}");
             }
         }

@@ -4,6 +4,7 @@ use crate::class::{Durability, Stated};
 use crate::copy;
 use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::{_mm_sfence, _mm_stream_si64};
@@ -281,7 +282,7 @@ impl Media for Mapped {
         Unfenced(())
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         assert!(
             (1..=copy::TARGETS_MAX).contains(&targets.len()),
             "1 to 3 targets, not {}",
@@ -294,8 +295,8 @@ impl Media for Mapped {
             *pointer = unsafe { media.base.as_ptr().add(*offset) };
         }
         // SAFETY: in range and page-aligned; `page` borrows no mapping.
-        let crc = unsafe { copy::stream_page(&pointers[..targets.len()], page) };
-        (crc, Unfenced(()))
+        let sums = unsafe { copy::stream_page(&pointers[..targets.len()], page) };
+        (sums, Unfenced(()))
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {

@@ -1,6 +1,7 @@
 //! The seam at which mapped memory and the crash recorder are exchanged.
 
 use crate::mapped::MapError;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
 /// Stores that the next fence of this thread makes persistent.
@@ -59,10 +60,10 @@ pub trait Media {
     /// Streams one line past the caches. The offset is line-aligned.
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced;
 
-    /// Streams one page to a place on each medium and returns its CRC32C.
-    /// Each source byte is loaded once, so the CRC is of what was stored even
+    /// Streams one page to a place on each medium and returns its sums.
+    /// Each source byte is loaded once, so they are of what was stored even
     /// if the source changes meanwhile. The offsets are page-aligned.
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced)
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced)
     where
         Self: Sized;
 

@@ -19,7 +19,7 @@ mod crash;
 
 use crate::mapped::MapError;
 use crate::media::{Fenced, Media, Unfenced, check_range};
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -445,14 +445,14 @@ impl Media for Recorder {
         Unfenced(())
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         for (media, offset) in targets {
             check_range(media.len, *offset, PAGE_BYTES, PAGE_BYTES);
             let mut state = media.owning(*offset, PAGE_BYTES);
             state.store_lines(*offset, page);
             state.flush(*offset, PAGE_BYTES);
         }
-        (crc32c(page), Unfenced(()))
+        (Sums::of(page), Unfenced(()))
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {

@@ -1,6 +1,6 @@
 //! What every medium does alike, and what a crash may leave of it.
 
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Durability, Image, MapError, Mapped, Media, Recorder, Stated};
 use std::collections::BTreeSet;
@@ -16,13 +16,13 @@ fn mapped(pages: usize) -> Mapped {
 fn check_media<M: Media>(media: [M; 2]) {
     let page: [u8; PAGE_BYTES] = std::array::from_fn(|i| (i * 7 + i / 256) as u8);
     let targets = [(&media[0], PAGE_BYTES), (&media[1], 0)];
-    let (crc, page_stores) = M::stream_page(&targets, &page);
+    let (sums, page_stores) = M::stream_page(&targets, &page);
     let line_stores = media[0].stream_line(128, &[3; 64]);
     media[0].store(8, 5);
     let stores = page_stores.and(line_stores).and(media[0].flush(8, 8));
     let _fenced = media[0].fence(stores);
 
-    assert_eq!(crc, crc32c(&page));
+    assert_eq!(sums, Sums::of(&page));
     for (medium, offset) in targets {
         let mut copy = [0; PAGE_BYTES];
         medium.read(offset, &mut copy);

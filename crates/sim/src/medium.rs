@@ -6,7 +6,7 @@
 //! counts was set aside when the fuse blew.
 
 use crate::dice::Dice;
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Fenced, Media, Recorder, Unfenced};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
@@ -216,7 +216,7 @@ impl Media for Medium {
         self.inner.stream_line(offset, line)
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let stream = |&(medium, offset): &(&Medium, usize)| {
             medium.step();
             match medium.place(offset, page) {
@@ -225,7 +225,7 @@ impl Media for Medium {
             }
         };
         let stores = targets.iter().map(stream).reduce(Unfenced::and);
-        (crc32c(page), stores.expect("a page goes somewhere"))
+        (Sums::of(page), stores.expect("a page goes somewhere"))
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {

@@ -13,13 +13,13 @@ use crate::in_flight::Noted;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
-use crate::record::{Change, Entry, ObjectRecord, PAGES_MAX, Record, lines};
+use crate::record::{Change, Entry, NO_SUMS, ObjectRecord, PAGES_MAX, Record, lines};
 use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
 use crate::wait::{self, Deadline};
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::{Sums, crc32c};
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Unfenced};
@@ -507,7 +507,7 @@ impl<M: Media> Pool<M> {
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
                     data.store(
                         self.view.geometry.frame_entry_at(frame),
-                        u64::from(change.data_crc),
+                        u64::from(change.sums.crc),
                     );
                 }
             }
@@ -614,7 +614,7 @@ impl<M: Media> Pool<M> {
         for (i, change) in record.changes.iter().enumerate() {
             if let (0, Some(frame)) = (record.level, change.new.frame()) {
                 let at = self.view.geometry.frame_entry_at(frame);
-                self.view.meta.store(at, u64::from(change.data_crc));
+                self.view.meta.store(at, u64::from(change.sums.crc));
             }
             // Whoever finds it swapped already was the session itself. What does not
             // check is damage, and whoever mends it may do so now.
@@ -672,7 +672,7 @@ impl<M: Media> Pool<M> {
                 Some(frame) if !self.view.geometry.frame_numbers().contains(&frame.0) => false,
                 Some(frame) => {
                     self.view.data.read(frame_at(frame), &mut page);
-                    record.level > 0 || crc32c(&page) == change.data_crc
+                    record.level > 0 || crc32c(&page) == change.sums.crc
                 }
             })
     }
@@ -804,7 +804,7 @@ impl<M: Media> Pool<M> {
         if old.track() == round || old == Slot::EMPTY {
             return Ok(());
         }
-        let (new, data_crc) = match old.frame() {
+        let (new, crc) = match old.frame() {
             Some(frame) => {
                 let crc =
                     self.view
@@ -817,8 +817,8 @@ impl<M: Media> Pool<M> {
         let change = [Change {
             old,
             new,
-            data_crc,
-            data_sum: 0,
+            // The second one is added where it can be told.
+            sums: Sums { crc, words: 0 },
         }];
         self.retrying(|own| own.commit_changes(handle, 0, page, at, &change))
     }
@@ -898,8 +898,7 @@ impl<M: Media> Pool<M> {
                     let change = [Change {
                         old,
                         new,
-                        data_crc: 0,
-                        data_sum: 0,
+                        sums: NO_SUMS,
                     }];
                     let page = PageNo(page);
                     self.retrying(|own| own.commit_changes(handle, level, page, at, &change))?;
@@ -919,8 +918,7 @@ impl<M: Media> Pool<M> {
         let change = [Change {
             old: Slot::EMPTY,
             new: Slot::EMPTY,
-            data_crc: 0,
-            data_sum: 0,
+            sums: NO_SUMS,
         }];
         self.retrying(|own| own.commit_changes(handle, HEIGHT, PageNo(0), at, &change))
     }
@@ -951,8 +949,7 @@ impl<M: Media> Pool<M> {
             .map(|old| Change {
                 old,
                 new: unmapped(old),
-                data_crc: 0,
-                data_sum: 0,
+                sums: NO_SUMS,
             })
             .collect();
         Some((first, changes))

@@ -13,7 +13,7 @@
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
-use pagemesh_base::checksum::{crc32c, crc32c_append, flipped_bit};
+use pagemesh_base::checksum::{Sums, crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::LINE_BYTES;
@@ -76,11 +76,13 @@ pub struct Change {
     pub old: Slot,
     /// What it becomes.
     pub new: Slot,
-    /// CRC32C of the frame that `new` names; 0 where it names none.
-    pub data_crc: u32,
-    /// Its [`word_sum`], where the record has those.
-    pub data_sum: u16,
+    /// Of the frame that `new` names; zeroes where it names none. The second one where the
+    /// record has those.
+    pub sums: Sums,
 }
+
+/// Of no page.
+pub const NO_SUMS: Sums = Sums { crc: 0, words: 0 };
 
 /// Where a record stands in its group. The default: it is alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,8 +114,8 @@ pub struct Record {
     pub open: u32,
     /// Its place in a group of records.
     pub standing: Standing,
-    /// Whether changes have a `data_sum`. Where data may be missing of any record, as on
-    /// files, one sum is not enough to tell a flipped bit from that.
+    /// Whether changes have a second sum. One is not enough to tell a flipped bit from
+    /// data that never got there.
     pub is_summed: bool,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
@@ -223,31 +225,19 @@ pub fn seal(record: &mut [Line], place: &Place) {
     put(&mut record[0], 0, (first | u64::from(crc)).to_le_bytes());
 }
 
-/// Sets the checksum of the data of the change number `index` of an encoded
-/// record.
-pub fn set_data_crc(record: &mut [Line], index: usize, crc: u32) {
+/// Sets the sums of the data of the change number `index` of an encoded record that has
+/// them.
+pub fn set_sums(record: &mut [Line], index: usize, sums: Sums) {
+    let (line, at) = entry_at(index);
+    // Whole words where they are, as the line is streamed: see `Session::begin`.
     if index == 0 {
         let open = get_u64(&record[0], DATA_CRC_AT) & !u64::from(u32::MAX);
-        let word = open | u64::from(crc);
+        let word = open | u64::from(sums.crc);
         put(&mut record[0], DATA_CRC_AT, word.to_le_bytes());
     } else {
-        let (line, at) = entry_at(index);
-        put(&mut record[line], at + 16, crc.to_le_bytes());
+        put(&mut record[line], at + 16, sums.crc.to_le_bytes());
     }
-}
-
-/// Sets the second sum of the data of the change number `index` of an encoded record,
-/// which has such sums from then on: of every change that names a frame, then.
-pub fn set_data_sum(record: &mut [Line], index: usize, sum: u16) {
-    // Whole words, as the line is streamed: see `Session::begin`.
-    let first = get_u64(&record[0], 0) & !(0xff << KIND_SHIFT);
-    let first = first | u64::from(KIND_SUMMED_MAP) << KIND_SHIFT;
-    put(&mut record[0], 0, first.to_le_bytes());
-    let (line, at) = match index {
-        0 => (0, FIRST_AT),
-        _ => entry_at(index),
-    };
-    put_sum(&mut record[line], at, sum);
+    put_sum(&mut record[line], at, sums.words);
 }
 
 /// Puts a sum in place of the check bits of the slots of a change.
@@ -310,8 +300,11 @@ fn count_of(packed: u16) -> usize {
     usize::from(packed & ((1 << COUNT_BITS) - 1))
 }
 
-/// Where the change number `index` (from 1) lies: line and byte.
+/// Where the change number `index` lies: line and byte.
 fn entry_at(index: usize) -> (usize, usize) {
+    if index == 0 {
+        return (0, FIRST_AT);
+    }
     let entry = index - 1;
     let line = 1 + entry / ENTRIES_PER_LINE;
     (line, entry % ENTRIES_PER_LINE * ENTRY_BYTES)
@@ -349,7 +342,7 @@ impl Record {
             self.page.0,
             first.old.encode(),
             first.new.encode(),
-            pair(first.data_crc, self.open),
+            pair(first.sums.crc, self.open),
             self.op,
         ]));
         let start = into.len() - 1;
@@ -363,7 +356,8 @@ impl Record {
         }
         if self.is_summed {
             for (index, change) in self.changes.iter().enumerate() {
-                set_data_sum(&mut into[start..], index, change.data_sum);
+                let (line, at) = entry_at(index);
+                put_sum(&mut into[start + line], at, change.sums.words);
             }
         }
     }
@@ -375,7 +369,11 @@ impl Record {
         } = self.standing;
         let level = self.level | if goes_on { GOES_ON } else { 0 };
         let count = self.changes.len() as u16 | u16::from(lines_before) << COUNT_BITS;
-        first_word(KIND_MAP, level, count)
+        let kind = match self.is_summed {
+            true => KIND_SUMMED_MAP,
+            false => KIND_MAP,
+        };
+        first_word(kind, level, count)
     }
 
     /// A record without changes, to be decoded into.
@@ -539,7 +537,7 @@ impl Entry {
 fn put_change(line: &mut Line, at: usize, change: &Change) {
     put(line, at, change.old.encode().to_le_bytes());
     put(line, at + 8, change.new.encode().to_le_bytes());
-    put(line, at + 16, change.data_crc.to_le_bytes());
+    put(line, at + 16, change.sums.crc.to_le_bytes());
 }
 
 fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, DamagedSlot> {
@@ -548,15 +546,17 @@ fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, Damaged
         true => Slot::decode_unchecked,
         false => Slot::decode,
     };
-    let sum = match is_summed {
+    let words = match is_summed {
         true => u16::from_le_bytes([line[at + 7], line[at + 15]]),
         false => 0,
     };
     Ok(Change {
         old: decode(old)?,
         new: decode(new)?,
-        data_crc: get_u32(line, at + 16),
-        data_sum: sum,
+        sums: Sums {
+            crc: get_u32(line, at + 16),
+            words,
+        },
     })
 }
 
@@ -576,8 +576,10 @@ mod tests {
             Change {
                 old,
                 new: old.map(FrameNo(i + 1000), 5),
-                data_crc: i as u32,
-                data_sum: 0,
+                sums: Sums {
+                    crc: i as u32,
+                    words: 0,
+                },
             }
         };
         Record {
@@ -690,8 +692,8 @@ mod tests {
     fn a_summed_record_has_its_sums_where_slots_have_check_bits() {
         let mut record = record(2);
         record.is_summed = true;
-        record.changes[0].data_sum = 0x1234;
-        record.changes[1].data_sum = 0xabcd;
+        record.changes[0].sums.words = 0x1234;
+        record.changes[1].sums.words = 0xabcd;
         let lines = encode(&record);
         assert_eq!(lines[0][4], 4);
         assert_eq!((lines[0][39], lines[0][47]), (0x34, 0x12));
@@ -704,18 +706,16 @@ mod tests {
     fn checksums_of_data_can_come_later() {
         let mut record = record(9);
         let summed = record.changes.iter_mut().zip(0xabc0..);
-        summed.for_each(|(change, sum)| change.data_sum = sum);
+        summed.for_each(|(change, sum)| change.sums.words = sum);
         record.is_summed = true;
         let (mut blank, mut lines) = (record.clone(), Vec::new());
         blank
             .changes
             .iter_mut()
-            .for_each(|change| change.data_crc = 0);
-        blank.is_summed = false;
+            .for_each(|change| change.sums = NO_SUMS);
         blank.encode(&mut lines);
         for (index, change) in record.changes.iter().enumerate() {
-            set_data_crc(&mut lines, index, change.data_crc);
-            set_data_sum(&mut lines, index, change.data_sum);
+            set_sums(&mut lines, index, change.sums);
         }
         seal(&mut lines, &place());
         assert_eq!(lines, encode(&record));
@@ -735,7 +735,7 @@ mod tests {
             let mut record = Record { level, standing, is_summed, ..record(pages) };
             if is_summed {
                 let summed = record.changes.iter_mut().zip(0x7f80u16..);
-                summed.for_each(|(change, sum)| change.data_sum = sum);
+                summed.for_each(|(change, sum)| change.sums.words = sum);
             }
             let mut lane = encode(&record);
             lane.extend(vec![[0xaa; LINE_BYTES]; rest]);

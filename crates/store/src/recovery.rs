@@ -151,8 +151,8 @@ pub struct Recovered {
     /// until it is written anew.
     pub damaged: u64,
     /// Pages that differed in one bit from what their records say, and were mended: the
-    /// medium lost it, or a part of the page did not get to a file, which held an older
-    /// version of it.
+    /// medium lost it, or a part of the page did not get there, where its frame held an
+    /// older version of it.
     pub completed: u64,
     /// Lines of the bitmap that the medium had damaged, and that were made
     /// anew.
@@ -471,25 +471,25 @@ pub(crate) fn in_flight_of(record: &Record) -> Option<InFlight> {
 enum Data {
     Whole,
     /// But for one bit of a page: the medium damaged it since, or a part of it never got
-    /// there and its frame held an older version of it.
+    /// there and its frame held an older version of it. Or it looks so.
     Flipped,
-    /// As `Flipped`, of one page, and the bit of it is known beyond doubt: what the page
-    /// should be, whichever happened.
+    /// As `Flipped`, of one page, and a second sum leaves no doubt what it should be,
+    /// whichever happened: this bit, turned.
     Known(usize),
     /// It never got there, or not as a whole.
     Torn,
 }
 
 impl Data {
-    /// Whether a record was never committed, if its slot does not show that it was. Of two
-    /// explanations for one wrong bit the likelier: where only the last record of a lane
-    /// can be in doubt, that it was not. On a file a flip in what was synced since the
-    /// checkpoint would then go unnoticed; there a second sum tells both from pages that are
-    /// torn otherwise, and the bit is mended. Without one, such a page is kept, and damaged.
+    /// Whether a record was never committed, if its slot does not show that it was. Where
+    /// no second sum tells, of two explanations for one wrong bit the likelier: if only the
+    /// last record of a lane can be in doubt, that it was not. On a file a flip in what was
+    /// synced since the checkpoint would then go unnoticed; there such a page is kept, and
+    /// damaged.
     fn is_torn(self, ordered: bool) -> bool {
         match self {
-            Data::Whole => false,
-            Data::Flipped | Data::Known(_) => ordered && !defect::is(Defect::NearlyWholeKept),
+            Data::Whole | Data::Known(_) => false,
+            Data::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
             Data::Torn => true,
         }
     }
@@ -557,14 +557,14 @@ impl<'m, M: Media> Replay<'m, M> {
             return Data::Whole;
         }
         let sum = crc32c(&page);
-        let is_right = |page: &[u8]| word_sum(page) == change.data_sum;
-        if sum == change.data_crc {
+        let is_right = |page: &[u8]| word_sum(page) == change.sums.words;
+        if sum == change.sums.crc {
             return match !record.is_summed || is_right(&page) {
                 true => Data::Whole,
                 false => Data::Torn,
             };
         }
-        let Some(bit) = flipped_bit(PAGE_BYTES, sum, change.data_crc) else {
+        let Some(bit) = flipped_bit(PAGE_BYTES, sum, change.sums.crc) else {
             return Data::Torn;
         };
         if !record.is_summed || defect::is(Defect::NearlyWholeKept) {
@@ -746,7 +746,7 @@ impl<'m, M: Media> Replay<'m, M> {
                 at + i * 8,
                 change.old,
                 change.new,
-                change.data_crc,
+                change.sums.crc,
                 ordered,
             );
         }
@@ -946,6 +946,7 @@ pub(crate) fn store_entry<M: Media>(
 mod tests {
     use super::*;
     use crate::pool::{Pool, format};
+    use crate::record::NO_SUMS;
     use pagemesh_pmem::Recorder;
     use std::sync::Arc;
     use uuid::Uuid;
@@ -985,8 +986,7 @@ mod tests {
             let change = Change {
                 old: Slot::EMPTY,
                 new: Slot::EMPTY.map(frame, 0),
-                data_crc: 0,
-                data_sum: 0,
+                sums: NO_SUMS,
             };
             Entry::Map(Record {
                 seq: Seq(seq),

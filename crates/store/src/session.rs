@@ -26,13 +26,13 @@ use crate::defect::{self, Defect};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
-use crate::record::{Change, Place, Record, lines, seal, set_data_crc, set_data_sum};
+use crate::record::{Change, NO_SUMS, Place, Record, lines, seal, set_sums};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, View, damaged_page, frame_at};
 use crate::wait::{self, Deadline};
 use crate::window::{self, Needs};
-use pagemesh_base::checksum::{crc32c, word_sum};
+use pagemesh_base::checksum::{Sums, crc32c, word_sum};
 use pagemesh_base::ids::{Epoch, FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -505,8 +505,7 @@ impl<M: Media> Session<M> {
         self.record.changes.push(Change {
             old,
             new: old.map(node, 0),
-            data_crc: 0,
-            data_sum: 0,
+            sums: NO_SUMS,
         });
         let first = page.0 & !((1 << (9 * u32::from(level))) - 1);
         let linked = self.commit_record(handle, level, PageNo(first), at, epoch);
@@ -528,8 +527,8 @@ impl<M: Media> Session<M> {
             op: 0,
             open: 0,
         };
-        self.begin(handle, level, page, stamp);
-        self.sum_named(level);
+        let is_summed = self.sum_named(level);
+        self.begin(handle, level, page, stamp, is_summed);
         self.settle(at);
         let stores = self.stream_record();
         let _committed = self.view.data.fence(stores);
@@ -538,27 +537,24 @@ impl<M: Media> Session<M> {
         swapped
     }
 
-    /// Adds second sums of pages that the encoded record names and that are there already,
-    /// where recovery needs them: judged otherwise than the record that put a page there,
-    /// this one would have another end. Of a page that is damaged nobody knows it.
-    fn sum_named(&mut self, level: u8) {
-        if level > 0 || !self.view.has_overlay() {
-            return;
+    /// Adds the second sums of pages that the prepared record names and that are there
+    /// already, so that it is judged as the record that put them there. Of a page that
+    /// is damaged nobody knows it: false, then.
+    fn sum_named(&mut self, level: u8) -> bool {
+        if level > 0 {
+            return true;
         }
         let mut page = [0; PAGE_BYTES];
-        let mut sums = Vec::new();
-        for (index, change) in self.record.changes.iter().enumerate() {
+        for change in &mut self.record.changes {
             if let Some(frame) = change.new.frame() {
                 self.view.data.read(frame_at(frame), &mut page);
-                if crc32c(&page) != change.data_crc {
-                    return;
+                if crc32c(&page) != change.sums.crc {
+                    return false;
                 }
-                sums.push((index, word_sum(&page)));
+                change.sums.words = word_sum(&page);
             }
         }
-        for (index, sum) in sums {
-            set_data_sum(&mut self.encoded, index, sum);
-        }
+        true
     }
 
     /// Zeroes a frame before it becomes a node, persistently.
@@ -598,7 +594,7 @@ impl<M: Media> Session<M> {
     /// `self.record.changes`, as far as it is known. All of it comes before
     /// the data is streamed: what is stored then and loaded again at once, in
     /// other pieces, would wait until every streamed byte has left.
-    fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp) {
+    fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp, is_summed: bool) {
         self.reserve(lines(self.record.changes.len()));
         self.take_seq();
         let record = &mut self.record;
@@ -608,6 +604,7 @@ impl<M: Media> Session<M> {
         record.page = page;
         record.op = stamp.op;
         record.open = stamp.open;
+        record.is_summed = is_summed;
         self.encoded.clear();
         self.record.encode(&mut self.encoded);
     }
@@ -648,19 +645,10 @@ impl<M: Media> Session<M> {
         room.expect("prepare saw to room in the lane");
     }
 
-    /// Takes in the checksum of the change number `index`, to this page.
-    fn set_data_crc(&mut self, index: usize, crc: u32, page: &Page) {
-        self.record.changes[index].data_crc = crc;
-        set_data_crc(&mut self.encoded, index, crc);
-        self.sum_data(0, index, page);
-    }
-
-    /// Adds the second sum of a page to the encoded record that starts at a line, where
-    /// recovery needs it.
-    pub(crate) fn sum_data(&mut self, line: usize, index: usize, page: &Page) {
-        if self.view.has_overlay() {
-            set_data_sum(&mut self.encoded[line..], index, word_sum(page));
-        }
+    /// Takes in the sums of the data of the change number `index`.
+    fn set_sums(&mut self, index: usize, sums: Sums) {
+        self.record.changes[index].sums = sums;
+        set_sums(&mut self.encoded, index, sums);
     }
 
     /// Streams the record that `begin` encoded.
@@ -685,7 +673,7 @@ impl<M: Media> Session<M> {
         for change in &self.record.changes {
             if let Some(frame) = change.new.frame() {
                 let at = self.view.geometry.frame_entry_at(frame);
-                self.view.meta.store(at, u64::from(change.data_crc));
+                self.view.meta.store(at, u64::from(change.sums.crc));
             }
         }
         self.swap_slots(at, page)
@@ -939,7 +927,7 @@ fn write_pages<M: Media>(
     for member in members.iter_mut() {
         let session = &mut *member.session;
         session.take_changes(pages.len());
-        session.begin(&member.handle, 0, page, stamp);
+        session.begin(&member.handle, 0, page, stamp, true);
     }
     settle_all(members, &places);
     let mut stores = None;
@@ -949,10 +937,10 @@ fn write_pages<M: Media>(
             (&*session.view.data, frame_at(session.frames[i]))
         };
         let targets = [target(0), target(1), target(2)];
-        let (crc, streamed) = M::stream_page(&targets[..members.len()], bytes);
+        let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
         stores = Some(streamed);
         for member in members.iter_mut() {
-            member.session.set_data_crc(i, crc, bytes);
+            member.session.set_sums(i, sums);
         }
     }
     commit(members, page, places, stamp, stores)
@@ -1032,15 +1020,15 @@ fn write_part<M: Media>(
     }
     for member in members.iter_mut() {
         member.session.take_changes(1);
-        member.session.begin(&member.handle, 0, page, stamp);
+        member.session.begin(&member.handle, 0, page, stamp, true);
     }
     settle_all(members, &places);
     let mut stores = None;
     for (member, bytes) in members.iter_mut().zip(&merged) {
         let session = &mut *member.session;
         let target = (&*session.view.data, frame_at(session.frames[0]));
-        let (crc, streamed) = M::stream_page(&[target], bytes);
-        session.set_data_crc(0, crc, bytes);
+        let (sums, streamed) = M::stream_page(&[target], bytes);
+        session.set_sums(0, sums);
         stores = Some(streamed);
     }
     commit(members, page, places, stamp, stores)
@@ -1183,7 +1171,7 @@ fn clear_some<M: Media>(
         Ok((skipped, found)) => {
             let places = [(at + skipped as usize * 8, 0); 3];
             let first = PageNo(page.0 + skipped);
-            session.begin(&handle, 0, first, stamp);
+            session.begin(&handle, 0, first, stamp, true);
             session.settle(places[0].0);
             let committed = commit(std::slice::from_mut(member), first, places, stamp, None);
             committed.map_err(|failure| failure.cause)?;
@@ -1219,8 +1207,7 @@ impl<M: Media> Session<M> {
             self.record.changes.push(Change {
                 old,
                 new: old,
-                data_crc: 0,
-                data_sum: 0,
+                sums: NO_SUMS,
             });
         }
         Ok(())
@@ -1249,8 +1236,7 @@ impl<M: Media> Session<M> {
                 let change = Change {
                     old,
                     new: old.unmap(round),
-                    data_crc: 0,
-                    data_sum: 0,
+                    sums: NO_SUMS,
                 };
                 self.record.changes.push(change);
             } else if self.record.changes.is_empty() {

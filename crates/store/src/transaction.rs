@@ -17,7 +17,7 @@
 use crate::control::Range;
 use crate::defect::{self, Defect};
 use crate::object::Gate;
-use crate::record::{Record, Standing, lines, seal, set_data_crc};
+use crate::record::{Record, Standing, lines, seal, set_sums};
 use crate::session::{Failure, Member, Session};
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
 use crate::window::{self, Needs};
@@ -297,6 +297,7 @@ impl Group {
         self.lines += lines(changes.len());
         let record = Record {
             page,
+            is_summed: true,
             changes,
             ..Record::empty()
         };
@@ -380,14 +381,13 @@ fn stream_pages<M: Media>(
             (&*session.view.data, frame_at(session.frames[number]))
         };
         let targets = [target(0), target(1), target(2)];
-        let (crc, streamed) = M::stream_page(&targets[..members.len()], bytes);
+        let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
         stores = Some(streamed);
         for (member, group) in members.iter_mut().zip(groups.iter_mut()) {
             let (piece, change) = group.written[number];
             let Piece { record, line, .. } = &mut group.pieces[piece];
-            record.changes[change].data_crc = crc;
-            set_data_crc(&mut member.session.encoded[*line..], change, crc);
-            member.session.sum_data(*line, change, bytes);
+            record.changes[change].sums = sums;
+            set_sums(&mut member.session.encoded[*line..], change, sums);
         }
     }
     stores

@@ -1,6 +1,7 @@
 //! Lanes on recorded media: every legal crash image keeps every fenced record
 //! and at most the one that was being written.
 
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Image, Media, Recorder, Unfenced};
@@ -21,8 +22,10 @@ fn record(seq: u64, pages: usize) -> Record {
     let change = |i| Change {
         old: Slot::EMPTY,
         new: Slot::EMPTY.map(FrameNo(seq * 100 + i), 0),
-        data_crc: seq as u32,
-        data_sum: 0,
+        sums: Sums {
+            crc: seq as u32,
+            words: 0,
+        },
     };
     Record {
         seq: Seq(seq),

@@ -10,6 +10,7 @@
 //!   them is newer, so that settling can make them equal;
 //! - both go on together.
 
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{InFlight, Part, Stamp};
@@ -82,7 +83,7 @@ impl Media for Half {
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
         self.media().stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let inner: Vec<_> = targets.iter().map(|(h, at)| (h.media(), *at)).collect();
         Recorder::stream_page(&inner, page)
     }

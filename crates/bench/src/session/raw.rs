@@ -59,9 +59,9 @@ impl RawMemory {
         let [first, second] = &self.sides;
         let targets = [(first, left * PAGE_BYTES), (second, right * PAGE_BYTES)];
         let source = &self.sources[source % self.sources.len()];
-        let (crc, stores) = Mapped::stream_page(&targets, source);
+        let (sums, stores) = Mapped::stream_page(&targets, source);
         let _fenced = Mapped::fence_each(&[first, second], stores);
-        crc
+        sums.crc
     }
 }
 

@@ -1,7 +1,7 @@
 //! A recorded medium whose user dies at some access.
 
 use crate::defect::{self, Defect};
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Fenced, MapError, Media, Recorder, Unfenced};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -82,14 +82,14 @@ impl Media for Medium {
         self.step();
         self.recorder.stream_line(offset, line)
     }
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         targets[0].0.step();
         if defect::is(Defect::DataAfterRecord) {
             for (medium, at) in targets {
                 let mut late = medium.late.lock().expect("no panic inside");
                 late.push((*at, Box::new(*page)));
             }
-            return (crc32c(page), targets[0].0.recorder.flush(0, 0));
+            return (Sums::of(page), targets[0].0.recorder.flush(0, 0));
         }
         let inner: Vec<_> = targets
             .iter()

@@ -9,7 +9,7 @@ use crate::record::{
 };
 use crate::slot::{Slot, TRACK_MAX};
 use crate::superblock::{BadSuperblock, Superblock};
-use pagemesh_base::checksum::{crc32c, crc32c_append};
+use pagemesh_base::checksum::{Sums, crc32c, crc32c_append};
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -107,8 +107,10 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         Change {
             old,
             new: old.map(FrameNo(900 + index as u64), 3),
-            data_crc: index as u32,
-            data_sum: 0x0101 * index as u16,
+            sums: Sums {
+                crc: index as u32,
+                words: 0x0101 * index as u16,
+            },
         }
     };
     let record = Record {

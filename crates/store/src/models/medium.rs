@@ -4,7 +4,7 @@
 //! Streamed bytes may wait in the processor until its fence. A medium is made
 //! for one of the two extremes: they are seen at once, or not before.
 
-use pagemesh_base::checksum::crc32c;
+use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_models::{Access, step, this_thread};
 use pagemesh_pmem::{Fenced, Image, Media, Recorder, Unfenced};
@@ -138,7 +138,7 @@ impl Media for Medium {
         self.stream(offset, line)
     }
 
-    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (u32, Unfenced) {
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let mut stores = None;
         for (medium, offset) in targets {
             for (index, line) in page.as_chunks::<LINE_BYTES>().0.iter().enumerate() {
@@ -149,7 +149,7 @@ impl Media for Medium {
                 stores = Some(medium.stream(at, line));
             }
         }
-        (crc32c(page), stores.expect("a target"))
+        (Sums::of(page), stores.expect("a target"))
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {

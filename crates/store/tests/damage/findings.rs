@@ -163,8 +163,13 @@ fn flips(case: &Case, expected: &mut Expected) {
     let media = Recorder::from_image(map.image.clone());
     let block = Pool::peek(&media).expect("a superblock");
     let summed = lines.iter().map(|&line| line as usize).find(|&line| {
-        // A record of one page, of kind 4, that is replayed.
-        map.image.word(line) >> 32 == 0x0001_0004 && map.image.word(line + 8) >= block.checkpoint.0
+        // A record of one page that is written, of kind 4, and replayed; in memory, the
+        // last of its lane alone is in doubt.
+        let is_written = map.image.word(line + 40) & (FRAMES_MAX - 1) != 0;
+        map.kind == Kind::File
+            && is_written
+            && map.image.word(line) >> 32 == 0x0001_0004
+            && map.image.word(line + 8) >= block.checkpoint.0
     });
     if let Some(line) = summed {
         let frame = map.image.word(line + 40) & (FRAMES_MAX - 1);
