@@ -398,6 +398,15 @@ impl Client {
         );
     }
 
+    /// The status tells of it soon after the write that met it is answered.
+    #[track_caller]
+    fn until_left_out(&self, leg: usize) {
+        until(
+            || format!("leg {leg} stale, but {:?}", self.status()),
+            || (self.status().columns[0].legs[leg].state == LegState::Stale).then_some(()),
+        );
+    }
+
     #[track_caller]
     fn legs_are_equal(&self) {
         let report = self.volume.check(None, &mut |_, _| ()).expect("a check");
@@ -527,8 +536,7 @@ fn a_leg_that_fills_up_within_a_write_is_left_out() {
         for piece in 0..8 {
             assert_eq!(client.write(piece * MIB, MIB, 3), Ok(Reply::Done));
         }
-        let leg = client.status().columns[0].legs[full].clone();
-        assert_eq!(leg.state, LegState::Stale);
+        client.until_left_out(full);
         client.holds(0, 8 * MIB, 3);
         client.legs_are_equal();
         // Room again: it returns.
@@ -586,7 +594,7 @@ fn a_brick_that_ends_and_returns_is_made_the_same_again() {
             len: PAGE,
         };
         assert_eq!(client.finish(trim), Ok(Reply::Done));
-        assert_eq!(client.status().columns[0].legs[gone].state, LegState::Stale);
+        client.until_left_out(gone);
         world.houses.0[gone].start();
         client.until(VolumeState::Healthy);
         client.legs_are_equal();
