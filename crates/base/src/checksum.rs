@@ -74,9 +74,15 @@ impl WordSums {
     #[inline(always)]
     pub fn add(&mut self, line: &[u8; 64]) {
         for (place, word) in line.as_chunks::<8>().0.iter().enumerate() {
-            self.sums[place] = self.sums[place].wrapping_add(u64::from_le_bytes(*word));
-            self.seconds[place] = self.seconds[place].wrapping_add(self.sums[place]);
+            self.add_word(place, u64::from_le_bytes(*word));
         }
+    }
+
+    /// Takes in the word at a place of a line; those at one place in their order.
+    #[inline(always)]
+    pub fn add_word(&mut self, place: usize, word: u64) {
+        self.sums[place] = self.sums[place].wrapping_add(word);
+        self.seconds[place] = self.seconds[place].wrapping_add(self.sums[place]);
     }
 
     /// The sixteen sums as one of 16 bits. No change of one word leaves the 64 bits that it

@@ -239,8 +239,7 @@ unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_B
         ];
         for (place, word) in (at / 8 % 8..).zip(words) {
             crc = _mm_crc32_u64(crc, word);
-            found.sums[place] = found.sums[place].wrapping_add(word);
-            found.seconds[place] = found.seconds[place].wrapping_add(found.sums[place]);
+            found.add_word(place, word);
         }
     }
     Sums {

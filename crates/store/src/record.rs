@@ -237,16 +237,17 @@ pub fn set_sums(record: &mut [Line], index: usize, sums: Sums) {
     } else {
         put(&mut record[line], at + 16, sums.crc.to_le_bytes());
     }
-    put_sum(&mut record[line], at, sums.words);
+    let slots = [at, at + 8].map(|at| get_u64(&record[line], at));
+    let [old, new] = with_sum(slots, sums.words);
+    put(&mut record[line], at, old.to_le_bytes());
+    put(&mut record[line], at + 8, new.to_le_bytes());
 }
 
-/// Puts a sum in place of the check bits of the slots of a change.
-fn put_sum(line: &mut Line, at: usize, sum: u16) {
-    for (at, byte) in [at, at + 8].into_iter().zip(sum.to_le_bytes()) {
-        let slot = get_u64(line, at) & !(0xff << SUM_SHIFT);
-        let word = slot | u64::from(byte) << SUM_SHIFT;
-        put(line, at, word.to_le_bytes());
-    }
+/// The slots of a change with a sum in place of their check bits.
+fn with_sum([old, new]: [u64; 2], sum: u16) -> [u64; 2] {
+    let with = |slot, byte| slot & !(0xff << SUM_SHIFT) | u64::from(byte) << SUM_SHIFT;
+    let [low, high] = sum.to_le_bytes();
+    [with(old, low), with(new, high)]
 }
 
 /// Kind, level and count: the first word without its checksum.
@@ -335,30 +336,38 @@ impl Record {
             self.standing
         );
         let first = &self.changes[0];
+        let [old, new] = self.slots(first);
         into.push(to_line(&[
             self.first_word(),
             self.seq.0,
             pair(self.object.0, self.epoch.0),
             self.page.0,
-            first.old.encode(),
-            first.new.encode(),
+            old,
+            new,
             pair(first.sums.crc, self.open),
             self.op,
         ]));
-        let start = into.len() - 1;
-        if count > 1 {
-            into.resize(start + lines(count), [0; LINE_BYTES]);
-            let record = &mut into[start..];
-            for (index, change) in self.changes.iter().enumerate().skip(1) {
-                let (line, at) = entry_at(index);
-                put_change(&mut record[line], at, change);
-            }
+        if count == 1 {
+            return;
         }
-        if self.is_summed {
-            for (index, change) in self.changes.iter().enumerate() {
-                let (line, at) = entry_at(index);
-                put_sum(&mut into[start + line], at, change.sums.words);
-            }
+        let start = into.len() - 1;
+        into.resize(start + lines(count), [0; LINE_BYTES]);
+        let record = &mut into[start..];
+        for (index, change) in self.changes.iter().enumerate().skip(1) {
+            let (line, at) = entry_at(index);
+            let [old, new] = self.slots(change);
+            put(&mut record[line], at, old.to_le_bytes());
+            put(&mut record[line], at + 8, new.to_le_bytes());
+            put(&mut record[line], at + 16, change.sums.crc.to_le_bytes());
+        }
+    }
+
+    /// The slots of a change as they are encoded.
+    fn slots(&self, change: &Change) -> [u64; 2] {
+        let slots = [change.old.encode(), change.new.encode()];
+        match self.is_summed {
+            true => with_sum(slots, change.sums.words),
+            false => slots,
         }
     }
 
@@ -534,28 +543,22 @@ impl Entry {
     }
 }
 
-fn put_change(line: &mut Line, at: usize, change: &Change) {
-    put(line, at, change.old.encode().to_le_bytes());
-    put(line, at + 8, change.new.encode().to_le_bytes());
-    put(line, at + 16, change.sums.crc.to_le_bytes());
-}
-
 fn get_change(line: &Line, at: usize, is_summed: bool) -> Result<Change, DamagedSlot> {
     let (old, new) = (get_u64(line, at), get_u64(line, at + 8));
-    let decode = match is_summed {
-        true => Slot::decode_unchecked,
-        false => Slot::decode,
-    };
-    let words = match is_summed {
-        true => u16::from_le_bytes([line[at + 7], line[at + 15]]),
-        false => 0,
-    };
-    Ok(Change {
-        old: decode(old)?,
-        new: decode(new)?,
-        sums: Sums {
-            crc: get_u32(line, at + 16),
-            words,
+    let crc = get_u32(line, at + 16);
+    Ok(match is_summed {
+        true => Change {
+            old: Slot::decode_unchecked(old)?,
+            new: Slot::decode_unchecked(new)?,
+            sums: Sums {
+                crc,
+                words: u16::from_le_bytes([line[at + 7], line[at + 15]]),
+            },
+        },
+        false => Change {
+            old: Slot::decode(old)?,
+            new: Slot::decode(new)?,
+            sums: Sums { crc, words: 0 },
         },
     })
 }

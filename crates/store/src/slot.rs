@@ -68,11 +68,18 @@ impl Slot {
     /// When its check bits do not match the others. Every flipped bit, and
     /// every two, are found.
     pub fn decode(bits: u64) -> Result<Slot, DamagedSlot> {
-        let right = u64::from(check(bits)) == bits >> CHECK_SHIFT;
+        match u64::from(check(bits)) == bits >> CHECK_SHIFT {
+            true => Slot::of_checked(bits),
+            false => Err(DamagedSlot(bits)),
+        }
+    }
+
+    /// The slot with these bits, whose check bits are right.
+    fn of_checked(bits: u64) -> Result<Slot, DamagedSlot> {
         let slot = Slot(bits);
         let empty_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) != 0;
         let ungenerated = bits != 0 && slot.generation() == 0;
-        match right && bits & RESERVED == 0 && !empty_hole && !ungenerated {
+        match bits & RESERVED == 0 && !empty_hole && !ungenerated {
             true => Ok(slot),
             false => Err(DamagedSlot(bits)),
         }
@@ -84,7 +91,7 @@ impl Slot {
     /// When it sets bits that no version uses.
     pub(crate) fn decode_unchecked(bits: u64) -> Result<Slot, DamagedSlot> {
         let bits = bits & ((1 << CHECK_SHIFT) - 1);
-        Slot::decode(bits | u64::from(check(bits)) << CHECK_SHIFT)
+        Slot::of_checked(bits | u64::from(check(bits)) << CHECK_SHIFT)
     }
 
     /// The slot that damaged bits were, if one of them was flipped: check bits

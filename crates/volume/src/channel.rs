@@ -409,7 +409,7 @@ impl Core {
         member: Arc<Member>,
         number: u32,
     ) -> Core {
-        let (generation, view) = hub.view();
+        let newest = hub.view();
         let ports = Ports {
             hub,
             mailbox,
@@ -420,7 +420,7 @@ impl Core {
             turns: vec![],
             granted: vec![],
             outstanding: 0,
-            generation,
+            generation: newest.0,
             losses_told: vec![],
             has_changed: false,
             must_wait: 0,
@@ -435,9 +435,7 @@ impl Core {
             reaped: vec![],
             ending: Ending::Changes,
         };
-        // Whoever shows a view tells of its connections before.
-        core.take_notes();
-        core.adopt(&view);
+        core.adopt(newest);
         core
     }
 
@@ -450,14 +448,8 @@ impl Core {
             self.take_notes();
             self.collect_answers();
             if !self.ports.is_current() {
-                let (generation, view) = self.ports.hub.view();
-                // Its connections were told of before it was shown, but maybe after
-                // the notes were taken above: nobody would look at them again.
-                if !defect::is(Defect::LinksComeLate) {
-                    self.take_notes();
-                }
-                self.ports.generation = generation;
-                self.adopt(&view);
+                let newest = self.ports.hub.view();
+                self.adopt(newest);
                 // What waited for the view was sent, and mapped legs have
                 // done it already.
                 continue;
@@ -637,7 +629,14 @@ impl Core {
         }
     }
 
-    fn adopt(&mut self, view: &Arc<View>) {
+    /// Goes by a view from now on, of this generation.
+    fn adopt(&mut self, (generation, view): (u64, Arc<View>)) {
+        // Its connections were told of before it was shown, but maybe after notes were
+        // taken last: nobody would look at them again.
+        if !defect::is(Defect::LinksComeLate) {
+            self.take_notes();
+        }
+        self.ports.generation = generation;
         if view.fenced || self.engine.is_fenced() {
             // Connections that arrive late are not for it any more.
             self.arrived.clear();
@@ -676,10 +675,10 @@ impl Core {
         let live: Vec<bool> = (0..places)
             .map(|place| {
                 let (column, leg) = (place / COPIES_MAX, place % COPIES_MAX);
-                leg < view.columns[column].legs.len() && ports.is_live(view, column, leg)
+                leg < view.columns[column].legs.len() && ports.is_live(&view, column, leg)
             })
             .collect();
-        engine.adopt(view, |column, leg| live[column * COPIES_MAX + leg], ports);
+        engine.adopt(&view, |column, leg| live[column * COPIES_MAX + leg], ports);
     }
 
     /// Ends a connection that the view does not have, and takes the one that

@@ -93,8 +93,11 @@ impl MappedLeg {
         self.session.prefetch_slot(&self.handle, page);
     }
 
-    /// Keeps an answer until it is reaped.
+    /// Keeps an answer until it is reaped; one that it is lost holds from then on.
     pub(crate) fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
+        if let Err(error @ SliceError::Lost(_)) = &result {
+            self.lost = Some(error.clone());
+        }
         debug_assert!(self.done.len() < MAPPED_DONE_MAX, "completions are reaped");
         self.done.push(SliceCompletion { tag, result });
     }
@@ -130,35 +133,22 @@ impl MappedLeg {
     ) -> Answers {
         let mut lost = legs.iter().enumerate();
         let lost = lost.find_map(|(at, leg)| Some((at, leg.lost.clone()?)));
-        if let Some((at, error)) = lost {
-            return MappedLeg::change_others(legs, at, error, stamp, change);
-        }
-        let members = legs.iter_mut().map(|leg| {
-            leg.epoch = leg.epoch.max(stamp.epoch);
-            Member {
-                session: &mut leg.session,
-                handle: leg.handle,
-            }
+        let failed = lost.or_else(|| {
+            let members = legs.iter_mut().map(|leg| {
+                leg.epoch = leg.epoch.max(stamp.epoch);
+                Member {
+                    session: &mut leg.session,
+                    handle: leg.handle,
+                }
+            });
+            let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
+            let failure = change(&mut members).err()?;
+            Some((failure.member, SliceError::from(failure.cause)))
         });
-        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
-        let changed = change(&mut members);
-        drop(members);
-        let Err(failure) = changed else {
+        let Some((failed, error)) = failed else {
             return legs.iter().map(|_| Ok(SliceReply::Done)).collect();
         };
-        let error = SliceError::from(failure.cause);
-        legs[failure.member].note_if_lost(&error);
-        MappedLeg::change_others(legs, failure.member, error, stamp, change)
-    }
-
-    /// One leg cannot: the others go on without it, as if they had been asked alone.
-    fn change_others(
-        legs: &mut [&mut MappedLeg],
-        failed: usize,
-        error: SliceError,
-        stamp: Stamp,
-        change: &impl Fn(&mut [Member<'_, Mapped>]) -> Result<(), Failure>,
-    ) -> Answers {
+        // The others go on without it, as if they had been asked alone.
         let (before, rest) = legs.split_at_mut(failed);
         let (_, after) = rest.split_at_mut(1);
         let mut others: ArrayVec<&mut MappedLeg, COPIES_MAX> = ArrayVec::new();
@@ -169,12 +159,6 @@ impl MappedLeg {
         };
         answers.insert(failed, Err(error));
         answers
-    }
-
-    fn note_if_lost(&mut self, error: &SliceError) {
-        if matches!(error, SliceError::Lost(_)) {
-            self.lost = Some(error.clone());
-        }
     }
 }
 
@@ -211,12 +195,7 @@ impl Leg for MappedLeg {
         }
         self.epoch = request.epoch().map_or(self.epoch, |it| it.max(self.epoch));
         match execute(&mut self.session, self.handle, self.epoch, request) {
-            Executed::Done(result) => {
-                if let Err(error) = &result {
-                    self.note_if_lost(error);
-                }
-                self.finish(tag, result);
-            }
+            Executed::Done(result) => self.finish(tag, result),
             Executed::Owner(request) => {
                 self.asked += 1;
                 self.owner.submit(tag, request);

@@ -204,7 +204,7 @@ fn describe(report: &mut Report, raw: &dyn RawCopies, options: &Options) {
     ));
     report.note(format!(
         "two raw copies: a random 4 KiB page to two mapped memories of class {} with \
-         non-temporal stores, its CRC32C in the same pass, and one fence",
+         non-temporal stores, its sums in the same pass, and one fence",
         raw.class()
     ));
     report.note("one operation in eight is timed for the percentiles, a clock reading included");

@@ -270,6 +270,17 @@ fn at(byte: usize) -> Place {
     }
 }
 
+/// A byte of what is an object's.
+fn within<M: Media>(media: &M, geometry: &Geometry, object: ObjectId, byte: usize) -> Place {
+    let mut bytes = [0; OBJECT_BYTES as usize];
+    media.read(geometry.object_at(object), &mut bytes);
+    Place {
+        object: Some(object),
+        slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
+        ..at(byte)
+    }
+}
+
 fn look_at_superblocks<M: Media>(media: &M, block: &Superblock, report: &mut Report) {
     let pages = superblock_pages(media);
     for (i, page) in pages.iter().enumerate() {
@@ -320,26 +331,19 @@ fn look_at_mended<M: Media>(media: &M, recovery: &Recovery, report: &mut Report)
             level: slot.level,
             bits: slot.bits,
         };
-        let mut bytes = [0; OBJECT_BYTES as usize];
-        media.read(geometry.object_at(slot.object), &mut bytes);
         let first = slot.page.0 / reach(slot.level) * reach(slot.level);
         let place = Place {
-            object: Some(slot.object),
-            slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
             pages: Some(first..first + reach(slot.level)),
-            ..at(slot.at)
+            ..within(media, geometry, slot.object, slot.at)
         };
         report.add(what, place, Remedy::Pool);
     }
     for flipped in &recovery.completed {
-        let mut bytes = [0; OBJECT_BYTES as usize];
-        media.read(geometry.object_at(flipped.object), &mut bytes);
+        let byte = frame_at(flipped.frame);
         let place = Place {
-            object: Some(flipped.object),
-            slice: Object::examine(&bytes).ok().map(|(entry, _)| entry.slice),
             pages: Some(flipped.page.0..flipped.page.0 + 1),
             frame: Some(flipped.frame.0),
-            ..at(frame_at(flipped.frame))
+            ..within(media, geometry, flipped.object, byte)
         };
         report.add(What::Flipped, place, Remedy::Pool);
     }

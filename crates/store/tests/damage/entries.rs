@@ -1,16 +1,15 @@
 //! Slots and entries that cannot be mended, and the rest of their pool.
 
 use crate::pools::{
-    Case, End, Kind, Model, PAGE, PAGES, POOL_BYTES, checked, read_all, session, slice,
+    Case, End, Kind, Model, PAGE, PAGES, POOL_BYTES, checked, put, read_all, session, slice,
 };
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Media, Recorder};
 use pagemesh_store::check::What;
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::pool::{Pool, format};
-use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::session::Session;
 use pagemesh_store::table::{Location, Table};
 use pagemesh_store::view::StoreError;
 use std::sync::Arc;
@@ -27,18 +26,8 @@ fn a_page_behind_a_damaged_slot_is_written_anew() {
     pool.create(slice(0), PAGES * PAGE).expect("room");
     let handle = pool.handle(slice(0)).expect("the slice");
     let mut one = session(&mut pool);
-    let put = |one: &mut Session<Recorder>, at: u64, data: &[u8], op| {
-        let stamp = Stamp {
-            epoch: Epoch(5),
-            op,
-            open: 0,
-        };
-        let mut members = [Member {
-            session: one,
-            handle,
-        }];
-        write(&mut members, at, data, stamp).map_err(|failed| failed.cause)
-    };
+    let put =
+        |one: &mut Session<Recorder>, at: u64, data: &[u8], op| put(one, handle, at, data, op);
     put(&mut one, 0, &[1; 3 * PAGE_BYTES], 1).expect("room");
     pool.checkpoint().expect("sound");
     let geometry = *pool.view().geometry();
@@ -162,17 +151,8 @@ fn a_lost_object_entry_refuses_its_slice_and_no_other() {
         let handle = pool.handle(slice(99)).expect("the slice");
         let mut one = session(&mut pool);
         for op in 1..=4 * PAGES {
-            let stamp = Stamp {
-                epoch: Epoch(5),
-                op,
-                open: 0,
-            };
-            let mut members = [Member {
-                session: &mut one,
-                handle,
-            }];
             let data = [0xdd; PAGE_BYTES];
-            let written = write(&mut members, (op - 1) * PAGE, &data, stamp);
+            let written = put(&mut one, handle, (op - 1) * PAGE, &data, op);
             pool.tend().expect("sound");
             if written.is_err() {
                 break;

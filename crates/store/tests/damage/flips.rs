@@ -1,11 +1,11 @@
 //! Any bit flips, in pools that were closed and in pools that a crash left.
 
 use crate::pools::{
-    Case, End, Found, Kind, Model, PAGE, PAGES, POOL_BYTES, Random, choose, session, slice,
+    Case, End, Found, Kind, Model, PAGE, PAGES, POOL_BYTES, Random, choose, put, session, slice,
+    stamp,
 };
 use pagemesh_base::checksum::{crc32c, flipped_bit};
 use pagemesh_base::ids::{Epoch, PageNo};
-use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Media, Recorder};
 use pagemesh_store::geometry::OBJECT_BYTES;
@@ -90,11 +90,7 @@ fn superblocks(before: u64, after: u64, new_lane: bool) {
     for op in 1..=before + after {
         let session = &mut sessions[usize::from(new_lane)];
         let (page, byte) = (op % PAGES, op as u8);
-        let stamp = Stamp {
-            epoch: Epoch(5),
-            op,
-            open: 0,
-        };
+        let stamp = stamp(op);
         let mut members = [Member { session, handle }];
         let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
         // Half of them clear a page: a session has more lines than frames.
@@ -234,16 +230,7 @@ fn a_torn_page_of_a_file_is_not_taken_for_one_with_a_flipped_bit() {
     let mut session = session(&mut pool);
     let (synced, doubtful) = ([0x5a; PAGE_BYTES], [0x77; PAGE_BYTES]);
     for (op, page) in (1..).zip([synced, doubtful]) {
-        let stamp = Stamp {
-            epoch: Epoch(5),
-            op,
-            open: 0,
-        };
-        let mut members = [Member {
-            session: &mut session,
-            handle,
-        }];
-        write(&mut members, 0, &page, stamp).expect("room");
+        put(&mut session, handle, 0, &page, op).expect("room");
         if op == 1 {
             pool.flush().expect("sound");
         }

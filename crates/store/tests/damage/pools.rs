@@ -14,7 +14,7 @@ use pagemesh_store::recovery::{PoolError, Recovered};
 use pagemesh_store::session::{Failure, Member, Session, clear, write};
 use pagemesh_store::table::{Location, Table};
 use pagemesh_store::transaction::transact;
-use pagemesh_store::view::StoreError;
+use pagemesh_store::view::{Handle, StoreError};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,6 +86,27 @@ pub(crate) fn session(pool: &mut Pool<Recorder>) -> Session<Recorder> {
     let number = pool.open_session(1, 1).expect("a session");
     // The owner is this thread: there is nobody to wait for.
     Session::new(pool.view().clone(), number).with_owner_wait(Duration::ZERO)
+}
+
+/// Of an operation behind which nothing is open.
+pub(crate) fn stamp(op: u64) -> Stamp {
+    Stamp {
+        epoch: Epoch(5),
+        op,
+        open: 0,
+    }
+}
+
+/// Writes bytes of one slice.
+pub(crate) fn put(
+    session: &mut Session<Recorder>,
+    handle: Handle,
+    at: u64,
+    data: &[u8],
+    op: u64,
+) -> Result<(), StoreError> {
+    let mut members = [Member { session, handle }];
+    write(&mut members, at, data, stamp(op)).map_err(|failed| failed.cause)
 }
 
 /// Does it, and once more after the owner has made room in the lane.
