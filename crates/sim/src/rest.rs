@@ -34,6 +34,8 @@ impl Life {
         tell!(self.cluster, "no more faults");
         self.mend();
         self.until_promoted()?;
+        // Who attached meanwhile may not reach the copies that were given up.
+        self.mend();
         if self.plan.is_tight {
             // The smallest pools have three sessions: one that lost its
             // connections needs them twice for a moment, and gets none.

@@ -36,7 +36,7 @@ fn histories_end_whole_2() {
 /// Further seeds that found what is fixed by now, see RFD 003.
 #[test]
 fn histories_that_found_something() {
-    check([47_859, 100_333, 2_008_514, 2_011_265].into_iter());
+    check([47_859, 100_333, 2_008_514, 2_011_265, 20_022_597].into_iter());
 }
 
 #[test]
