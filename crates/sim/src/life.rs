@@ -185,6 +185,8 @@ pub(crate) struct Life {
     pub(crate) out_of_reach: Vec<usize>,
     /// All is well again: every request that begins now succeeds.
     pub(crate) is_well: bool,
+    /// Every page was written since the last fault: no medium may lack one.
+    pub(crate) is_rewritten: bool,
     pub(crate) outcome: Outcome,
 }
 
@@ -266,6 +268,7 @@ impl Life {
             promotion,
             out_of_reach: vec![],
             is_well: false,
+            is_rewritten: false,
             outcome: Outcome::default(),
         };
         life.enter();

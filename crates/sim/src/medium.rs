@@ -98,6 +98,11 @@ impl Medium {
         *guard(&self.mishap) = Some(mishap);
     }
 
+    /// Nothing goes wrong any more.
+    pub(crate) fn behave(&self) {
+        *guard(&self.mishap) = None;
+    }
+
     /// Flips a bit of a page of data; false if there is none.
     pub(crate) fn flip(&self, choice: u64) -> bool {
         let Some(page) = self.page(choice) else {

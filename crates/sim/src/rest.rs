@@ -69,6 +69,7 @@ impl Life {
         self.reap(0)?;
         self.is_well = true;
         self.write_all()?;
+        self.is_rewritten = true;
         self.dismiss_all();
         let (scrubs, mended) = self.cluster.scrubs();
         self.outcome.count("pool scrubbed", scrubs);
@@ -96,6 +97,7 @@ impl Life {
         for house in 0..self.plan.pools.len() {
             if let Some(running) = self.cluster.running(house) {
                 running.medium.light_out();
+                running.medium.behave();
             }
             self.cluster.start(house, None, false);
             self.desk.hear(house);
@@ -262,6 +264,7 @@ impl Life {
         let told = |cause: SliceError| format!("brick {house}: {cause}");
         let mut worker = Worker::open(&running.brick, 1, 1).map_err(told)?;
         let (handle, _) = worker.attach(leg.slice, epoch).map_err(told)?;
+        let may_be_damaged = self.plan.damaged == Some(house) && !self.is_rewritten;
         let page = |offset| {
             let request = SliceRequest::Read {
                 offset,
@@ -269,7 +272,7 @@ impl Life {
             };
             match worker.execute(handle, request) {
                 Ok(SliceReply::Data(data)) => Ok(Some(data)),
-                Err(SliceError::Damaged { .. }) if self.plan.damaged == Some(house) => Ok(None),
+                Err(SliceError::Damaged { .. }) if may_be_damaged => Ok(None),
                 Ok(_) => Err(format!("brick {house} reads nothing")),
                 Err(cause) => Err(told(cause)),
             }
