@@ -150,6 +150,14 @@ pub(crate) enum End {
     CrashedInside,
 }
 
+/// What a pool held before its last operation.
+#[derive(Clone, Default)]
+pub(crate) struct Before {
+    model: Model,
+    /// The operation was a transaction: all of it is there or nothing.
+    is_whole: bool,
+}
+
 /// Some operations on a pool, and how it ends; what it held before the last one,
 /// if that may be all there is.
 pub(crate) fn live(
@@ -158,11 +166,11 @@ pub(crate) fn live(
     model: &mut Model,
     random: &mut Random,
     end: End,
-) -> (Image, Option<Model>) {
+) -> (Image, Option<Before>) {
     let media = kind.media(image);
     let (mut pool, _) = kind.open(&media).expect("a sound pool");
     let mut sessions = [session(&mut pool), session(&mut pool)];
-    let mut before = Model::new();
+    let mut before = Before::default();
     for op in 1..=OPS {
         if op % 4 == 0 {
             // A lane of so small a pool holds few records.
@@ -196,7 +204,8 @@ pub(crate) fn live(
         let session = &mut sessions[random.below(2) as usize];
         let mut members = [Member { session, handle }];
         media.take_crash_points();
-        before.clone_from(model);
+        before.model.clone_from(model);
+        before.is_whole = false;
         let bytes = model.get_mut(&name).expect("it is there");
         match random.below(12) {
             0 => {
@@ -204,6 +213,7 @@ pub(crate) fn live(
                 bytes[range].fill(0);
             }
             1 | 4 => {
+                before.is_whole = true;
                 let fill = random.next() as u8;
                 let parts = parts(random, fill);
                 with_room(&mut pool, || transact(&mut members, &parts, stamp));
@@ -271,7 +281,7 @@ pub(crate) fn read_all(
     kind: Kind,
     image: &Image,
     model: &Model,
-    before: Option<&Model>,
+    before: Option<&Before>,
 ) -> Result<(Image, u64), String> {
     let media = kind.media(image);
     let opened = kind.open(&media);
@@ -286,12 +296,14 @@ pub(crate) fn read_all(
     let holds = |model: &Model| {
         listed.len() == model.len() && listed.iter().all(|name| model.contains_key(name))
     };
-    assert!(holds(model) || before.is_some_and(holds), "slices");
+    let was_there = before.is_some_and(|before| holds(&before.model));
+    assert!(holds(model) || was_there, "slices");
+    let (mut pages_old, mut pages_new) = (0, 0);
     let mut reader = session(&mut pool);
     let mut damaged = 0;
     for name in listed {
         let of = |model: &Model| model.get(&name).cloned();
-        let old = before.and_then(of);
+        let old = before.and_then(|before| of(&before.model));
         let bytes = of(model).or(old.clone()).expect("one of them has it");
         let handle = pool.handle(name).expect("the slice is there");
         for (page, expected) in (0..).zip(bytes.chunks(PAGE_BYTES)) {
@@ -303,6 +315,11 @@ pub(crate) fn read_all(
                         .as_ref()
                         .is_some_and(|old| found == old[at..][..PAGE_BYTES]);
                     assert!(found == expected || was, "page {page} of {name} is wrong");
+                    match (old.is_some(), was, found == expected) {
+                        (true, true, false) => pages_old += 1,
+                        (true, false, true) => pages_new += 1,
+                        _ => {}
+                    }
                 }
                 Err(StoreError::Damaged { offset }) => {
                     assert_eq!(offset / PAGE, page, "the error names the page");
@@ -312,6 +329,12 @@ pub(crate) fn read_all(
             }
         }
     }
+    let is_whole = pages_old == 0 || pages_new == 0;
+    let may_be_half = before.is_some_and(|before| !before.is_whole);
+    assert!(
+        is_whole || may_be_half,
+        "{pages_old} pages of a transaction are old, {pages_new} new"
+    );
     pool.close_session(reader.number()).expect("sound");
     pool.close().expect("sound");
     Ok((image, damaged))
@@ -420,7 +443,7 @@ pub(crate) struct Case {
     pub(crate) kind: Kind,
     pub(crate) end: End,
     /// What it may hold instead.
-    pub(crate) before: Option<Model>,
+    pub(crate) before: Option<Before>,
     pub(crate) lines: Vec<u64>,
     pub(crate) image: Image,
     pub(crate) model: Model,
@@ -450,7 +473,7 @@ impl Case {
         kind: Kind,
         image: Image,
         model: Model,
-        before: Option<Model>,
+        before: Option<Before>,
         end: End,
     ) -> Case {
         let (report, _) = checked(kind, &image).expect("a pool");
