@@ -180,13 +180,40 @@ fn bodies() -> Vec<Vec<u8>> {
         json(&changes),
         json(&Force { force: true }),
         json(&ScrubBrick { stop: true }),
+        json(&AttachReplica {
+            brick: Some(BRICK),
+            asynchronous: true,
+            auto_promote: true,
+        }),
+        json(&ChooseReplica {
+            copy: 1,
+            force: true,
+            expected: Some(EpochNumber(7)),
+        }),
+        json(&TellLag {
+            attachment: EpochNumber(3),
+            changes: 2,
+            bytes: 8192,
+            age_us: 40,
+        }),
         b"{}".to_vec(),
     ]
 }
 
 #[test]
 fn fuzz_rest_request() {
-    decodes::<DetachVolume>(&bodies());
+    let seeds = bodies();
+    decodes::<BrickRegistration>(&seeds);
+    decodes::<CreateVolume>(&seeds);
+    decodes::<GrowVolume>(&seeds);
+    decodes::<AttachVolume>(&seeds);
+    decodes::<DetachVolume>(&seeds);
+    decodes::<ChangeLegs>(&seeds);
+    decodes::<Force>(&seeds);
+    decodes::<ScrubBrick>(&seeds);
+    decodes::<AttachReplica>(&seeds);
+    decodes::<ChooseReplica>(&seeds);
+    decodes::<TellLag>(&seeds);
     target("rest_request")
         .seeds(bodies())
         .cases(30_000)
@@ -208,12 +235,56 @@ fn fuzz_rest_request() {
                 check::<DetachVolume>(bytes).map(|body| body.attachment.is_some()),
                 check::<ChangeLegs>(bytes).map(|body| body.changes.len().min(4)),
                 check::<Force>(bytes).map(|body| body.force),
+                (
+                    check::<AttachReplica>(bytes)
+                        .map(|body| (body.brick.is_some(), body.asynchronous)),
+                    check::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
+                    check::<TellLag>(bytes).is_some(),
+                ),
             )
         });
 }
 
-#[test]
-fn fuzz_rest_answer() {
+fn brick_info() -> BrickInfo {
+    BrickInfo {
+        brick: BRICK,
+        alive: true,
+        heartbeat_age_ms: Some(12),
+        address: "127.0.0.1:10000".into(),
+        map_socket: Some("/run/brick.sock".into()),
+        domain: "rack".into(),
+        durability: Durability::Process,
+        capacity_bytes: 1 << 40,
+        used_bytes: 5,
+        provisioned_bytes: 1 << 30,
+        slices: 2,
+        pending_deletions: 0,
+        sessions: 1,
+        scrub: Some(scrub()),
+        scrub_wish: None,
+    }
+}
+
+fn status() -> Status {
+    Status {
+        version: "1.2.3".into(),
+        bricks: 3,
+        bricks_alive: 2,
+        capacity_bytes: 1 << 40,
+        used_bytes: 5,
+        provisioned_bytes: 1 << 30,
+        overprovision_factor: 2,
+        volumes: 4,
+        volumes_attached: 1,
+        volumes_degraded: 1,
+        pending_deletions: 0,
+        bricks_scrubbing: 1,
+        scrubs_mended: 2,
+        scrubs_damaged: 1,
+    }
+}
+
+fn answers() -> Vec<Vec<u8>> {
     let attached = Attached {
         layout: layout(),
         bricks: BTreeMap::from([(BRICK, address())]),
@@ -260,20 +331,45 @@ fn fuzz_rest_answer() {
             stop: false,
         }),
     };
+    let sized = Sized {
+        volume: detail.clone(),
+        asked_bytes: 5 << 20,
+        rounded: true,
+        note: Some("whole stripes".into()),
+    };
+    vec![
+        json(&attached),
+        json(&error),
+        json(&detail),
+        json(&sized),
+        json(&heartbeat),
+        json(&brick_info()),
+        json(&status()),
+        json(&Deleted {
+            pending_deletions: 1,
+        }),
+        json(&Detached { detached: true }),
+        json(&layout()),
+        json(&stretched(0, 4 << 20)),
+        json(&stretched(2, u64::MAX)),
+    ]
+}
+
+#[test]
+fn fuzz_rest_answer() {
+    let seeds = answers();
+    decodes::<Attached>(&seeds);
+    decodes::<ErrorBody>(&seeds);
+    decodes::<VolumeDetail>(&seeds);
+    decodes::<Sized>(&seeds);
+    decodes::<HeartbeatReply>(&seeds);
+    decodes::<BrickInfo>(&seeds);
+    decodes::<Status>(&seeds);
+    decodes::<Deleted>(&seeds);
+    decodes::<Detached>(&seeds);
+    decodes::<Layout>(&seeds);
     target("rest_answer")
-        .seeds([
-            json(&attached),
-            json(&error),
-            json(&detail),
-            json(&heartbeat),
-            json(&Deleted {
-                pending_deletions: 1,
-            }),
-            json(&Detached { detached: true }),
-            json(&layout()),
-            json(&stretched(0, 4 << 20)),
-            json(&stretched(2, u64::MAX)),
-        ])
+        .seeds(seeds)
         .cases(10_000)
         .bytes_max(2000)
         .run(|bytes| {
@@ -283,10 +379,11 @@ fn fuzz_rest_answer() {
                 layout.map(|layout| shape(&layout)),
                 check::<ErrorBody>(bytes).map(|body| body.code as u8),
                 check::<VolumeDetail>(bytes).map(|body| body.layout.segments.len().min(3)),
+                check::<Sized>(bytes).map(|body| body.rounded),
                 check::<HeartbeatReply>(bytes).map(|body| body.scrub.map(|wish| wish.stop)),
                 check::<Deleted>(bytes).is_some(),
                 check::<Detached>(bytes).is_some(),
-                check::<BrickInfo>(bytes).is_some(),
+                check::<BrickInfo>(bytes).map(|body| body.scrub.is_some()),
                 check::<Status>(bytes).is_some(),
             )
         });

@@ -12,6 +12,7 @@
 
 use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
+use crate::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{Sums, crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
@@ -436,6 +437,9 @@ impl Record {
         self.epoch = Epoch((head[2] >> 32) as u32);
         self.level = level;
         self.page = PageNo(head[3]);
+        if self.page.0.saturating_add(count as u64) > reach(LEVELS_MAX) {
+            return Err(NoRecord::Malformed);
+        }
         self.op = head[7];
         self.open = (head[6] >> 32) as u32;
         self.standing = Standing {

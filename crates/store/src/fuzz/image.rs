@@ -1,16 +1,18 @@
 //! Whole pools. A pool that opens can be listed, read, written, emptied,
 //! checkpointed and closed without a panic or an endless wait; what was
-//! acknowledged there is there when it is opened again.
+//! acknowledged there is there when it is opened again. It can be checked and
+//! repaired, too, and scrubbed to the end, and neither finds the same again.
 //!
 //! An input is the number of a pool that the code itself wrote, and changes of
 //! its image, see `tampering`: an image of 2 MiB is kept as some dozen bytes.
 
 use super::tampering::{CHANGE_BYTES, Image};
 use super::target;
+use crate::check::{FINDINGS_MAX, Options, Remedy, What, check};
 use crate::pool::{ObjectError, Pool, format};
 use crate::recovery::{PoolError, recover};
+use crate::scrub::{Cursor, Scrubbed};
 use crate::session::{Member, Session, clear, write};
-use crate::superblock::BadSuperblock;
 use crate::transaction::transact;
 use crate::view::{Handle, StoreError};
 use pagemesh_base::ids::{Epoch, PageNo};
@@ -35,6 +37,8 @@ const PAGES_READ: u64 = 80;
 const FRAMES_NEEDED: u64 = 16;
 /// Rounds of housekeeping in which everything deleted is gone.
 const ROUNDS_MAX: u32 = 100;
+/// Steps in which a scrub of so small a pool is at its end.
+const SCRUB_STEPS_MAX: u32 = 1000;
 
 type Medium = Arc<Recorder>;
 type Opened = Result<Pool<Recorder>, PoolError>;
@@ -165,14 +169,87 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
     let (&base, script) = input.split_first()?;
     let mut image = Image::new(&bases[usize::from(base) % bases.len()]);
     image.tamper(script);
-    let is_evident = image.is_evident;
+    let (is_evident, is_counting) = (image.is_evident, image.is_counting);
     let image = image.tampered();
+    let repaired = [true, false].map(|is_ordered| repair(&image, is_ordered, is_counting));
+    let scrubbed = scrub_twice(&image, is_counting);
+    let used = use_pool(image, is_evident, is_counting);
+    Some((repaired, scrubbed, used))
+}
+
+/// Kinds of findings, and whether the pool could be repaired.
+type Repaired = Result<(Vec<Discriminant<What>>, bool), Discriminant<PoolError>>;
+
+/// Checks a pool and writes what mends it. Where the superblock's numbers are a lie,
+/// records of another incarnation may count after the repair, or no number be left.
+fn repair(image: &pagemesh_pmem::Image, is_ordered: bool, is_counting: bool) -> Repaired {
+    let look = |image: pagemesh_pmem::Image| {
+        let mut options = Options {
+            is_ordered,
+            reads_data: true,
+            progress: &mut |_, _| {},
+        };
+        check(&Recorder::from_image(image), &mut options)
+    };
+    let (report, plan) = look(image.clone()).map_err(|error| discriminant(&error))?;
+    assert!(report.findings.len() <= FINDINGS_MAX, "findings");
+    let media = Recorder::from_image(image.clone());
+    let applied = plan.apply(&media).is_ok();
+    assert_eq!(applied, plan.is_possible(), "repaired, or said not to be");
+    if applied && is_counting {
+        let (again, _) = look(media.crash_point().everything()).expect("a pool");
+        let mut left = again.findings.iter();
+        let left = left.find(|it| it.remedy == Remedy::Pool);
+        assert!(left.is_none(), "{left:?} after a repair of {report:?}");
+    }
+    let mut kinds: Vec<_> = report
+        .findings
+        .iter()
+        .map(|it| discriminant(&it.what))
+        .collect();
+    kinds.dedup();
+    Ok((kinds, applied))
+}
+
+/// Opens a pool and scrubs it to the end, twice. What is mended is mended once, where
+/// the superblock's numbers are no lie: one may be as high as no pool may count.
+fn scrub_twice(
+    image: &pagemesh_pmem::Image,
+    is_counting: bool,
+) -> Option<Result<(u64, u64), Ended>> {
+    let media = Arc::new(Recorder::from_image(image.clone()));
+    let mut pool = open(&media).ok()?;
+    let first = match scrub(&mut pool) {
+        Ok(found) => found,
+        Err(error) => return Some(Err(error.into())),
+    };
+    let again = scrub(&mut pool).expect("a pool that was scrubbed");
+    assert!(
+        !is_counting || (again.mended(), again.damaged) == (0, first.damaged),
+        "{first:?}, then {again:?}"
+    );
+    Some(Ok((first.mended(), first.damaged)))
+}
+
+fn scrub(pool: &mut Pool<Recorder>) -> Result<Scrubbed, ObjectError> {
+    let (mut next, mut found) = (Some(Cursor::default()), Scrubbed::default());
+    for _ in 0..SCRUB_STEPS_MAX {
+        let Some(cursor) = next else {
+            return Ok(found);
+        };
+        next = pool.scrub(cursor, &mut found)?;
+    }
+    panic!("a scrub does not end: {found:?}");
+}
+
+/// Opens a pool, uses it, closes it, and opens it again.
+fn use_pool(image: pagemesh_pmem::Image, is_evident: bool, is_counting: bool) -> impl Hash {
     // On a file nothing is known of the order of lines.
     let unordered = recover(&Recorder::from_image(image.clone()), false, None);
     let unordered = unordered.map(drop).map_err(|error| discriminant(&error));
     let media = Arc::new(Recorder::from_image(image));
     let pool = match open(&media) {
-        Err(error) => return Some((unordered, Outcome::Refused(discriminant(&error)))),
+        Err(error) => return (unordered, Outcome::Refused(discriminant(&error))),
         Ok(pool) => pool,
     };
     let (steps, closed, kept) = exercise(pool);
@@ -181,9 +258,10 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
         // what was written.
         let mut pool = match open(&media) {
             Ok(pool) => pool,
-            // Its openings may be counted up, where that was a lie.
-            Err(PoolError::Superblock(BadSuperblock::Contradiction(_))) if !is_evident => {
-                return Some((unordered, Outcome::Opened(steps, Ok(0))));
+            // Its openings may be counted up, or be those that older records are of,
+            // where that was a lie.
+            Err(_) if !is_counting => {
+                return (unordered, Outcome::Opened(steps, Ok(0)));
             }
             Err(error) => panic!("a pool that was closed opens: {error}"),
         };
@@ -198,7 +276,7 @@ fn case(bases: &[pagemesh_pmem::Image], input: &[u8]) -> Option<impl Hash + use<
     let closed = closed
         .map(|listed| listed.len())
         .map_err(|error| discriminant(&error));
-    Some((unordered, Outcome::Opened(steps, closed)))
+    (unordered, Outcome::Opened(steps, closed))
 }
 
 type Closed = Result<Vec<SliceId>, PoolError>;

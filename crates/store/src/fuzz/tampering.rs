@@ -31,6 +31,8 @@ pub(super) struct Image {
     /// Whether only bytes were changed that have a checksum, and none was made
     /// right again.
     pub(super) is_evident: bool,
+    /// Whether no superblock was changed and its checksum made right again.
+    pub(super) is_counting: bool,
 }
 
 impl Image {
@@ -42,6 +44,7 @@ impl Image {
             bytes,
             block,
             is_evident: true,
+            is_counting: true,
         }
     }
 
@@ -70,6 +73,7 @@ impl Image {
         let geometry = self.geometry();
         let is_bitmap = what % 16 == 7 && unit.is_multiple_of(2);
         self.is_evident &= is_bitmap || [3, 6, 8].contains(&(what % 16));
+        self.is_counting &= !what.is_multiple_of(16);
         match what % 16 {
             0 => self.change_superblock(unit, at, value, true),
             1 => self.change_superblock(unit, at, value, false),
