@@ -113,11 +113,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Sequences(Kind::Memory, false),
         "opening",
     ),
-    (
-        Defect::TablesWithSuperblock,
-        Pairs(Kind::Memory),
-        "acknowledged writes",
-    ),
+    (Defect::TablesWithSuperblock, Pairs(Kind::Memory), "reading"),
     (Defect::FrameTableNotFlushed, Pairs(Kind::Memory), "reading"),
     (Defect::FrameReuse, Laps(Kind::File), "reading"),
     (Defect::LaneReuse, Laps(Kind::Memory), "opening"),
@@ -217,9 +213,9 @@ fn hunt(workload: Workload, tally: &mut Tally) -> Result<(), Wrong> {
             }
         }
         Pairs(kind) => {
-            for mut pair in fixed::pairs() {
+            for (known, mut pair) in fixed::pairs() {
                 pair.push(super::ops::Op::Flush);
-                fixed::enumerate(kind, &pair, 1, OF_PAIRS, tally)?;
+                fixed::enumerate(kind, &pair, known, OF_PAIRS, tally)?;
                 if tally.images > IMAGES_MAX {
                     break;
                 }

@@ -226,7 +226,7 @@ pub(super) const PART: Part = Part {
         sampled: 6,
     },
     least: 160_000,
-    percent: 40,
+    percent: 35,
 };
 
 /// Sequences of a plan whose points are counted to find the bound of a campaign.
