@@ -122,22 +122,37 @@ impl Range {
     /// With more pages than a record has.
     #[must_use]
     pub fn of(object: ObjectId, page: PageNo, count: u64) -> Range {
-        let first = page.0 >> LOCK_PAGES_SHIFT;
-        let last = (page.0 + count - 1) >> LOCK_PAGES_SHIFT;
         let mut range = Range {
             words: [0; Range::MAX],
-            count: 1,
+            count: 0,
         };
-        range.words[0] = lock_word(object, first);
-        if first == last {
-            return range;
+        range.set(object, page, count);
+        range
+    }
+
+    /// Becomes [`Range::of`]. In place: a load of what was just stored in other pieces
+    /// waits until the stores have reached the cache.
+    ///
+    /// # Panics
+    /// As [`Range::of`].
+    #[inline]
+    pub(crate) fn set(&mut self, object: ObjectId, page: PageNo, count: u64) {
+        let first = page.0 >> LOCK_PAGES_SHIFT;
+        let last = (page.0 + count - 1) >> LOCK_PAGES_SHIFT;
+        self.words[0] = lock_word(object, first);
+        self.count = 1;
+        if first != last {
+            self.set_many(object, first, last);
         }
-        range.count = (last - first + 1) as usize;
-        assert!(range.count <= Range::MAX, "{count} pages under one lock");
-        for (word, group) in range.words.iter_mut().zip(first..=last) {
+    }
+
+    fn set_many(&mut self, object: ObjectId, first: u64, last: u64) {
+        self.count = (last - first + 1) as usize;
+        assert!(self.count <= Range::MAX, "too many pages under one lock");
+        for (word, group) in self.words.iter_mut().zip(first..=last) {
             *word = lock_word(object, group);
         }
-        let words = &mut range.words[..range.count];
+        let words = &mut self.words[..self.count];
         words.sort_unstable();
         let mut kept = 1;
         for i in 1..words.len() {
@@ -146,8 +161,7 @@ impl Range {
                 kept += 1;
             }
         }
-        range.count = kept;
-        range
+        self.count = kept;
     }
 
     /// The word that serialises the linking of a node.

@@ -879,7 +879,8 @@ fn lock_all<M: Media>(
     count: u64,
 ) -> Result<(), Failure> {
     for member in members.iter_mut() {
-        member.session.range = Range::of(member.handle.object, page, count);
+        let object = member.handle.object;
+        member.session.range.set(object, page, count);
     }
     if defect::is(Defect::NotLocked) {
         return Ok(());
