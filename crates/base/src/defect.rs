@@ -32,6 +32,10 @@ pub enum Defect {
     SkippedCrc,
     /// Recovery takes a page of the last record that is whole but for a bit.
     NearlyWholeKept,
+    /// Frames that cannot be read are used again.
+    UnreadableReused,
+    /// Recovery takes a page that it cannot read for one that never was whole.
+    UnreadableDropped,
     /// Slots above the leaves that lost a bit stay as they are in a pool at work.
     NodesNotMended,
     /// Pages with a damaged slot are not cleared.

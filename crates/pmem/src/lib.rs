@@ -17,6 +17,7 @@ mod mapped;
 mod media;
 mod recorder;
 mod shared;
+pub mod unreadable;
 
 pub use class::{Durability, Stated, UnknownClass};
 pub use mapped::{MapError, Mapped};

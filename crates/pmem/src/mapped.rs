@@ -4,6 +4,7 @@ use crate::class::{Durability, Stated};
 use crate::copy;
 use crate::cpu::{Flush, cpu};
 use crate::media::{Fenced, Media, Unfenced, check_range};
+use crate::unreadable::Watched;
 use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::asm;
@@ -66,6 +67,7 @@ pub enum MapError {
 ///
 /// The mapping is not inherited by fork: a child must map for itself.
 pub struct Mapped {
+    watched: Watched,
     base: NonNull<u8>,
     len: usize,
     file: File,
@@ -174,6 +176,7 @@ impl Mapped {
         };
         advise(base, len);
         Ok(Mapped {
+            watched: Watched::new(base.addr().get(), len, &file, false)?,
             base,
             len,
             file,
@@ -212,6 +215,7 @@ impl Mapped {
             .ok_or_else(|| system("map the overlay")(io::Error::last_os_error()))?;
         advise(base, self.len);
         Ok(Mapped {
+            watched: Watched::new(base.addr().get(), self.len, &file, true)?,
             base,
             len: self.len,
             file,
@@ -234,6 +238,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        self.watched.end();
         // SAFETY: our own mapping, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -336,6 +341,19 @@ impl Media for Mapped {
                 options(nostack, preserves_flags, readonly)
             );
         }
+    }
+
+    fn tolerate(&self, from: usize) {
+        check_range(self.len, from, 0, PAGE_BYTES);
+        self.watched.tolerate(from);
+    }
+
+    fn is_unreadable(&self, offset: usize) -> bool {
+        self.watched.is_unreadable(offset)
+    }
+
+    fn unreadable(&self) -> Vec<usize> {
+        self.watched.unreadable()
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -91,6 +91,23 @@ pub trait Media {
             .expect("a medium")
     }
 
+    /// From this page on whoever reads checks what was read: a page that cannot be read,
+    /// for a machine check or a bad sector, may come as
+    /// [`PATTERN`](crate::unreadable::PATTERN). Elsewhere, and on a store, it ends the
+    /// process.
+    fn tolerate(&self, _from: usize) {}
+
+    /// Whether the page of this byte could not be read when somebody in this process
+    /// tried.
+    fn is_unreadable(&self, _offset: usize) -> bool {
+        false
+    }
+
+    /// The first bytes of all such pages.
+    fn unreadable(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Makes everything stored so far durable on media where a fence does not
     /// (`file-sync`). Blocks; calls at the same time share one flush. On other
     /// media it returns at once.

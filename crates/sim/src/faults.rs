@@ -667,6 +667,14 @@ impl Life {
         if self.plan.flips_slots && self.flipping.one_in(2) {
             return self.flip_slot(&running.medium);
         }
+        if self.plan.spoils && self.spoiling.one_in(3) {
+            if running.medium.spoil(self.spoiling.word()) {
+                tell!(self.cluster, "a page cannot be read");
+                self.count("page unreadable");
+                self.frames_withheld += 1;
+            }
+            return;
+        }
         let choice = self.dice.word();
         match choice >> 60 {
             0..=7 => {

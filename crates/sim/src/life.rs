@@ -31,6 +31,8 @@ const TRANSACTING: u64 = 0x7472_616e_7361_6374;
 const AMBUSHING: u64 = 0x616d_6275_7368_6520;
 /// Tells the dice of flipped slots from all others of a seed.
 const FLIPPING: u64 = 0x666c_6970_7069_6e67;
+/// Tells the dice of pages that cannot be read from all others of a seed.
+const SPOILING: u64 = 0x7370_6f69_6c69_6e67;
 const FOLLOWING: u64 = 0x666f_6c6c_6f77_696e;
 /// Tells the dice of promotions from all others of a seed.
 const PROMOTING: u64 = 0x7072_6f6d_6f74_696e;
@@ -67,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) ambushes: bool,
     /// Where a medium goes wrong, slots of its page tables flip, too.
     pub(crate) flips_slots: bool,
+    /// And pages of data cannot be read.
+    pub(crate) spoils: bool,
     /// A further copy follows.
     pub(crate) follows: bool,
     /// And is promoted, see [`Life::promote`].
@@ -118,6 +122,7 @@ impl Plan {
             transacts: false,
             ambushes: false,
             flips_slots: false,
+            spoils: false,
             follows: false,
             promotes: false,
         }
@@ -156,7 +161,8 @@ pub(crate) struct Life {
     pub(crate) transacting: Dice,
     pub(crate) ambushing: Dice,
     pub(crate) flipping: Dice,
-    /// Slots of pages that lost what they named.
+    pub(crate) spoiling: Dice,
+    /// Slots of pages that lost what they named, and pages that cannot be read.
     pub(crate) frames_withheld: u64,
     /// The next connection that carries something to a brick is severed.
     pub(crate) is_severing: bool,
@@ -205,6 +211,8 @@ impl Life {
         plan.ambushes = plan.transacts && ambushing.one_in(2);
         let mut flipping = Dice::new(seed ^ FLIPPING);
         plan.flips_slots = plan.damaged.is_some() && flipping.one_in(2);
+        let mut spoiling = Dice::new(seed ^ SPOILING);
+        plan.spoils = plan.damaged.is_some() && spoiling.one_in(2);
         let has_room = plan.copies < plan.pools.len().min(COPIES_MAX);
         let has_room = has_room && plan.columns == 1 && !plan.is_tight;
         plan.follows = has_room && Dice::new(seed ^ FOLLOWING).one_in(2);
@@ -247,6 +255,7 @@ impl Life {
             transacting,
             ambushing,
             flipping,
+            spoiling,
             frames_withheld: 0,
             is_severing: false,
             cluster,

@@ -8,11 +8,12 @@
 use crate::dice::Dice;
 use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::unreadable::PATTERN;
 use pagemesh_pmem::{Fenced, Media, Recorder, Unfenced};
 use pagemesh_store::geometry::{Geometry, OBJECT_BYTES};
 use pagemesh_store::object::HEIGHT;
 use pagemesh_store::slot::Slot;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -49,6 +50,8 @@ pub(crate) struct Medium {
     mishap: Mutex<Option<Mishap>>,
     /// Where pages of data were written that have not become nodes since.
     pages: Mutex<BTreeSet<usize>>,
+    /// Pages that cannot be read, and whether somebody has tried.
+    spoilt: Mutex<BTreeMap<usize, bool>>,
     frames_at: usize,
 }
 
@@ -69,6 +72,7 @@ impl Medium {
             left: Mutex::default(),
             mishap: Mutex::default(),
             pages: Mutex::default(),
+            spoilt: Mutex::default(),
         }
     }
 
@@ -117,6 +121,40 @@ impl Medium {
         self.inner.store(at, self.inner.load(at) ^ 1 << bit);
         let flipped = self.inner.flush(at, 8);
         let _fenced = self.inner.fence(flipped);
+    }
+
+    /// Has a page of data that cannot be read; false if there is none.
+    pub(crate) fn spoil(&self, choice: u64) -> bool {
+        let page = self.page(choice);
+        page.is_some_and(|page| guard(&self.spoilt).insert(page, false).is_none())
+    }
+
+    /// Spoilt pages come as the handler of a machine check shows them.
+    fn read_spoilt(&self, offset: usize, into: &mut [u8]) {
+        let end = offset + into.len();
+        let first = offset / PAGE_BYTES * PAGE_BYTES;
+        for (&page, is_met) in guard(&self.spoilt).range_mut(first..end) {
+            *is_met = true;
+            let own = page.max(offset)..(page + PAGE_BYTES).min(end);
+            for at in own {
+                into[at - offset] = PATTERN.to_le_bytes()[at % 8];
+            }
+        }
+    }
+
+    /// A page that is overwritten before anybody tried to read it is well again; one that
+    /// was found unreadable must not be used.
+    fn overwrite(&self, offset: usize) {
+        if let Some(is_met) = guard(&self.spoilt).remove(&offset) {
+            assert!(!is_met, "the unreadable page at {offset} is used again");
+        }
+    }
+
+    /// What changes a part of an unreadable page ends the process.
+    fn change(&self, offset: usize) {
+        let page = offset / PAGE_BYTES * PAGE_BYTES;
+        let is_spoilt = guard(&self.spoilt).contains_key(&page);
+        assert!(!is_spoilt, "byte {offset} of an unreadable page is changed");
     }
 
     /// Flips a bit of a slot in use, if there is one. Above the leaves there are
@@ -186,7 +224,10 @@ impl Medium {
         let place = match guard(&self.mishap).take() {
             None => Some(offset),
             Some(Mishap::Lost) => None,
-            Some(Mishap::Misdirected(choice)) => self.page(choice).filter(|at| *at != offset),
+            Some(Mishap::Misdirected(choice)) => {
+                let is_else = |at: &usize| *at != offset && !guard(&self.spoilt).contains_key(at);
+                self.page(choice).filter(is_else)
+            }
         };
         guard(&self.pages).insert(offset);
         place
@@ -200,30 +241,37 @@ impl Media for Medium {
 
     fn read(&self, offset: usize, into: &mut [u8]) {
         self.inner.read(offset, into);
+        self.read_spoilt(offset, into);
     }
 
     fn load(&self, offset: usize) -> u64 {
-        self.inner.load(offset)
+        let mut word = self.inner.load(offset).to_le_bytes();
+        self.read_spoilt(offset, &mut word);
+        u64::from_le_bytes(word)
     }
 
     fn store(&self, offset: usize, word: u64) {
         self.step();
+        self.change(offset);
         self.inner.store(offset, word);
     }
 
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         self.step();
+        self.change(offset);
         self.inner.swap(offset, old, new)
     }
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
         self.step();
+        self.change(offset);
         self.inner.stream_line(offset, line)
     }
 
     fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let stream = |&(medium, offset): &(&Medium, usize)| {
             medium.step();
+            medium.overwrite(offset);
             match medium.place(offset, page) {
                 Some(at) => Recorder::stream_page(&[(&medium.inner, at)], page).1,
                 None => medium.inner.flush(offset, PAGE_BYTES),
@@ -241,5 +289,16 @@ impl Media for Medium {
     fn fence(&self, stores: Unfenced) -> Fenced {
         self.step();
         self.inner.fence(stores)
+    }
+
+    fn is_unreadable(&self, offset: usize) -> bool {
+        let page = offset / PAGE_BYTES * PAGE_BYTES;
+        guard(&self.spoilt).get(&page).is_some_and(|is_met| *is_met)
+    }
+
+    fn unreadable(&self) -> Vec<usize> {
+        let spoilt = guard(&self.spoilt);
+        let met = spoilt.iter().filter(|(_, is_met)| **is_met);
+        met.map(|(page, _)| *page).collect()
     }
 }

@@ -9,6 +9,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{Layout, Leg, LegState};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::worker::Worker;
+use pagemesh_pmem::Media;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -341,11 +342,17 @@ impl Life {
                 rounds += 1;
             }
             // Nothing is freed on the word of damage: what a damaged slot of a page named
-            // stays in use.
+            // stays in use, and so does what cannot be read.
             let is_damaged = self.plan.damaged == Some(house);
             let withheld = if is_damaged { self.frames_withheld } else { 0 };
             if used() > withheld * PAGE {
                 return Err(format!("brick {house} has lost {} bytes of frames", used()));
+            }
+            let unreadable = running.medium.unreadable().len() as u64;
+            if used() < unreadable * PAGE {
+                return Err(format!(
+                    "brick {house} would use one of {unreadable} unreadable frames again"
+                ));
             }
         }
         Ok(())

@@ -39,6 +39,7 @@ const FAULTS: &[&str] = &[
     "messages lost",
     "messages repeated",
     "one-way partition",
+    "page unreadable",
     "partition",
     "pool scrubbed",
     "power lost",

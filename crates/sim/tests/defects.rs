@@ -18,6 +18,7 @@ const STALE_READ: &str = "a stale leg was read";
 const NO_REST: &str = "no rest";
 const POOL_FAILED: &str = "the pool of brick ";
 
+const REUSED: &str = " unreadable frames again";
 const HALF: &str = "half of a transaction";
 const PROMOTED: &str = " promoted copy";
 
@@ -31,6 +32,7 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::FollowsTheDead, &[PROMOTED, NO_REST]),
     (Defect::SettledByPage, &[HALF]),
     (Defect::DamageNotCleared, &[NO_REST]),
+    (Defect::UnreadableReused, &[REUSED]),
     (Defect::NodesNotMended, &[NO_REST, POOL_FAILED]),
     (Defect::OldConnectionTaken, DIVERGED),
     (Defect::ForeignLayoutTaken, &[NOT_LINEARIZABLE, SUPERSEDED]),

@@ -250,11 +250,15 @@ impl<M: Media> Pool<M> {
             self.apply_lane(number, limit, pass)?;
         }
         self.apply_to_file(pass)?;
+        self.withhold_unreadable();
         for &frame in &pass.used {
             self.frames.write(frame, true);
         }
         for &frame in &pass.freed {
-            self.frames.write(frame, false);
+            // It stays in use: an opening would not know, and grant it.
+            if !self.frames.is_withheld(frame) {
+                self.frames.write(frame, false);
+            }
         }
         if let Some(stores) = self.frames.flush(&*self.view.data) {
             pass.add(stores);
@@ -295,6 +299,20 @@ impl<M: Media> Pool<M> {
         }
         self.recycle_objects(limit);
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
+    }
+
+    /// Has frames that could not be read not used again. Whoever met one has told so
+    /// before it committed what frees it.
+    pub(crate) fn withhold_unreadable(&mut self) {
+        if defect::is(Defect::UnreadableReused) {
+            return;
+        }
+        let view = &self.view;
+        let pages = [&view.data, &view.meta].map(|media| media.unreadable());
+        let own = pages.iter().flatten().map(|at| (at / PAGE_BYTES) as u64);
+        let told = view.control.unreadable().map(|frame| frame.0);
+        own.chain(told)
+            .for_each(|frame| self.frames.withhold(frame));
     }
 
     /// What each lane must keep: records not applied, and those that may be

@@ -6,6 +6,7 @@
 //!    64  next seq 8                               (every writer's shared line)
 //!   128  bell 4, sleeping 4                       (wakes the owner)
 //!   136  mended slots 8                           (by whoever met them)
+//!   192  64 unreadable frames of 8, number + 1    (by whoever met them)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
 //!     0  active 8, floor 8, committed 8, complete 8, consumed 8, asked 8,
@@ -25,8 +26,9 @@
 use crate::defect::{self, Defect};
 use crate::in_flight::Noted;
 use crate::wait::{self, Deadline};
-use pagemesh_base::ids::{Incarnation, ObjectId, PageNo, Seq};
+use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::unreadable::PAGES_MAX;
 use pagemesh_pmem::{MapError, Shared};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,6 +40,7 @@ const SEQ_AT: usize = 64;
 const BELL_AT: usize = 128;
 const SLEEPING_AT: usize = 132;
 const MENDED_AT: usize = 136;
+const UNREADABLE_AT: usize = 192;
 const LOCKS_AT: usize = PAGE_BYTES;
 /// Lock words: collisions of unrelated ranges stay rare, and the table fits
 /// into a second-level cache.
@@ -280,6 +283,31 @@ impl Control {
     /// session.
     pub(crate) fn mended_slots(&self) -> &AtomicU64 {
         self.shared.word(MENDED_AT)
+    }
+
+    fn unreadable_words(&self) -> impl Iterator<Item = &AtomicU64> {
+        (0..PAGES_MAX).map(|index| self.shared.word(UNREADABLE_AT + index * 8))
+    }
+
+    /// Tells the owner of a frame that could not be read. Beyond as many as a process
+    /// lives with it is not told any more.
+    #[cold]
+    pub(crate) fn tell_unreadable(&self, frame: FrameNo) {
+        let told = frame.0 + 1;
+        let _full = self.unreadable_words().find(|word| {
+            let swapped = word.compare_exchange(0, told, Ordering::AcqRel, Ordering::Acquire);
+            swapped.map_or_else(|found| found == told, |_| true)
+        });
+    }
+
+    /// The frames that could not be read.
+    pub(crate) fn unreadable(&self) -> impl Iterator<Item = FrameNo> {
+        let words = self
+            .unreadable_words()
+            .map(|word| word.load(Ordering::Acquire));
+        words
+            .take_while(|word| *word > 0)
+            .map(|word| FrameNo(word - 1))
     }
 
     fn half(&self, at: usize) -> &AtomicU32 {

@@ -21,6 +21,8 @@ pub(crate) struct Frames {
     /// Where to look next.
     cursor: u64,
     free: u64,
+    /// Not to be used again: they cannot be read.
+    withheld: Vec<u64>,
 }
 
 impl Frames {
@@ -41,8 +43,27 @@ impl Frames {
             cursor: frames.start,
             free: free_of.iter().map(|&free| u64::from(free)).sum(),
             free_of,
+            withheld: Vec::new(),
             bitmap,
         }
+    }
+
+    /// Has a frame never granted again, nor freed.
+    pub(crate) fn withhold(&mut self, frame: u64) {
+        if !self.bitmap.frames().contains(&frame) || self.is_withheld(frame) {
+            return;
+        }
+        let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
+        if self.busy[word] & bit == 0 {
+            self.busy[word] |= bit;
+            self.free_of[(frame / GROUP) as usize] -= 1;
+            self.free -= 1;
+        }
+        self.withheld.push(frame);
+    }
+
+    pub(crate) fn is_withheld(&self, frame: u64) -> bool {
+        self.withheld.contains(&frame)
     }
 
     pub(crate) fn bitmap(&self) -> &Bitmap {
@@ -137,7 +158,7 @@ impl Frames {
     pub(crate) fn release(&mut self, frame: u64) -> bool {
         let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));
         let was_busy = self.busy[word] & bit != 0;
-        if was_busy {
+        if was_busy && !self.is_withheld(frame) {
             self.busy[word] &= !bit;
             self.free_of[(frame / GROUP) as usize] += 1;
             self.free += 1;

@@ -245,6 +245,7 @@ impl<M: Media> Pool<M> {
             block,
         };
         pool.load_objects()?;
+        pool.withhold_unreadable();
         pool.lanes.open(&pool.view, OWN, 0, 0);
         Ok((pool, recovered))
     }

@@ -19,7 +19,7 @@ use crate::seen::Seen;
 use crate::slot::Slot;
 use crate::superblock::{BadSuperblock, COUNT_MAX, Superblock};
 use crate::table::{BadTable, Location, Table};
-use crate::view::frame_at;
+use crate::view::{frame_at, tolerate};
 use crate::ways::{self, MendedSlot};
 use pagemesh_base::checksum::{crc32c, flipped_bit, word_sum};
 use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
@@ -210,6 +210,10 @@ pub(crate) fn recover<M: Media>(
         media.sync()?;
     }
     let mut block = read_superblock(media)?;
+    tolerate(media, &block.geometry);
+    if let Some(trial) = trial {
+        tolerate(trial, &block.geometry);
+    }
     // With one superblock, it may be the older one: the other was being
     // written, which is fine, or was damaged since.
     let pages = superblock_pages(media);
@@ -476,6 +480,8 @@ enum Data {
     /// As `Flipped`, of one page, and a second sum leaves no doubt what it should be,
     /// whichever happened: this bit, turned.
     Known(usize),
+    /// A page cannot be read, so that nobody knows whether it got there.
+    Unreadable,
     /// It never got there, or not as a whole.
     Torn,
 }
@@ -488,7 +494,8 @@ impl Data {
     /// damaged.
     fn is_torn(self, ordered: bool) -> bool {
         match self {
-            Data::Whole | Data::Known(_) => false,
+            // An unreadable page that was acknowledged must not become an older one.
+            Data::Whole | Data::Known(_) | Data::Unreadable => false,
             Data::Flipped => ordered && !defect::is(Defect::NearlyWholeKept),
             Data::Torn => true,
         }
@@ -563,6 +570,10 @@ impl<'m, M: Media> Replay<'m, M> {
                 true => Data::Whole,
                 false => Data::Torn,
             };
+        }
+        let is_unreadable = self.media.is_unreadable(frame_at(frame));
+        if is_unreadable && !defect::is(Defect::UnreadableDropped) {
+            return Data::Unreadable;
         }
         let Some(bit) = flipped_bit(PAGE_BYTES, sum, change.sums.crc) else {
             return Data::Torn;

@@ -549,6 +549,7 @@ impl<M: Media> Session<M> {
             if let Some(frame) = change.new.frame() {
                 self.view.data.read(frame_at(frame), &mut page);
                 if crc32c(&page) != change.sums.crc {
+                    self.view.note_unreadable(frame);
                     return false;
                 }
                 change.sums.words = word_sum(&page);

@@ -126,6 +126,8 @@ impl<M: Media> View<M> {
             data.len_bytes() as u64 >= geometry.pool_bytes,
             "the whole pool is mapped"
         );
+        tolerate(&*data, &geometry);
+        tolerate(&*meta, &geometry);
         View {
             data,
             meta,
@@ -301,14 +303,30 @@ impl<M: Media> View<M> {
             // The load of the slot must not move up before the copy.
             std::sync::atomic::fence(Ordering::Acquire);
             if self.meta.load(at) == slot.encode() || defect::is(Defect::SlotNotLookedAtAgain) {
-                return match found == expected {
-                    true => Ok(Some(found)),
-                    false => Err(damaged_page(page)),
-                };
+                if found == expected {
+                    return Ok(Some(found));
+                }
+                self.note_unreadable(frame);
+                return Err(damaged_page(page));
             }
         }
         Err(StoreError::Stalled)
     }
+
+    /// Tells the owner of a damaged page's frame if it could not be read: it must not be
+    /// given to anybody again.
+    #[cold]
+    pub(crate) fn note_unreadable(&self, frame: FrameNo) {
+        if self.data.is_unreadable(frame_at(frame)) {
+            self.control.tell_unreadable(frame);
+        }
+    }
+}
+
+/// Frames may be unreadable: whatever lies in one has a checksum. What lies before them
+/// would be taken for something else: an end of the journal, a free frame.
+pub(crate) fn tolerate<M: Media>(media: &M, geometry: &Geometry) {
+    media.tolerate(geometry.frames.start as usize);
 }
 
 /// The byte where a frame starts.

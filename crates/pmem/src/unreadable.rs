@@ -1,0 +1,355 @@
+//! Memory that cannot be read: a machine check, or a bad sector below a mapped file.
+//! The kernel tells whoever touches it by SIGBUS (mmap(2), sigaction(2)), which would
+//! end the process.
+//!
+//! From the offset on that the holder of a mapping names, a page of which a read fails
+//! is replaced, in this process, by one of [`PATTERN`], which no checksum fits: readers
+//! find damage, and treat it as any other. Nobody can store to the page in its place: a
+//! store there, or any access before the offset, ends the process as it did before, and
+//! the last line that it prints names the file and the byte.
+//!
+//! Invariants: a page is listed before its pattern can be seen; the handler takes no
+//! lock, allocates nothing and keeps `errno` (signal-safety(7)). What it does not know
+//! goes to the handler that was there before.
+
+use crate::mapped::MapError;
+use pagemesh_base::units::PAGE_BYTES;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Every word of a page that cannot be read. It is no slot of a page table: that is a
+/// test of the store.
+pub const PATTERN: u64 = 0xbadb_adba_dbad_badb;
+
+/// Unreadable pages that a process goes on with. A medium with more is failing as a
+/// whole, and the next one ends the process.
+pub const PAGES_MAX: usize = 64;
+
+/// Mappings that are known; those beyond end the process as they would without us.
+const MAPPINGS_MAX: usize = 256;
+
+/// A mapping, or nothing where `base` is 0.
+struct Entry {
+    base: AtomicUsize,
+    end: AtomicUsize,
+    /// From here on pages are replaced.
+    from: AtomicUsize,
+    /// Whether stores stay in this process anyway.
+    is_private: AtomicBool,
+    name: AtomicPtr<c_char>,
+}
+
+static ENTRIES: [Entry; MAPPINGS_MAX] = [const {
+    Entry {
+        base: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        from: AtomicUsize::new(usize::MAX),
+        is_private: AtomicBool::new(false),
+        name: AtomicPtr::new(ptr::null_mut()),
+    }
+}; MAPPINGS_MAX];
+
+/// Addresses of replaced pages; 0 is none.
+static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
+/// How many of them there are, at least.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Held while entries are taken; the handler only reads.
+static TAKING: Mutex<()> = Mutex::new(());
+static HANDLER: OnceLock<Handler> = OnceLock::new();
+
+/// What the handler needs: made before it is installed.
+struct Handler {
+    /// A page of the pattern.
+    pattern: c_int,
+    /// Who handled the signals before.
+    bus: libc::sigaction,
+    segv: libc::sigaction,
+}
+
+/// A mapping whose unreadable pages are handled, until [`Watched::end`], which has to
+/// come before it is unmapped.
+pub(crate) struct Watched {
+    index: Option<usize>,
+    base: usize,
+    end: usize,
+    _name: CString,
+}
+
+impl Watched {
+    /// Watches `len` bytes that `file` is mapped to at `base`.
+    ///
+    /// # Errors
+    /// When the system refuses what the first of all mappings needs.
+    pub(crate) fn new(
+        base: usize,
+        len: usize,
+        file: &File,
+        is_private: bool,
+    ) -> Result<Watched, MapError> {
+        let name = name_of(file);
+        let mut watched = Watched {
+            index: None,
+            base,
+            end: base + len,
+            _name: name,
+        };
+        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        install()?;
+        let is_free = |entry: &Entry| entry.base.load(Ordering::Relaxed) == 0;
+        let Some(index) = ENTRIES.iter().position(is_free) else {
+            return Ok(watched);
+        };
+        let entry = &ENTRIES[index];
+        entry.end.store(watched.end, Ordering::Relaxed);
+        entry.from.store(usize::MAX, Ordering::Relaxed);
+        entry.is_private.store(is_private, Ordering::Relaxed);
+        let name = watched._name.as_ptr().cast_mut();
+        entry.name.store(name, Ordering::Relaxed);
+        entry.base.store(base, Ordering::Release);
+        watched.index = Some(index);
+        Ok(watched)
+    }
+
+    /// Replaces unreadable pages from this offset on.
+    pub(crate) fn tolerate(&self, from: usize) {
+        assert!(from.is_multiple_of(PAGE_BYTES), "whole pages are replaced");
+        if let Some(index) = self.index {
+            ENTRIES[index]
+                .from
+                .store(self.base + from, Ordering::Release);
+        }
+    }
+
+    /// Whether the page that holds this byte was replaced.
+    pub(crate) fn is_unreadable(&self, offset: usize) -> bool {
+        let page = (self.base + offset) / PAGE_BYTES * PAGE_BYTES;
+        COUNT.load(Ordering::Acquire) > 0 && is_replaced(page)
+    }
+
+    /// The first bytes of all pages that were replaced.
+    pub(crate) fn unreadable(&self) -> Vec<usize> {
+        if COUNT.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        let pages = PAGES.iter().map(|page| page.load(Ordering::Acquire));
+        let own = pages.filter(|page| (self.base..self.end).contains(page));
+        own.map(|page| page - self.base).collect()
+    }
+
+    /// The mapping is about to end.
+    pub(crate) fn end(&mut self) {
+        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = self.index.take() {
+            ENTRIES[index].base.store(0, Ordering::Release);
+        }
+        // Another mapping may get these addresses.
+        for page in &PAGES {
+            let at = page.load(Ordering::Acquire);
+            if (self.base..self.end).contains(&at) {
+                page.store(0, Ordering::Release);
+                COUNT.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+fn name_of(file: &File) -> CString {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let name = link.map(|path| path.into_os_string().into_vec());
+    CString::new(name.unwrap_or_default()).unwrap_or_default()
+}
+
+fn is_replaced(page: usize) -> bool {
+    PAGES.iter().any(|it| it.load(Ordering::Acquire) == page)
+}
+
+/// Installs the handler, once.
+fn install() -> Result<(), MapError> {
+    if HANDLER.get().is_some() {
+        return Ok(());
+    }
+    let system = |cause| MapError::System {
+        action: "prepare for memory that cannot be read",
+        cause,
+    };
+    // SAFETY: a constant name that ends in a zero.
+    let fd = unsafe { libc::memfd_create(c"pagemesh-unreadable".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(system(io::Error::last_os_error()));
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
+    file.write_all(page.as_flattened()).map_err(system)?;
+    let action_of = |signal| {
+        let mut action = MaybeUninit::uninit();
+        // SAFETY: it only asks, and fills the whole structure if it succeeds.
+        match unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) } {
+            // SAFETY: filled.
+            0 => Ok(unsafe { action.assume_init() }),
+            _ => Err(system(io::Error::last_os_error())),
+        }
+    };
+    let handler = Handler {
+        pattern: file.into_raw_fd(),
+        bus: action_of(libc::SIGBUS)?,
+        segv: action_of(libc::SIGSEGV)?,
+    };
+    HANDLER.get_or_init(|| handler);
+    for signal in [libc::SIGBUS, libc::SIGSEGV] {
+        // SAFETY: all zeroes is a valid `sigaction`.
+        let mut action: libc::sigaction = unsafe { zeroed() };
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: the handler has the signature that SA_SIGINFO asks for, and keeps to
+        // what is allowed in one.
+        if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
+            return Err(system(io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: each thread has its own, always valid.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the kernel hands over a valid structure; the address is of faults only,
+    // which it sends itself.
+    let at = unsafe {
+        match (*info).si_code > 0 {
+            true => (*info).si_addr() as usize,
+            false => 0,
+        }
+    };
+    let page = at / PAGE_BYTES * PAGE_BYTES;
+    let is_handled = match entry_of(at) {
+        Some(entry) if signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire) => {
+            let is_handled = replace(page, entry);
+            tell(entry, at, is_handled);
+            is_handled
+        }
+        Some(entry) => {
+            if signal == libc::SIGBUS || is_replaced(page) {
+                tell(entry, at, false);
+            }
+            false
+        }
+        None => false,
+    };
+    if !is_handled {
+        hand_back(signal);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn entry_of(at: usize) -> Option<&'static Entry> {
+    ENTRIES.iter().find(|entry| {
+        let base = entry.base.load(Ordering::Acquire);
+        base != 0 && base <= at && at < entry.end.load(Ordering::Relaxed)
+    })
+}
+
+/// Has the access made again under the handler that was there before.
+fn hand_back(signal: c_int) {
+    if let Some(handler) = HANDLER.get() {
+        let before = match signal {
+            libc::SIGBUS => &raw const handler.bus,
+            _ => &raw const handler.segv,
+        };
+        // SAFETY: an action that the kernel gave us.
+        unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
+    }
+}
+
+/// Lists the page and maps the pattern in its place.
+fn replace(page: usize, entry: &Entry) -> bool {
+    let Some(handler) = HANDLER.get() else {
+        return false;
+    };
+    if !list(page) {
+        return false;
+    }
+    let access = match entry.is_private.load(Ordering::Relaxed) {
+        true => libc::PROT_READ | libc::PROT_WRITE,
+        false => libc::PROT_READ,
+    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    // SAFETY: one page of a watched mapping, which nothing else can have replaced but
+    // another thread's handler, by the same.
+    let mapped = unsafe {
+        let at = ptr::without_provenance_mut(page);
+        libc::mmap(at, PAGE_BYTES, access, flags, handler.pattern, 0)
+    };
+    mapped != libc::MAP_FAILED
+}
+
+/// False if there is no room.
+fn list(page: usize) -> bool {
+    for it in &PAGES {
+        match it.compare_exchange(0, page, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                COUNT.fetch_add(1, Ordering::AcqRel);
+                return true;
+            }
+            Err(found) if found == page => return true,
+            Err(_) => {}
+        }
+    }
+    false
+}
+
+/// One line on standard error.
+fn tell(entry: &Entry, at: usize, is_handled: bool) {
+    let mut line = Line {
+        bytes: [0; 512],
+        len: 0,
+    };
+    line.push(b"pagemesh: byte ");
+    line.push_number(at - entry.base.load(Ordering::Relaxed));
+    line.push(b" of ");
+    let name = entry.name.load(Ordering::Relaxed);
+    // SAFETY: it ends in a zero, and lives as long as the entry, whose mapping is
+    // being accessed.
+    line.push(unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes());
+    line.push(match is_handled {
+        true => b" cannot be read; its page counts as damaged\n".as_slice(),
+        false => b" cannot be accessed: the medium fails\n",
+    });
+    // SAFETY: initialised bytes of our own.
+    unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.len) };
+}
+
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl Line {
+    fn push(&mut self, part: &[u8]) {
+        let room = &mut self.bytes[self.len..];
+        let count = part.len().min(room.len());
+        room[..count].copy_from_slice(&part[..count]);
+        self.len += count;
+    }
+
+    fn push_number(&mut self, number: usize) {
+        let (mut digits, mut at, mut rest) = ([0; 20], 20, number);
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.push(&digits[at..]);
+    }
+}

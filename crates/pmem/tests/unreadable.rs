@@ -1,0 +1,173 @@
+//! Memory that cannot be read: the end of a file in memory is cut off beneath a mapping.
+
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::unreadable::{PAGES_MAX, PATTERN};
+use pagemesh_pmem::{Mapped, Media};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Output};
+
+const PAGES: usize = 100;
+
+/// A mapping of which only so many pages are left, each full of its number and one.
+fn cut_off(left: usize) -> Mapped {
+    let file = tempfile::Builder::new()
+        .prefix("cut-off")
+        .tempfile_in("/dev/shm")
+        .expect("a file in memory");
+    let file = file.into_file();
+    file.set_len((PAGES * PAGE_BYTES) as u64).expect("room");
+    let medium = Mapped::new(file.try_clone().expect("the file"), PAGES * PAGE_BYTES);
+    let medium = medium.expect("a mapping");
+    for page in 0..PAGES {
+        medium.store(page * PAGE_BYTES, page as u64 + 1);
+    }
+    file.set_len((left * PAGE_BYTES) as u64).expect("cut off");
+    medium
+}
+
+#[test]
+fn an_unreadable_page_reads_as_the_pattern_and_is_known() {
+    let medium = cut_off(98);
+    medium.tolerate(50 * PAGE_BYTES);
+    assert!(!medium.is_unreadable(99 * PAGE_BYTES), "nobody read it");
+    let mut page = [0; PAGE_BYTES];
+    // Several threads meet it at once.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut page = [0; PAGE_BYTES];
+                medium.read(99 * PAGE_BYTES, &mut page);
+                assert_eq!(page.as_chunks::<8>().0, [PATTERN.to_le_bytes(); 512]);
+            });
+        }
+    });
+    assert_eq!(medium.load(98 * PAGE_BYTES + 8), PATTERN);
+    medium.read(97 * PAGE_BYTES, &mut page);
+    assert_eq!(page[0], 98, "what is left is as it was");
+    let mut known = medium.unreadable();
+    known.sort_unstable();
+    assert_eq!(known, [98 * PAGE_BYTES, 99 * PAGE_BYTES]);
+    assert!(medium.is_unreadable(99 * PAGE_BYTES + 4000));
+    assert!(!medium.is_unreadable(97 * PAGE_BYTES));
+
+    // A mapping that comes later, maybe at the same address, has its own.
+    drop(medium);
+    let medium = cut_off(PAGES);
+    medium.tolerate(0);
+    assert_eq!(medium.unreadable(), []);
+    assert_eq!(medium.load(99 * PAGE_BYTES), 100);
+}
+
+#[test]
+fn an_overlay_goes_on_with_its_own_stores() {
+    let medium = cut_off(99);
+    let overlay = medium.overlay().expect("an overlay");
+    overlay.tolerate(0);
+    assert_eq!(overlay.load(99 * PAGE_BYTES), PATTERN);
+    overlay.store(99 * PAGE_BYTES, 5);
+    assert_eq!(overlay.load(99 * PAGE_BYTES), 5);
+    assert!(medium.unreadable().is_empty());
+}
+
+/// Runs one of the ignored tests below in a process of its own.
+fn run(test: &str) -> Output {
+    let itself = std::env::current_exe().expect("this test");
+    let mut command = Command::new(itself);
+    command.args(["--ignored", "--exact", "--nocapture", test]);
+    let no_core = || {
+        let limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: a valid limit.
+        match unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec it makes one system call.
+    unsafe { command.pre_exec(no_core) };
+    command.output().expect("a process")
+}
+
+#[track_caller]
+fn assert_ends(test: &str, by: i32, byte: usize) {
+    let output = run(test);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(by), "{told}");
+    let wanted = format!("pagemesh: byte {byte} of /dev/shm/cut-off");
+    let line = told.lines().rfind(|line| line.starts_with(&wanted));
+    assert!(
+        line.is_some_and(|line| line.ends_with(" cannot be accessed: the medium fails")),
+        "{told}"
+    );
+}
+
+#[test]
+fn elsewhere_it_ends_the_process_and_names_the_byte() {
+    assert_ends(
+        "reads_where_nothing_is_tolerated",
+        libc::SIGBUS,
+        98 * PAGE_BYTES + 16,
+    );
+    assert_ends(
+        "reads_more_than_is_tolerated",
+        libc::SIGBUS,
+        PAGES_MAX * PAGE_BYTES,
+    );
+    assert_ends(
+        "stores_to_an_unreadable_page",
+        libc::SIGSEGV,
+        98 * PAGE_BYTES + 8,
+    );
+}
+
+#[test]
+#[ignore = "ends the process"]
+fn reads_where_nothing_is_tolerated() {
+    let medium = cut_off(98);
+    medium.tolerate(99 * PAGE_BYTES);
+    medium.load(98 * PAGE_BYTES + 16);
+}
+
+#[test]
+#[ignore = "ends the process"]
+fn reads_more_than_is_tolerated() {
+    let medium = cut_off(0);
+    medium.tolerate(0);
+    for page in 0..PAGES {
+        medium.load(page * PAGE_BYTES);
+    }
+}
+
+#[test]
+#[ignore = "ends the process"]
+fn stores_to_an_unreadable_page() {
+    let medium = cut_off(98);
+    medium.tolerate(0);
+    assert_eq!(medium.load(98 * PAGE_BYTES), PATTERN);
+    medium.store(98 * PAGE_BYTES + 8, 1);
+}
+
+/// A fault that is none of ours is handled by who did before.
+#[test]
+fn other_faults_end_the_process_as_ever() {
+    let output = run("runs_out_of_its_stack");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{told}");
+    assert!(told.contains("has overflowed its stack"), "{told}");
+}
+
+#[test]
+#[ignore = "ends the process"]
+fn runs_out_of_its_stack() {
+    fn deeper(depth: u64) -> u64 {
+        let frame = std::hint::black_box([depth; 512]);
+        match depth {
+            u64::MAX => 0,
+            _ => deeper(depth + 1) + frame[depth as usize % 512],
+        }
+    }
+    let _medium = cut_off(PAGES);
+    std::hint::black_box(deeper(0));
+}

@@ -1,0 +1,316 @@
+//! Pages that cannot be read: the end of a file in memory is cut off beneath a pool at
+//! work, and whoever reads there gets a SIGBUS, as for a machine check.
+
+use pagemesh_base::defect::{self, Defect};
+use pagemesh_base::ids::{Epoch, FrameNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::unreadable::PATTERN;
+use pagemesh_pmem::{Mapped, Shared};
+use pagemesh_store::check::{Options, check};
+use pagemesh_store::control::Control;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::session::{Failure, Member, Session, clear, write};
+use pagemesh_store::slot::Slot;
+use pagemesh_store::view::{Handle, StoreError, View};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+const POOL_BYTES: usize = 8 << 20;
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const SIZE: u64 = 8 << 20;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+fn file() -> File {
+    let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+    file.set_len(POOL_BYTES as u64).expect("room");
+    file
+}
+
+fn map(file: &File) -> Arc<Mapped> {
+    let file = file.try_clone().expect("the file");
+    Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"))
+}
+
+fn session(pool: &mut Pool<Mapped>, view: &Arc<View<Mapped>>) -> Session<Mapped> {
+    let number = pool.open_session(1, 1).expect("a session");
+    pool.tend().expect("grants");
+    // Nobody tends the pool while it waits.
+    Session::new(view.clone(), number).with_owner_wait(Duration::from_millis(1))
+}
+
+/// The view of a client that maps the pool for itself.
+fn view_of_client(file: &File, pool: &Pool<Mapped>) -> Arc<View<Mapped>> {
+    let media = map(file);
+    let block = Pool::peek(&*media).expect("a pool");
+    let control = pool.view().control().shared();
+    let length = control.len_bytes();
+    let control = control.as_fd().try_clone_to_owned().expect("a descriptor");
+    let shared = Shared::open(File::from(control), length).expect("the segment");
+    let control = Control::open(shared, block.geometry.lanes, block.incarnation);
+    let control = control.expect("the segment");
+    Arc::new(View::new(
+        media.clone(),
+        media,
+        control,
+        block.geometry,
+        block.pool,
+        block.incarnation,
+    ))
+}
+
+struct Writer {
+    session: Session<Mapped>,
+    handle: Handle,
+    op: u64,
+}
+
+impl Writer {
+    fn stamp(&mut self) -> Stamp {
+        self.op += 1;
+        Stamp {
+            epoch: Epoch(1),
+            op: self.op,
+            open: 0,
+        }
+    }
+
+    fn put(&mut self, page: u64, byte: u8) -> Result<(), Failure> {
+        let (stamp, handle) = (self.stamp(), self.handle);
+        let session = &mut self.session;
+        let members = &mut [Member { session, handle }];
+        write(members, page * PAGE, &[byte; PAGE_BYTES], stamp)
+    }
+
+    /// Writes, and tends the pool for as long as there is no room.
+    fn put_tended(&mut self, pool: &mut Pool<Mapped>, page: u64, byte: u8) -> Result<(), Failure> {
+        for _ in 0..10 {
+            match self.put(page, byte) {
+                Err(failure)
+                    if matches!(failure.cause, StoreError::NoSpace | StoreError::Stalled) => {}
+                other => return other,
+            }
+            pool.tend().expect("sound");
+        }
+        self.put(page, byte)
+    }
+
+    fn clear(&mut self, page: u64, count: u64) {
+        let (stamp, handle) = (self.stamp(), self.handle);
+        let session = &mut self.session;
+        let members = &mut [Member { session, handle }];
+        clear(members, page * PAGE, count * PAGE, stamp).expect("cleared");
+    }
+
+    fn get(&mut self, page: u64) -> Result<u8, StoreError> {
+        let mut bytes = [0; PAGE_BYTES];
+        let handle = self.handle;
+        self.session
+            .read(&handle, page * PAGE, &mut bytes, Epoch(1))?;
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "torn");
+        Ok(bytes[0])
+    }
+}
+
+/// Fills a pool, has its last frame unreadable, and writes that page and others anew,
+/// many times.
+fn check_goes_on(is_client: bool) {
+    let file = file();
+    let media = map(&file);
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    pool.create(SLICE, SIZE).expect("a slice");
+    let view = match is_client {
+        true => view_of_client(&file, &pool),
+        false => pool.view().clone(),
+    };
+    let mut writer = Writer {
+        session: session(&mut pool, &view),
+        handle: pool.handle(SLICE).expect("there"),
+        op: 0,
+    };
+    let mut pages = 0;
+    while writer.put_tended(&mut pool, pages, 1).is_ok() {
+        pages += 1;
+    }
+    assert!(pages > 1000, "{pages} pages are in use");
+    file.set_len((POOL_BYTES - PAGE_BYTES) as u64)
+        .expect("cut off");
+    let damaged: Vec<u64> = (0..pages)
+        .filter(|page| match writer.get(*page) {
+            Ok(byte) => byte != 1,
+            Err(StoreError::Damaged { offset }) => offset == page * PAGE,
+            Err(cause) => panic!("{cause}"),
+        })
+        .collect();
+    assert_eq!(damaged.len(), 1, "the last frame is in use: {damaged:?}");
+    let lost = damaged[0];
+
+    let first = if lost < pages / 2 { pages / 2 } else { 0 };
+    writer.clear(first, pages / 2);
+    pool.tend().expect("sound");
+    let full = pool.usage().free_bytes;
+    let anew = writer.put_tended(&mut pool, lost, 2);
+    anew.expect("written elsewhere");
+    // All free frames are used, several times.
+    for round in 0..4 {
+        let others = (first..first + pages / 2).chain(pages..SIZE / PAGE);
+        let mut used = 0;
+        for page in others {
+            if writer.put_tended(&mut pool, page, round).is_err() {
+                break;
+            }
+            assert_eq!(writer.get(page), Ok(round));
+            used += 1;
+        }
+        assert!(used > pages / 2 - 8, "{used} frames were free");
+        writer.clear(first, pages / 2);
+        writer.clear(pages, SIZE / PAGE - pages);
+        pool.tend().expect("sound");
+        assert_eq!(writer.get(lost), Ok(2));
+    }
+    assert!(
+        pool.usage().free_bytes <= full,
+        "the unreadable frame is free"
+    );
+}
+
+#[test]
+fn an_unreadable_page_is_damaged_and_its_frame_not_used_again() {
+    check_goes_on(false);
+}
+
+#[test]
+fn a_client_tells_of_an_unreadable_page_that_it_meets() {
+    check_goes_on(true);
+}
+
+fn content_of(file: &File) -> Vec<u8> {
+    let mut content = vec![0; POOL_BYTES];
+    file.read_exact_at(&mut content, 0).expect("the pool");
+    content
+}
+
+/// What an opening counts as dropped and damaged, and what the pages 0 and 1 hold, if the
+/// last change of a session was of page 0 and its frame cannot be read.
+fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
+    let file = file();
+    let media = map(&file);
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    pool.create(SLICE, SIZE).expect("a slice");
+    let view = pool.view().clone();
+    let mut writer = Writer {
+        session: session(&mut pool, &view),
+        handle: pool.handle(SLICE).expect("there"),
+        op: 0,
+    };
+    for (page, byte) in [(0, 1), (1, 1)] {
+        writer.put(page, byte).expect("room");
+    }
+    let before = content_of(&file);
+    writer.put(0, 2).expect("room");
+    drop((writer, view, pool, media));
+
+    // Frames are taken in their order: the last one lies behind all others in use.
+    let content = content_of(&file);
+    let pages = content.as_chunks::<PAGE_BYTES>().0;
+    let last = pages.iter().rposition(|page| *page == [2; PAGE_BYTES]);
+    let last = last.expect("the page");
+    assert_eq!(
+        pages.iter().rposition(|page| *page != [0; PAGE_BYTES]),
+        Some(last)
+    );
+    // The slot was not persistent yet: it would tell that the change was committed.
+    let words = content
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .zip(before.as_chunks::<8>().0);
+    for (word, (now, before)) in words.enumerate() {
+        let slot = Slot::decode(u64::from_le_bytes(*now));
+        if now != before && slot.is_ok_and(|slot| slot.frame() == Some(FrameNo(last as u64))) {
+            file.write_all_at(before, word as u64 * 8)
+                .expect("the pool");
+        }
+    }
+    file.set_len((last * PAGE_BYTES) as u64).expect("cut off");
+
+    let media = map_beyond(&file);
+    let (mut pool, recovered) = Pool::open(media.clone(), media).expect("opened");
+    let view = pool.view().clone();
+    let mut reader = Writer {
+        session: session(&mut pool, &view),
+        handle: pool.handle(SLICE).expect("there"),
+        op: 3,
+    };
+    let pages = [reader.get(0), reader.get(1)];
+    (recovered.dropped, recovered.damaged, pages)
+}
+
+/// It may have been acknowledged, so the page must not have its older bytes.
+#[test]
+fn a_page_that_is_unreadable_at_the_opening_is_damaged_and_not_older() {
+    let damaged = Err(StoreError::Damaged { offset: 0 });
+    let found = opened_without_its_last_page();
+    assert_eq!(found, (0, 1, [damaged, Ok(1)]));
+    defect::set(Some(Defect::UnreadableDropped));
+    let found = opened_without_its_last_page();
+    defect::set(None);
+    assert_eq!(found, (1, 0, [Ok(1), Ok(1)]), "the defect shows");
+}
+
+/// Maps all of a pool's file that is cut off already.
+fn map_beyond(file: &File) -> Arc<Mapped> {
+    let length = file.metadata().expect("a size").len();
+    file.set_len(POOL_BYTES as u64).expect("room");
+    let media = map(file);
+    file.set_len(length).expect("cut off");
+    media
+}
+
+#[test]
+fn a_check_names_an_unreadable_page() {
+    let file = file();
+    let media = map(&file);
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    pool.create(SLICE, SIZE).expect("a slice");
+    let view = pool.view().clone();
+    let mut writer = Writer {
+        session: session(&mut pool, &view),
+        handle: pool.handle(SLICE).expect("there"),
+        op: 0,
+    };
+    writer.put(3, 5).expect("room");
+    pool.close_session(writer.session.number()).expect("closed");
+    drop((writer, view));
+    pool.close().expect("closed");
+    let content = content_of(&file);
+    let pages = content.as_chunks::<PAGE_BYTES>().0;
+    let last = pages.iter().rposition(|page| *page == [5; PAGE_BYTES]);
+    file.set_len((last.expect("the page") * PAGE_BYTES) as u64)
+        .expect("cut off");
+    let scratch = media.overlay().expect("an overlay");
+    let mut options = Options {
+        is_ordered: true,
+        reads_data: true,
+        progress: &mut |_, _| {},
+    };
+    let (report, _) = check(&scratch, &mut options).expect("checked");
+    let [finding] = &report.findings[..] else {
+        panic!("{:?}", report.findings);
+    };
+    assert_eq!(finding.place.pages, Some(3..4));
+    assert_eq!(finding.place.frame, last.map(|frame| frame as u64));
+}
+
+#[test]
+fn what_stands_for_an_unreadable_page_is_no_slot() {
+    assert!(Slot::decode(PATTERN).is_err());
+}
