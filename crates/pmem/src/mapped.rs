@@ -67,7 +67,7 @@ pub enum MapError {
 ///
 /// The mapping is not inherited by fork: a child must map for itself.
 pub struct Mapped {
-    watched: Watched,
+    watched: Option<Watched>,
     base: NonNull<u8>,
     len: usize,
     file: File,
@@ -169,20 +169,35 @@ impl Mapped {
                 found,
             });
         }
+        let medium = classify(&file, status.file_type())?;
         let (base, synchronous) = map(&file, len)?;
         let durability = match synchronous {
             true => Durability::Pmem,
-            false => classify(&file, status.file_type())?,
+            false => medium,
         };
         advise(base, len);
-        Ok(Mapped {
-            watched: Watched::new(base.addr().get(), len, &file, false)?,
+        Mapped::around(base, len, file, durability, false)
+    }
+
+    /// Takes over a mapping.
+    fn around(
+        base: NonNull<u8>,
+        len: usize,
+        file: File,
+        durability: Durability,
+        is_private: bool,
+    ) -> Result<Mapped, MapError> {
+        let mut mapped = Mapped {
+            watched: None,
             base,
             len,
             file,
             durability,
             commits: Commits::default(),
-        })
+        };
+        let watched = Watched::new(base.addr().get(), len, &mapped.file, is_private)?;
+        mapped.watched = Some(watched);
+        Ok(mapped)
     }
 
     /// Takes up the class that the pool's maker stated, in place of the
@@ -214,14 +229,7 @@ impl Mapped {
         let base = map_with(&file, self.len, libc::MAP_PRIVATE | libc::MAP_NORESERVE)
             .ok_or_else(|| system("map the overlay")(io::Error::last_os_error()))?;
         advise(base, self.len);
-        Ok(Mapped {
-            watched: Watched::new(base.addr().get(), self.len, &file, true)?,
-            base,
-            len: self.len,
-            file,
-            durability: Durability::Process,
-            commits: Commits::default(),
-        })
+        Mapped::around(base, self.len, file, Durability::Process, true)
     }
 
     /// The file behind the mapping.
@@ -238,7 +246,9 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        self.watched.end();
+        if let Some(watched) = &mut self.watched {
+            watched.end();
+        }
         // SAFETY: our own mapping, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -345,15 +355,19 @@ impl Media for Mapped {
 
     fn tolerate(&self, from: usize) {
         check_range(self.len, from, 0, PAGE_BYTES);
-        self.watched.tolerate(from);
+        if let Some(watched) = &self.watched {
+            watched.tolerate(from);
+        }
     }
 
     fn is_unreadable(&self, offset: usize) -> bool {
-        self.watched.is_unreadable(offset)
+        let watched = self.watched.as_ref();
+        watched.is_some_and(|watched| watched.is_unreadable(offset))
     }
 
     fn unreadable(&self) -> Vec<usize> {
-        self.watched.unreadable()
+        let watched = self.watched.as_ref();
+        watched.map(Watched::unreadable).unwrap_or_default()
     }
 
     fn sync(&self) -> Result<(), MapError> {

@@ -63,6 +63,8 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held while entries are taken; the handler only reads.
 static TAKING: Mutex<()> = Mutex::new(());
 static HANDLER: OnceLock<Handler> = OnceLock::new();
+/// Whether it is installed. Changed under `TAKING`.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// What the handler needs: made before it is installed.
 struct Handler {
@@ -172,37 +174,17 @@ fn is_replaced(page: usize) -> bool {
 
 /// Installs the handler, once.
 fn install() -> Result<(), MapError> {
-    if HANDLER.get().is_some() {
+    if INSTALLED.load(Ordering::Relaxed) {
         return Ok(());
     }
     let system = |cause| MapError::System {
         action: "prepare for memory that cannot be read",
         cause,
     };
-    // SAFETY: a constant name that ends in a zero.
-    let fd = unsafe { libc::memfd_create(c"pagemesh-unreadable".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(system(io::Error::last_os_error()));
+    if HANDLER.get().is_none() {
+        let handler = prepare().map_err(system)?;
+        HANDLER.get_or_init(|| handler);
     }
-    // SAFETY: a new descriptor that nobody else owns.
-    let mut file = unsafe { File::from_raw_fd(fd) };
-    let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
-    file.write_all(page.as_flattened()).map_err(system)?;
-    let action_of = |signal| {
-        let mut action = MaybeUninit::uninit();
-        // SAFETY: it only asks, and fills the whole structure if it succeeds.
-        match unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) } {
-            // SAFETY: filled.
-            0 => Ok(unsafe { action.assume_init() }),
-            _ => Err(system(io::Error::last_os_error())),
-        }
-    };
-    let handler = Handler {
-        pattern: file.into_raw_fd(),
-        bus: action_of(libc::SIGBUS)?,
-        segv: action_of(libc::SIGSEGV)?,
-    };
-    HANDLER.get_or_init(|| handler);
     for signal in [libc::SIGBUS, libc::SIGSEGV] {
         // SAFETY: all zeroes is a valid `sigaction`.
         let mut action: libc::sigaction = unsafe { zeroed() };
@@ -214,22 +196,52 @@ fn install() -> Result<(), MapError> {
             return Err(system(io::Error::last_os_error()));
         }
     }
+    INSTALLED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+fn prepare() -> io::Result<Handler> {
+    // SAFETY: a constant name that ends in a zero.
+    let fd = unsafe { libc::memfd_create(c"pagemesh-unreadable".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
+    file.write_all(page.as_flattened())?;
+    let action_of = |signal| {
+        let mut action = MaybeUninit::uninit();
+        // SAFETY: it only asks, and fills the whole structure if it succeeds.
+        match unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) } {
+            // SAFETY: filled.
+            0 => Ok(unsafe { action.assume_init() }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    Ok(Handler {
+        bus: action_of(libc::SIGBUS)?,
+        segv: action_of(libc::SIGSEGV)?,
+        pattern: file.into_raw_fd(),
+    })
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: each thread has its own, always valid.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel hands over a valid structure; the address is of faults only,
-    // which it sends itself.
-    let at = unsafe {
-        match (*info).si_code > 0 {
-            true => (*info).si_addr() as usize,
-            false => 0,
-        }
-    };
+    // SAFETY: the kernel hands over a valid structure.
+    let code = unsafe { (*info).si_code };
+    if code <= 0 {
+        // Somebody's kill(2), and no access that would be made again.
+        return die(signal);
+    }
+    // SAFETY: as above; a fault has an address.
+    let at = unsafe { (*info).si_addr() as usize };
     let page = at / PAGE_BYTES * PAGE_BYTES;
+    // The kernel found it before anybody read it: whoever does hears again.
+    let is_early = signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO;
     let is_handled = match entry_of(at) {
+        _ if is_early => true,
         Some(entry) if signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire) => {
             let is_handled = replace(page, entry);
             tell(entry, at, is_handled);
@@ -253,8 +265,20 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _context: *mut
 fn entry_of(at: usize) -> Option<&'static Entry> {
     ENTRIES.iter().find(|entry| {
         let base = entry.base.load(Ordering::Acquire);
-        base != 0 && base <= at && at < entry.end.load(Ordering::Relaxed)
+        let end = entry.end.load(Ordering::Acquire);
+        // Another mapping may have taken the entry in between.
+        let is_same = entry.base.load(Ordering::Acquire) == base;
+        base != 0 && is_same && (base..end).contains(&at)
     })
+}
+
+fn die(signal: c_int) {
+    // SAFETY: all zeroes is the default action; the signal comes once this returns.
+    unsafe {
+        let default: libc::sigaction = zeroed();
+        libc::sigaction(signal, &raw const default, ptr::null_mut());
+        libc::raise(signal);
+    }
 }
 
 /// Has the access made again under the handler that was there before.
@@ -293,63 +317,50 @@ fn replace(page: usize, entry: &Entry) -> bool {
 
 /// False if there is no room.
 fn list(page: usize) -> bool {
+    // Before it can be found there: too high a count only costs a look.
+    COUNT.fetch_add(1, Ordering::AcqRel);
     for it in &PAGES {
         match it.compare_exchange(0, page, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                COUNT.fetch_add(1, Ordering::AcqRel);
+            Ok(_) => return true,
+            Err(found) if found == page => {
+                COUNT.fetch_sub(1, Ordering::AcqRel);
                 return true;
             }
-            Err(found) if found == page => return true,
             Err(_) => {}
         }
     }
+    COUNT.fetch_sub(1, Ordering::AcqRel);
     false
 }
 
 /// One line on standard error.
 fn tell(entry: &Entry, at: usize, is_handled: bool) {
-    let mut line = Line {
-        bytes: [0; 512],
-        len: 0,
-    };
-    line.push(b"pagemesh: byte ");
-    line.push_number(at - entry.base.load(Ordering::Relaxed));
-    line.push(b" of ");
+    let (mut digits, mut first) = ([0; 20], 20);
+    let mut rest = at - entry.base.load(Ordering::Relaxed);
+    while rest > 0 || first == 20 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
     let name = entry.name.load(Ordering::Relaxed);
     // SAFETY: it ends in a zero, and lives as long as the entry, whose mapping is
     // being accessed.
-    line.push(unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes());
-    line.push(match is_handled {
+    let name = unsafe { std::ffi::CStr::from_ptr(name) };
+    let told = match is_handled {
         true => b" cannot be read; its page counts as damaged\n".as_slice(),
         false => b" cannot be accessed: the medium fails\n",
+    };
+    let parts = [
+        b"pagemesh: byte ",
+        &digits[first..],
+        b" of ",
+        name.to_bytes(),
+        told,
+    ];
+    let parts = parts.map(|part| libc::iovec {
+        iov_base: part.as_ptr().cast_mut().cast(),
+        iov_len: part.len(),
     });
-    // SAFETY: initialised bytes of our own.
-    unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.len) };
-}
-
-struct Line {
-    bytes: [u8; 512],
-    len: usize,
-}
-
-impl Line {
-    fn push(&mut self, part: &[u8]) {
-        let room = &mut self.bytes[self.len..];
-        let count = part.len().min(room.len());
-        room[..count].copy_from_slice(&part[..count]);
-        self.len += count;
-    }
-
-    fn push_number(&mut self, number: usize) {
-        let (mut digits, mut at, mut rest) = ([0; 20], 20, number);
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        self.push(&digits[at..]);
-    }
+    // SAFETY: initialised bytes, which are only read.
+    unsafe { libc::writev(2, parts.as_ptr(), parts.len() as c_int) };
 }

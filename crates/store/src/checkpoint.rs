@@ -301,8 +301,8 @@ impl<M: Media> Pool<M> {
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 
-    /// Has frames that could not be read not used again. Whoever met one has told so
-    /// before it committed what frees it.
+    /// Has frames that could not be read not used again. Whoever met one and then changes
+    /// its page has told so before it committed that.
     pub(crate) fn withhold_unreadable(&mut self) {
         if defect::is(Defect::UnreadableReused) {
             return;
@@ -310,7 +310,7 @@ impl<M: Media> Pool<M> {
         let view = &self.view;
         let pages = [&view.data, &view.meta].map(|media| media.unreadable());
         let own = pages.iter().flatten().map(|at| (at / PAGE_BYTES) as u64);
-        let told = view.control.unreadable().map(|frame| frame.0);
+        let told = view.control.take_unreadable().map(|frame| frame.0);
         own.chain(told)
             .for_each(|frame| self.frames.withhold(frame));
     }
@@ -504,6 +504,10 @@ impl<M: Media> Pool<M> {
         };
         if let Some(at) = at {
             pass.add(self.view.data.flush(at, record.changes.len() * 8));
+            // A flush of what cannot be read writes nothing back.
+            if self.view.data.is_unreadable(at) {
+                return Err(PoolError::Unreadable(at));
+            }
         }
         Ok(())
     }
@@ -520,6 +524,10 @@ impl<M: Media> Pool<M> {
             let Location::At(at) = found else {
                 return Err(PoolError::Data(record.seq));
             };
+            data.load(at);
+            if data.is_unreadable(at) {
+                return Err(PoolError::Unreadable(at));
+            }
             for (i, change) in record.changes.iter().enumerate() {
                 data.store(at + i * 8, change.new.encode());
                 if let (0, Some(frame)) = (record.level, change.new.frame()) {
@@ -629,6 +637,10 @@ impl<M: Media> Pool<M> {
         let Location::At(at) = found else {
             return Ok(());
         };
+        self.view.meta.load(at);
+        if self.view.is_unreadable(at) {
+            return Err(PoolError::Unreadable(at).into());
+        }
         for (i, change) in record.changes.iter().enumerate() {
             if let (0, Some(frame)) = (record.level, change.new.frame()) {
                 let at = self.view.geometry.frame_entry_at(frame);

@@ -289,8 +289,8 @@ impl Control {
         (0..PAGES_MAX).map(|index| self.shared.word(UNREADABLE_AT + index * 8))
     }
 
-    /// Tells the owner of a frame that could not be read. Beyond as many as a process
-    /// lives with it is not told any more.
+    /// Tells the owner of a frame that could not be read. It is not told of more at once
+    /// than a process lives with.
     #[cold]
     pub(crate) fn tell_unreadable(&self, frame: FrameNo) {
         let told = frame.0 + 1;
@@ -300,14 +300,14 @@ impl Control {
         });
     }
 
-    /// The frames that could not be read.
-    pub(crate) fn unreadable(&self) -> impl Iterator<Item = FrameNo> {
-        let words = self
-            .unreadable_words()
-            .map(|word| word.load(Ordering::Acquire));
-        words
-            .take_while(|word| *word > 0)
-            .map(|word| FrameNo(word - 1))
+    /// Takes the frames that could not be read, for the owner.
+    pub(crate) fn take_unreadable(&self) -> impl Iterator<Item = FrameNo> {
+        let told = self.unreadable_words().filter_map(|word| {
+            // Nearly always there is nothing, and the line stays shared.
+            let is_told = word.load(Ordering::Acquire) > 0;
+            is_told.then(|| word.swap(0, Ordering::AcqRel))
+        });
+        told.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
     }
 
     fn half(&self, at: usize) -> &AtomicU32 {

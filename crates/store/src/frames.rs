@@ -10,6 +10,9 @@ use std::ops::Range;
 
 /// Frames whose free ones are counted, so that a full run of them is skipped.
 const GROUP: u64 = 1 << 15;
+/// Frames that are kept from use because they cannot be read, at most. A medium with more
+/// has long ended its brick, unless clients make them up.
+const WITHHELD_MAX: usize = 1024;
 
 /// The frames of a pool.
 pub(crate) struct Frames {
@@ -50,7 +53,8 @@ impl Frames {
 
     /// Has a frame never granted again, nor freed.
     pub(crate) fn withhold(&mut self, frame: u64) {
-        if !self.bitmap.frames().contains(&frame) || self.is_withheld(frame) {
+        let is_ours = self.bitmap.frames().contains(&frame);
+        if !is_ours || self.is_withheld(frame) || self.withheld.len() == WITHHELD_MAX {
             return;
         }
         let (word, bit) = ((frame / 64) as usize, 1 << (frame % 64));

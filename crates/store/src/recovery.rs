@@ -63,6 +63,11 @@ pub enum PoolError {
     /// A page table cannot be followed.
     #[error("{0}; replace the pool and let the volume copy it anew")]
     Table(#[from] BadTable),
+    /// A page table cannot be read.
+    #[error(
+        "byte {0} of the pool, in a page table, cannot be read; replace the pool and let the volume copy it anew"
+    )]
+    Unreadable(usize),
     /// A record that is whole and cannot be.
     #[error(
         "the record with seq {0} names what the pool does not have; replace the pool and let the volume copy it anew"
@@ -737,13 +742,16 @@ impl<'m, M: Media> Replay<'m, M> {
             // a file, the record that links the node was lost, and this one
             // was never promised either.
             for change in &record.changes {
-                self.note(change.old, ordered, false);
-                self.note(change.new, false, false);
+                self.note_freed(change.old, ordered, ordered);
+                self.note_freed(change.new, false, ordered);
             }
             return Ok(());
         };
         for (i, change) in record.changes.iter().enumerate() {
             let found = Slot::decode(self.media.load(at + i * 8));
+            if found.is_err() && self.media.is_unreadable(at) {
+                return Err(PoolError::Unreadable(at));
+            }
             if let Some(frame) = found
                 .ok()
                 .filter(|&slot| !is_ours(slot))
@@ -779,9 +787,9 @@ impl<'m, M: Media> Replay<'m, M> {
         // maps is free now, and what this record replaced never was in use.
         let found = Slot::decode(self.media.load(at));
         let follows = ordered || found == Ok(old);
-        self.note(old, follows, false);
+        self.note_freed(old, follows, ordered);
         if let (false, Ok(found)) = (follows, found) {
-            self.note(found, true, false);
+            self.note_freed(found, true, ordered);
         }
         self.note(new, false, true);
         if let (1.., false, Some(node)) = (level, ordered, new.frame())
@@ -800,6 +808,19 @@ impl<'m, M: Media> Replay<'m, M> {
             self.stores.push(self.media.flush(entry, 8));
         }
         self.media.store(at, new.encode());
+    }
+
+    /// As [`Replay::note`] of a frame that is free now, unless it cannot be read: it would
+    /// be granted. Looked for where that costs no read of a disk.
+    fn note_freed(&mut self, slot: Slot, was: bool, looks: bool) {
+        let at = slot.frame().map(frame_at);
+        let is_unreadable = at.is_some_and(|at| {
+            if looks {
+                self.media.load(at);
+            }
+            self.media.is_unreadable(at)
+        });
+        self.note(slot, was, is_unreadable);
     }
 
     /// A record names the slot's frame; `was` counts only for the first.

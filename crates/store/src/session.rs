@@ -86,6 +86,8 @@ pub struct Session<M> {
     settling: Option<Unfenced>,
     /// Whether the record at hand settles all before it.
     settles: bool,
+    /// Slots were flushed that cannot be read: nothing is settled any more.
+    is_lost: bool,
 }
 
 /// Where the session stands in its granted frames.
@@ -157,6 +159,7 @@ impl<M: Media> Session<M> {
             unsettled: None,
             settling: None,
             settles: false,
+            is_lost: false,
             view,
         }
     }
@@ -638,6 +641,7 @@ impl<M: Media> Session<M> {
             false => end,
         };
         self.settling = Some(self.view.data.flush(first, end - first));
+        self.is_lost |= self.view.data.is_unreadable(first);
         self.unsettled = None;
     }
 
@@ -660,7 +664,7 @@ impl<M: Media> Session<M> {
 
     /// Streams the encoded entry into the lane.
     pub(crate) fn append(&mut self) -> Unfenced {
-        self.settles = self.settling.is_some();
+        self.settles = self.settling.is_some() && !self.is_lost;
         let stores = self.lane.append(&*self.view.data, &self.encoded);
         match self.settling.take() {
             Some(flushed) => flushed.and(stores),
@@ -1203,6 +1207,9 @@ impl<M: Media> Session<M> {
             // found by a check of the pool; nothing is freed on the word of
             // damage.
             let old = match Slot::decode(self.view.meta.load(at)) {
+                Err(_) if self.view.is_unreadable(at) => {
+                    return Err(damaged_page(PageNo(page.0 + i as u64)));
+                }
                 Err(_) => Slot::EMPTY,
                 Ok(slot) => self.view.within(slot, PageNo(page.0 + i as u64))?,
             };
@@ -1229,8 +1236,10 @@ impl<M: Media> Session<M> {
         for i in 0..count {
             let page = PageNo(page.0 + i);
             // As for a write: what a damaged slot named need not be known.
-            let (old, is_damaged) = match Slot::decode(self.view.meta.load(at + i as usize * 8)) {
+            let at = at + i as usize * 8;
+            let (old, is_damaged) = match Slot::decode(self.view.meta.load(at)) {
                 Err(_) if defect::is(Defect::DamageNotCleared) => return Err(damaged_page(page)),
+                Err(_) if self.view.is_unreadable(at) => return Err(damaged_page(page)),
                 Err(_) => (Slot::EMPTY, true),
                 Ok(slot) => (self.view.within(slot, page)?, false),
             };

@@ -300,17 +300,27 @@ impl<M: Media> View<M> {
             let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
             self.data.read(frame_at(frame), into);
             let found = crc32c(into);
+            if found != expected {
+                // Before the slot is looked at again: who has changed it meanwhile frees
+                // the frame, and has not read it.
+                self.note_unreadable(frame);
+            }
             // The load of the slot must not move up before the copy.
             std::sync::atomic::fence(Ordering::Acquire);
             if self.meta.load(at) == slot.encode() || defect::is(Defect::SlotNotLookedAtAgain) {
-                if found == expected {
-                    return Ok(Some(found));
-                }
-                self.note_unreadable(frame);
-                return Err(damaged_page(page));
+                return match found == expected {
+                    true => Ok(Some(found)),
+                    false => Err(damaged_page(page)),
+                };
             }
         }
         Err(StoreError::Stalled)
+    }
+
+    /// Whether the node that holds this slot could not be read. Nothing may be stored
+    /// there, nor does a flush of it mean anything.
+    pub(crate) fn is_unreadable(&self, at: usize) -> bool {
+        self.meta.is_unreadable(at) || self.data.is_unreadable(at)
     }
 
     /// Tells the owner of a damaged page's frame if it could not be read: it must not be

@@ -10,11 +10,13 @@ use pagemesh_pmem::unreadable::PATTERN;
 use pagemesh_pmem::{Mapped, Shared};
 use pagemesh_store::check::{Options, check};
 use pagemesh_store::control::Control;
-use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::pool::{ObjectError, Pool, format};
+use pagemesh_store::recovery::PoolError;
 use pagemesh_store::session::{Failure, Member, Session, clear, write};
 use pagemesh_store::slot::Slot;
 use pagemesh_store::view::{Handle, StoreError, View};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -35,13 +37,6 @@ fn file() -> File {
 fn map(file: &File) -> Arc<Mapped> {
     let file = file.try_clone().expect("the file");
     Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"))
-}
-
-fn session(pool: &mut Pool<Mapped>, view: &Arc<View<Mapped>>) -> Session<Mapped> {
-    let number = pool.open_session(1, 1).expect("a session");
-    pool.tend().expect("grants");
-    // Nobody tends the pool while it waits.
-    Session::new(view.clone(), number).with_owner_wait(Duration::from_millis(1))
 }
 
 /// The view of a client that maps the pool for itself.
@@ -71,6 +66,18 @@ struct Writer {
 }
 
 impl Writer {
+    fn new(pool: &mut Pool<Mapped>, view: &Arc<View<Mapped>>) -> Writer {
+        let number = pool.open_session(1, 1).expect("a session");
+        pool.tend().expect("grants");
+        let session = Session::new(view.clone(), number);
+        Writer {
+            // Nobody tends the pool while it waits.
+            session: session.with_owner_wait(Duration::from_millis(1)),
+            handle: pool.handle(SLICE).expect("there"),
+            op: 0,
+        }
+    }
+
     fn stamp(&mut self) -> Stamp {
         self.op += 1;
         Stamp {
@@ -100,11 +107,15 @@ impl Writer {
         self.put(page, byte)
     }
 
-    fn clear(&mut self, page: u64, count: u64) {
+    fn try_clear(&mut self, page: u64, count: u64) -> Result<(), Failure> {
         let (stamp, handle) = (self.stamp(), self.handle);
         let session = &mut self.session;
         let members = &mut [Member { session, handle }];
-        clear(members, page * PAGE, count * PAGE, stamp).expect("cleared");
+        clear(members, page * PAGE, count * PAGE, stamp)
+    }
+
+    fn clear(&mut self, page: u64, count: u64) {
+        self.try_clear(page, count).expect("cleared");
     }
 
     fn get(&mut self, page: u64) -> Result<u8, StoreError> {
@@ -117,9 +128,19 @@ impl Writer {
     }
 }
 
+/// When the pool is opened anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opened {
+    Never,
+    /// After its brick was killed, before a checkpoint had freed anything.
+    Killed,
+    /// After it was closed.
+    Closed,
+}
+
 /// Fills a pool, has its last frame unreadable, and writes that page and others anew,
 /// many times.
-fn check_goes_on(is_client: bool) {
+fn check_goes_on(is_client: bool, opened: Opened) {
     let file = file();
     let media = map(&file);
     format(&*media, Uuid::from_u128(1)).expect("a pool");
@@ -129,11 +150,7 @@ fn check_goes_on(is_client: bool) {
         true => view_of_client(&file, &pool),
         false => pool.view().clone(),
     };
-    let mut writer = Writer {
-        session: session(&mut pool, &view),
-        handle: pool.handle(SLICE).expect("there"),
-        op: 0,
-    };
+    let mut writer = Writer::new(&mut pool, &view);
     let mut pages = 0;
     while writer.put_tended(&mut pool, pages, 1).is_ok() {
         pages += 1;
@@ -154,40 +171,116 @@ fn check_goes_on(is_client: bool) {
     let first = if lost < pages / 2 { pages / 2 } else { 0 };
     writer.clear(first, pages / 2);
     pool.tend().expect("sound");
-    let full = pool.usage().free_bytes;
     let anew = writer.put_tended(&mut pool, lost, 2);
     anew.expect("written elsewhere");
-    // All free frames are used, several times.
+    if opened != Opened::Killed {
+        use_all(&mut pool, &mut writer, first..first + pages / 2, pages);
+        assert_eq!(writer.get(lost), Ok(2));
+    }
+    match opened {
+        Opened::Never => return,
+        Opened::Killed => drop((writer, pool)),
+        Opened::Closed => {
+            let number = writer.session.number();
+            pool.close_session(number).expect("closed");
+            drop(writer);
+            pool.close().expect("closed");
+        }
+    }
+    drop((view, media));
+    let media = map_beyond(&file);
+    let (mut pool, _) = Pool::open(media.clone(), media).expect("opened");
+    let view = pool.view().clone();
+    let mut writer = Writer::new(&mut pool, &view);
+    use_all(&mut pool, &mut writer, first..first + pages / 2, pages);
+    assert_eq!(writer.get(lost), Ok(2));
+}
+
+/// Uses all free frames several times: as many as `free` pages take, which it frees again,
+/// with those from `pages` on.
+fn use_all(pool: &mut Pool<Mapped>, writer: &mut Writer, free: Range<u64>, pages: u64) {
+    let count = free.end - free.start;
     for round in 0..4 {
-        let others = (first..first + pages / 2).chain(pages..SIZE / PAGE);
         let mut used = 0;
-        for page in others {
-            if writer.put_tended(&mut pool, page, round).is_err() {
+        for page in free.clone().chain(pages..SIZE / PAGE) {
+            if writer.put_tended(pool, page, round).is_err() {
                 break;
             }
             assert_eq!(writer.get(page), Ok(round));
             used += 1;
         }
-        assert!(used > pages / 2 - 8, "{used} frames were free");
-        writer.clear(first, pages / 2);
+        assert!(used > count - 8, "{used} frames were free");
+        writer.clear(free.start, count);
         writer.clear(pages, SIZE / PAGE - pages);
         pool.tend().expect("sound");
-        assert_eq!(writer.get(lost), Ok(2));
     }
-    assert!(
-        pool.usage().free_bytes <= full,
-        "the unreadable frame is free"
-    );
 }
 
 #[test]
 fn an_unreadable_page_is_damaged_and_its_frame_not_used_again() {
-    check_goes_on(false);
+    check_goes_on(false, Opened::Never);
+    check_goes_on(false, Opened::Killed);
+    check_goes_on(false, Opened::Closed);
 }
 
 #[test]
 fn a_client_tells_of_an_unreadable_page_that_it_meets() {
-    check_goes_on(true);
+    check_goes_on(true, Opened::Never);
+    check_goes_on(true, Opened::Closed);
+}
+
+/// A leaf that cannot be read: what it has is damaged, nothing is changed there, and what
+/// was is not given up.
+#[test]
+fn an_unreadable_leaf_is_damaged_and_not_changed() {
+    let file = file();
+    let media = map(&file);
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    pool.create(SLICE, SIZE).expect("a slice");
+    let view = pool.view().clone();
+    let mut writer = Writer::new(&mut pool, &view);
+    writer.put(0, 1).expect("room");
+    pool.tend().expect("sound");
+    writer.put(1, 1).expect("room");
+    let content = content_of(&file);
+    let pages = content.as_chunks::<PAGE_BYTES>().0;
+    let data = pages.iter().position(|page| *page == [1; PAGE_BYTES]);
+    let data = FrameNo(data.expect("the page") as u64);
+    let names_it = |word: &[u8; 8]| {
+        let slot = Slot::decode(u64::from_le_bytes(*word));
+        slot.is_ok_and(|slot| slot.frame() == Some(data))
+    };
+    let frames = view.geometry().frame_numbers();
+    let leaf = frames.clone().find(|frame| {
+        let words = pages[*frame as usize].as_chunks::<8>().0;
+        words.iter().any(names_it)
+    });
+    let leaf = leaf.expect("a leaf");
+    // The first frames are nodes: no other leaf is behind this one.
+    file.set_len(leaf * PAGE).expect("cut off");
+
+    let damaged = |page| StoreError::Damaged {
+        offset: page * PAGE,
+    };
+    for page in [0, 1, 2] {
+        assert_eq!(writer.get(page), Err(damaged(page)));
+        let put = writer.put(page, 2).map_err(|failure| failure.cause);
+        assert_eq!(put, Err(damaged(page)));
+        let cleared = writer.try_clear(page, 1).map_err(|failure| failure.cause);
+        assert_eq!(cleared, Err(damaged(page)));
+    }
+    // The record of page 1 has to stay: its slot never got to the medium.
+    let tended = pool.tend().map(drop);
+    let is_its = |cause: &PoolError| matches!(cause, PoolError::Unreadable(at) if *at / PAGE_BYTES == leaf as usize);
+    assert!(
+        matches!(&tended, Err(ObjectError::Pool(cause)) if is_its(cause)),
+        "{tended:?}"
+    );
+    drop((writer, view, pool, media));
+    let media = map_beyond(&file);
+    let opened = Pool::open(media.clone(), media).map(drop);
+    assert!(opened.as_ref().is_err_and(is_its), "{opened:?}");
 }
 
 fn content_of(file: &File) -> Vec<u8> {
@@ -205,11 +298,7 @@ fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
     pool.create(SLICE, SIZE).expect("a slice");
     let view = pool.view().clone();
-    let mut writer = Writer {
-        session: session(&mut pool, &view),
-        handle: pool.handle(SLICE).expect("there"),
-        op: 0,
-    };
+    let mut writer = Writer::new(&mut pool, &view);
     for (page, byte) in [(0, 1), (1, 1)] {
         writer.put(page, byte).expect("room");
     }
@@ -244,11 +333,7 @@ fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
     let media = map_beyond(&file);
     let (mut pool, recovered) = Pool::open(media.clone(), media).expect("opened");
     let view = pool.view().clone();
-    let mut reader = Writer {
-        session: session(&mut pool, &view),
-        handle: pool.handle(SLICE).expect("there"),
-        op: 3,
-    };
+    let mut reader = Writer::new(&mut pool, &view);
     let pages = [reader.get(0), reader.get(1)];
     (recovered.dropped, recovered.damaged, pages)
 }
@@ -282,11 +367,7 @@ fn a_check_names_an_unreadable_page() {
     let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
     pool.create(SLICE, SIZE).expect("a slice");
     let view = pool.view().clone();
-    let mut writer = Writer {
-        session: session(&mut pool, &view),
-        handle: pool.handle(SLICE).expect("there"),
-        op: 0,
-    };
+    let mut writer = Writer::new(&mut pool, &view);
     writer.put(3, 5).expect("room");
     pool.close_session(writer.session.number()).expect("closed");
     drop((writer, view));
@@ -313,4 +394,5 @@ fn a_check_names_an_unreadable_page() {
 #[test]
 fn what_stands_for_an_unreadable_page_is_no_slot() {
     assert!(Slot::decode(PATTERN).is_err());
+    assert_eq!(Slot::mend(PATTERN), None);
 }
