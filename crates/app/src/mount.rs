@@ -369,11 +369,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
         bail!("no file system of pagemesh is mounted on {}", dir.display());
     };
     let waiting = UnixStream::connect_addr(&address(&known.device)?);
-    let flags = match lazy {
-        true => UnmountFlags::DETACH,
-        false => UnmountFlags::empty(),
-    };
-    rustix::mount::unmount(&at, flags).with_context(|| {
+    pagemesh_fuse::unmount_dir(&at, lazy).with_context(|| {
         let shown = dir.display();
         format!(
             "cannot unmount {shown}; if something in it is in use, end that, or take it away with \

@@ -182,6 +182,12 @@ pub trait Space: Send + Sync {
     /// Bytes; may grow while the space is open.
     fn size_bytes(&self) -> u64;
 
+    /// Whether what is acknowledged may be lost with the power until it is flushed: any
+    /// of it, in any order.
+    fn buffers(&self) -> bool {
+        false
+    }
+
     /// Opens a channel.
     ///
     /// # Errors

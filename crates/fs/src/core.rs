@@ -99,6 +99,8 @@ pub(crate) type DataGuard = ArcRwLockReadGuard<RawRwLock, ()>;
 pub(crate) struct Live {
     pub(crate) opens: u64,
     pub(crate) lookups: u64,
+    /// Which run of what makes inodes began it; 0: none.
+    pub(crate) made: u64,
     /// Times that are not in the inode yet.
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
@@ -115,6 +117,8 @@ pub(crate) struct Core {
     pub(crate) used: u64,
     pub(crate) numbers: Numbers,
     pub(crate) live: HashMap<Ino, Live>,
+    /// Runs of what makes inodes so far.
+    pub(crate) makes: u64,
     /// What may have times that are not in the inode yet.
     pub(crate) noted: HashSet<Ino>,
     /// Orphans that are being freed.
@@ -146,6 +150,7 @@ impl Core {
             used,
             numbers,
             live: HashMap::new(),
+            makes: 0,
             noted: HashSet::new(),
             going: HashSet::new(),
             distrusted: HashSet::new(),
@@ -209,6 +214,27 @@ impl Core {
 
     pub(crate) fn live(&mut self, ino: Ino) -> &mut Live {
         self.live.entry(ino).or_default()
+    }
+
+    /// An inode was made: counts its first lookup, and so many opens. Returns what
+    /// [`Core::unmake`] takes if it comes to nothing.
+    pub(crate) fn made(&mut self, ino: Ino, opens: u64) -> (Ino, u64) {
+        self.makes += 1;
+        let live = Live {
+            opens,
+            lookups: 1,
+            made: self.makes,
+            ..Live::default()
+        };
+        self.live.insert(ino, live);
+        (ino, self.makes)
+    }
+
+    /// Somebody else may have got the inode's number since.
+    pub(crate) fn unmake(&mut self, (ino, made): (Ino, u64)) {
+        if self.live.get(&ino).is_some_and(|live| live.made == made) {
+            self.live.remove(&ino);
+        }
     }
 
     /// Spans of an inode that hold pages from `from` on, in order; at most so many.

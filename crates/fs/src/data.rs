@@ -173,11 +173,13 @@ impl Fs {
         read_runs(port, range, &runs)
     }
 
-    /// Writes bytes at an offset, or at the end. Returns where they went.
+    /// Writes bytes at an offset, or at the end. Returns where they went: less than
+    /// all, where that much was there when the next piece failed, or the file may not
+    /// be longer (POSIX, `write`).
     ///
     /// # Errors
-    /// `EFBIG`, `ENOSPC`, and what the volume says. What came before the failing
-    /// piece may be there.
+    /// `EFBIG`, `ENOSPC`, and what the volume says. Of bytes that the file had, what came
+    /// before the failing page may be there.
     pub fn write(
         &self,
         port: &mut Port,
@@ -185,19 +187,20 @@ impl Fs {
         offset: Option<u64>,
         data: &Bytes,
         durable: bool,
-    ) -> Result<u64> {
+    ) -> Result<Range<u64>> {
+        let all = |offset: u64| offset..offset + data.len() as u64;
         // Nearly always nobody is in the way, and one look tells.
         if let Some(offset) = offset {
             match self.try_overwrite(ino, offset, data, durable)? {
                 Tried::Is(write) => {
                     port.call_all(write.requests)?;
-                    return Ok(offset);
+                    return Ok(all(offset));
                 }
                 Tried::InTheWay => {
                     let lock = self.data_lock(ino)?;
                     let _shared = lock.read();
                     if self.overwrite(port, ino, offset, data, durable)? {
-                        return Ok(offset);
+                        return Ok(all(offset));
                     }
                 }
                 Tried::Not => {}
@@ -207,19 +210,17 @@ impl Fs {
         let _alone = lock.write();
         let size = self.look(|core| core.file(ino))?.size;
         let offset = offset.unwrap_or(size);
-        let end = offset.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+        let room = FILE_BYTES_MAX.saturating_sub(offset);
+        if room == 0 && !data.is_empty() {
             return Err(Errno::FBIG.into());
         }
-        self.unshare(
-            port,
-            ino,
-            offset / PAGE..pages_of(offset + data.len() as u64),
-        )?;
-        if !self.overwrite(port, ino, offset, data, durable)? {
-            self.extend(port, ino, offset, data, durable)?;
+        let data = &data.slice(..data.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+        let end = offset + data.len() as u64;
+        self.unshare(port, ino, offset / PAGE..pages_of(end))?;
+        match self.overwrite(port, ino, offset, data, durable)? {
+            true => Ok(offset..end),
+            false => self.extend(port, ino, offset, data, durable),
         }
-        Ok(offset)
     }
 
     /// Begins a write of which the pipe will tell under this name. False: it is one that
@@ -286,7 +287,7 @@ impl Fs {
         Ok(is_that)
     }
 
-    /// Writes with the inode. The caller holds the file alone.
+    /// Writes with the inode, as far as it goes. The caller holds the file alone.
     fn extend(
         &self,
         port: &mut Port,
@@ -294,28 +295,45 @@ impl Fs {
         offset: u64,
         data: &Bytes,
         durable: bool,
-    ) -> Result<()> {
+    ) -> Result<Range<u64>> {
         let end = offset + data.len() as u64;
         let mut at = offset;
         while at < end {
             let next = ((at / PAGE + PIECE_PAGES_MAX) * PAGE).min(end);
             let part = &data[(at - offset) as usize..(next - offset) as usize];
-            let holes = self.holes(port, ino, at / PAGE..pages_of(next))?;
-            let now = self.now();
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                write_pages(tx, &mut inode, at, part, &holes)?;
-                inode.size = inode.size.max(next);
-                inode.mtime = now;
-                inode.ctime = now;
-                if durable {
-                    tx.make_durable();
-                }
-                tx.put(ino, &inode)
-            })?;
-            at = next;
+            match self.extend_by(port, ino, at, part, durable) {
+                Err(error) if at == offset => return Err(error),
+                // Whoever tries the rest hears of it.
+                Err(_) => break,
+                Ok(()) => at = next,
+            }
         }
-        Ok(())
+        Ok(offset..at)
+    }
+
+    /// Writes one piece as a whole.
+    fn extend_by(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        at: u64,
+        part: &[u8],
+        durable: bool,
+    ) -> Result<()> {
+        let end = at + part.len() as u64;
+        let holes = self.holes(port, ino, at / PAGE..pages_of(end))?;
+        let now = self.now();
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            write_pages(tx, &mut inode, at, part, &holes)?;
+            inode.size = inode.size.max(end);
+            inode.mtime = now;
+            inode.ctime = now;
+            if durable {
+                tx.make_durable();
+            }
+            tx.put(ino, &inode)
+        })
     }
 
     /// Which of a file's pages are not mapped. The caller holds the file alone.

@@ -278,6 +278,11 @@ impl Fs {
                 return Ok(value);
             }
             if tx.fits() {
+                if self.space.buffers() {
+                    // Else a later one may be there and this one not, and what it freed
+                    // be cleared though it is still named.
+                    tx.make_durable();
+                }
                 tx.join()?;
                 self.commit(core)?;
                 return Ok(value);

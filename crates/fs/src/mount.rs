@@ -15,6 +15,7 @@ use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex};
 use uuid::Uuid;
 
@@ -140,14 +141,10 @@ impl Fs {
         }
         let finish = || {
             for &ino in orphans {
-                self.free(ino)?;
+                left_if_full(ino, self.free(ino))?;
             }
             for &ino in unfinished {
-                let mut port = self.borrow()?;
-                self.free_spare(&mut port, ino)?;
-                if self.look(|core| core.inode(ino))?.flags & TRIM != 0 {
-                    self.trim(&mut port, ino, None)?;
-                }
+                left_if_full(ino, self.finish_file(ino))?;
             }
             Ok(())
         };
@@ -158,10 +155,34 @@ impl Fs {
         }
     }
 
+    fn finish_file(&self, ino: Ino) -> Result<()> {
+        let mut port = self.borrow()?;
+        self.free_spare(&mut port, ino)?;
+        match self.look(|core| core.inode(ino))?.flags & TRIM {
+            0 => Ok(()),
+            _ => self.trim(&mut port, ino, None),
+        }
+    }
+
     /// The file system's identity.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
         self.core().head.uuid
+    }
+}
+
+/// Giving room back takes some, and a pool that others have filled has none: what is
+/// there must be read and deleted all the same.
+fn left_if_full(ino: Ino, finished: Result<()>) -> Result<()> {
+    match finished {
+        Err(error) if error.errno() == Errno::NOSPC => {
+            tracing::warn!(
+                ino = ino.0,
+                "the pool is full: what a file had is freed with the next mount"
+            );
+            Ok(())
+        }
+        finished => finished,
     }
 }
 

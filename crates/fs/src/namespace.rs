@@ -1,6 +1,6 @@
 //! Names: what changes inodes and directories. Every call is one transaction.
 
-use crate::core::{Live, Tx, damaged_inode};
+use crate::core::{Tx, damaged_inode};
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
 use crate::map;
@@ -360,18 +360,16 @@ impl Fs {
     fn make(&self, opens: u64, mut run: impl FnMut(&mut Tx<'_>) -> Result<Attr>) -> Result<Attr> {
         let mut made = None;
         let result = self.change(|tx| {
+            // It runs anew when it did not fit, and may get another number then.
+            made.take()
+                .into_iter()
+                .for_each(|made| tx.core.unmake(made));
             let attr = run(tx)?;
-            let live = Live {
-                opens,
-                lookups: 1,
-                ..Live::default()
-            };
-            tx.core.live.insert(attr.ino, live);
-            made = Some(attr.ino);
+            made = Some(tx.core.made(attr.ino, opens));
             Ok(attr)
         });
-        if let (Err(_), Some(ino)) = (&result, made) {
-            self.core().live.remove(&ino);
+        if let (Err(_), Some(made)) = (&result, made) {
+            self.core().unmake(made);
         }
         result
     }

@@ -144,12 +144,14 @@ fn a_full_volume_refuses_and_still_deletes() {
     let ino = create(&fs, Ino::ROOT, "file");
     memory.set_room(Some(memory.mapped_pages() + 100));
     let megabyte = Bytes::from(vec![1; 1 << 20]);
-    let full = fs
-        .write(&mut port, ino, Some(0), &megabyte, false)
-        .unwrap_err();
-    assert_eq!(full.errno(), Errno::NOSPC);
+    let written = fs.write(&mut port, ino, Some(0), &megabyte, false);
+    assert_eq!(written, Ok(0..96 * PAGE), "whole pieces of 48 pages");
     let size = fs.attr(ino).unwrap().size;
-    assert_eq!(size, 96 * PAGE, "whole pieces of 48 pages are there");
+    assert_eq!(size, 96 * PAGE);
+    let rest = megabyte.slice(size as usize..);
+    let full = fs.write(&mut port, ino, Some(size), &rest, false);
+    assert_eq!(full.unwrap_err().errno(), Errno::NOSPC);
+    assert_eq!(fs.attr(ino).unwrap().size, size);
     assert_eq!(
         fs.read(&mut port, ino, 0, 1 << 20).unwrap(),
         &megabyte[..size as usize]
@@ -182,7 +184,9 @@ fn filled_to_its_limit(memory: &Memory) -> (Fs, Port, Ino, Bytes) {
     let (fs, mut port) = mounted(memory);
     let ino = create(&fs, Ino::ROOT, "file");
     let two = Bytes::from(vec![1; 2 << 20]);
-    let full = fs.write(&mut port, ino, Some(0), &two, false).unwrap_err();
+    let written = fs.write(&mut port, ino, Some(0), &two, false).unwrap();
+    assert!(written.end < two.len() as u64);
+    let full = fs.write(&mut port, ino, None, &two, false).unwrap_err();
     assert_eq!(full.errno(), Errno::NOSPC);
     (fs, port, ino, two)
 }
@@ -227,8 +231,10 @@ fn odd_names_and_places_are_refused() {
         fs.set_size(&mut port, ino, u64::MAX).unwrap_err().errno(),
         Errno::FBIG
     );
-    fs.write(&mut port, ino, Some((1 << 44) - 1), &byte, false)
-        .unwrap();
+    let last = (1 << 44) - 1;
+    let two = Bytes::from_static(b"xy");
+    let written = fs.write(&mut port, ino, Some(last), &two, false);
+    assert_eq!(written, Ok(last..1 << 44), "as much as there may be");
     assert_eq!(fs.attr(ino).unwrap().size, 1 << 44);
     assert_eq!(
         fs.seek(&mut port, ino, 0, Seek::Data).unwrap(),
@@ -465,4 +471,26 @@ fn what_is_being_written_is_waited_for_by_what_cuts_the_file() {
         drop(pipe);
     });
     assert_eq!(fs.attr(ino).unwrap().size, 100);
+}
+
+/// Freeing what a crash left takes room, if only for a moment.
+#[test]
+fn a_full_volume_with_an_orphan_is_mounted() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let kept = create(&fs, Ino::ROOT, "kept");
+    let bytes = Bytes::from(vec![7; 9 * PAGE as usize]);
+    fs.write(&mut port, kept, Some(0), &bytes, false).unwrap();
+    let orphan = fs.create_unnamed(Ino::ROOT, 0o600, OWNER).unwrap().ino;
+    fs.write(&mut port, orphan, Some(0), &bytes, false).unwrap();
+    // Killed here.
+    let left = memory.after(memory.steps());
+    left.set_room(Some(0));
+    let (fs, mut port) = mounted(&left);
+    assert_eq!(fs.read(&mut port, kept, 0, 1 << 20).unwrap(), &bytes[..]);
+    assert_eq!(fs.usage().inodes, 4, "the orphan is left");
+    drop((fs, port));
+    left.set_room(None);
+    let (fs, _) = mounted(&left);
+    assert_eq!(fs.usage().inodes, 3);
 }

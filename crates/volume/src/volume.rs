@@ -267,6 +267,12 @@ impl Space for Volume {
         self.hub.view().1.size_bytes
     }
 
+    fn buffers(&self) -> bool {
+        let (_, view) = self.hub.view();
+        let mut columns = view.columns.iter();
+        columns.any(|column| !column.buffering().is_empty())
+    }
+
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
         let channel = channel::open(&self.hub, &self.mailbox)?;
         Ok(Box::new(channel))

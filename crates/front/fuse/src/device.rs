@@ -90,10 +90,7 @@ impl Device {
         if !self.is_alive() {
             return Ok(());
         }
-        match unmount(&self.dir, UnmountFlags::empty()) {
-            Err(Errno::PERM) => unmount_by_helper(&self.dir),
-            unmounted => Ok(unmounted?),
-        }
+        unmount_dir(&self.dir, false)
     }
 
     /// Ends the connection, whoever uses the mount.
@@ -102,9 +99,25 @@ impl Device {
             return Ok(());
         }
         match unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
-            Err(Errno::PERM) => unmount_by_helper(&self.dir),
+            Err(Errno::PERM) => unmount_by_helper(&self.dir, true),
             unmounted => Ok(unmounted?),
         }
+    }
+}
+
+/// Unmounts what is mounted on a directory, as root or as whoever mounted it. Lazily: it
+/// leaves its place, and ends with the last open file.
+///
+/// # Errors
+/// When it is in use, or somebody else's.
+pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
+    let flags = match lazy {
+        true => UnmountFlags::DETACH,
+        false => UnmountFlags::empty(),
+    };
+    match unmount(dir, flags) {
+        Err(Errno::PERM) => unmount_by_helper(dir, lazy),
+        unmounted => Ok(unmounted?),
     }
 }
 
@@ -172,11 +185,14 @@ fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     })
 }
 
-fn unmount_by_helper(dir: &Path) -> io::Result<()> {
+fn unmount_by_helper(dir: &Path, lazy: bool) -> io::Result<()> {
     let ended = Command::new(HELPER)
-        .args(["-u", "-q", "-z", "--"])
+        .args(["-u", "-q"])
+        .args(lazy.then_some("-z"))
+        .arg("--")
         .arg(dir)
-        .output()?;
+        .output()
+        .map_err(|cause| io::Error::new(cause.kind(), format!("{HELPER}: {cause}")))?;
     match ended.status.success() {
         true => Ok(()),
         false => Err(io::Error::other(format!(

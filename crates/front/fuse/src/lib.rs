@@ -40,6 +40,7 @@ mod session;
 mod wait;
 
 pub use attr::now;
+pub use device::unmount_dir;
 pub use null::{NullMount, mount_null};
 pub use wait::wait;
 

@@ -441,8 +441,13 @@ impl Asked<'_> {
         let at = place_of(offset, flags, how);
         let is_durable = has(flags, OFlags::DSYNC);
         let mut port = self.fs.borrow()?;
-        self.fs.write(&mut port, self.ino, at, data, is_durable)?;
-        Ok(written(data.len()))
+        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
+        let count = (bytes.end - bytes.start) as usize;
+        if count < data.len() && how & abi::WRITE_CACHE != 0 {
+            // From a mapping: the kernel looks at errors only.
+            return Err(Errno::NOSPC.into());
+        }
+        Ok(written(count))
     }
 
     fn list(&self, span: Span) -> Result<Answer> {

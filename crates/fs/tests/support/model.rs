@@ -500,6 +500,22 @@ fn xattr(key: u8) -> Vec<u8> {
 }
 
 /// Writes two halves at the same time where that can be, else one after the other.
+/// Writes all, or fails as the write of the rest would.
+fn write_all(
+    fs: &Fs,
+    port: &mut Port,
+    ino: Ino,
+    at: Option<u64>,
+    data: &Bytes,
+    durable: bool,
+) -> Result<(), FsError> {
+    let written = fs.write(port, ino, at, data, durable)?;
+    match written.end - written.start < data.len() as u64 {
+        true => Err(Errno::NOSPC.into()),
+        false => Ok(()),
+    }
+}
+
 fn write_halves(
     fs: &Fs,
     port: &mut Port,
@@ -523,7 +539,7 @@ fn write_halves(
     }
     ended?;
     for (at, half) in rest {
-        fs.write(port, ino, Some(at), half, false)?;
+        write_all(fs, port, ino, Some(at), half, false)?;
     }
     Ok(())
 }
@@ -573,8 +589,8 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
             let (parent, name) = parent(fs, path)?;
             let ino = fs.create_unnamed(parent.1, 0o600, OWNER)?.ino;
             let data = Bytes::from(vec![*with; *len]);
-            let written = fs.write(port, ino, Some(0), &data, false);
-            let linked = written.and_then(|_| fs.link(ino, parent.1, &name));
+            let written = write_all(fs, port, ino, Some(0), &data, false);
+            let linked = written.and_then(|()| fs.link(ino, parent.1, &name));
             fs.forget(ino, 1 + u64::from(linked.is_ok()));
             fs.release(ino);
             linked.map(drop)
@@ -613,7 +629,7 @@ fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
         Op::Append(path, len, with) => {
             let file = find(fs, path)?;
             let data = Bytes::from(vec![*with; *len]);
-            fs.write(port, file.1, None, &data, true).map(drop)
+            write_all(fs, port, file.1, None, &data, true)
         }
         Op::SetSize(path, size) => {
             let file = find(fs, path)?;

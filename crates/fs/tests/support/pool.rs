@@ -26,19 +26,33 @@ const EPOCH: Epoch = Epoch(1);
 #[derive(Clone)]
 pub struct Pooled {
     media: Arc<Recorder>,
+    /// It is a file: what is not flushed may be lost.
+    buffers: bool,
     size_bytes: u64,
     session: Arc<Mutex<(Session<Recorder>, u64)>>,
     pool: Arc<Mutex<Pool<Recorder>>>,
 }
 
+fn open(media: &Arc<Recorder>, buffers: bool) -> Pool<Recorder> {
+    let overlay = match buffers {
+        true => Arc::new(media.overlay()),
+        false => media.clone(),
+    };
+    let (pool, _) = Pool::open(media.clone(), overlay).expect("it recovers");
+    pool
+}
+
 impl Pooled {
     /// A new pool, and a file system in it.
-    pub fn new(pool_bytes: usize, size_bytes: u64) -> Pooled {
-        let media = Arc::new(Recorder::new(pool_bytes));
+    pub fn new(pool_bytes: usize, size_bytes: u64, buffers: bool) -> Pooled {
+        let media = Arc::new(match buffers {
+            true => Recorder::of_file(Image::filled(pool_bytes, 0)),
+            false => Recorder::new(pool_bytes),
+        });
         format(&*media, Uuid::from_u128(9)).expect("a pool");
-        let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
+        let mut pool = open(&media, buffers);
         pool.create(SLICE, size_bytes).expect("room");
-        let made = Pooled::of(media, pool);
+        let made = Pooled::of(media, pool, buffers);
         let options = MakeOptions {
             uuid: Uuid::from_u128(1),
             hash_key: [2, 3],
@@ -51,13 +65,21 @@ impl Pooled {
     }
 
     /// After a crash.
-    pub fn recovered(image: Image) -> Pooled {
-        let media = Arc::new(Recorder::unrecorded(image));
-        let (pool, _) = Pool::open(media.clone(), media.clone()).expect("it recovers");
-        Pooled::of(media, pool)
+    pub fn recovered(image: Image, buffers: bool) -> Pooled {
+        let media = Arc::new(match buffers {
+            true => Recorder::of_file(image).without_past(),
+            false => Recorder::unrecorded(image),
+        });
+        let pool = open(&media, buffers);
+        Pooled::of(media, pool, buffers)
     }
 
-    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>) -> Pooled {
+    /// Makes everything so far durable.
+    pub fn flush(&self) {
+        self.run(Request::Flush).expect("a sound medium");
+    }
+
+    fn of(media: Arc<Recorder>, mut pool: Pool<Recorder>, buffers: bool) -> Pooled {
         let number = pool.open_session(1, 1).expect("a session");
         let session = Session::new(pool.view().clone(), number);
         let (_, object) = pool.find(SLICE).expect("the slice");
@@ -69,6 +91,7 @@ impl Pooled {
         });
         Pooled {
             media,
+            buffers,
             size_bytes: object.size_bytes,
             session: Arc::new(Mutex::new((session.beside_owner(tend), 0))),
             pool,
@@ -134,6 +157,18 @@ impl Pooled {
     }
 
     fn run(&self, request: Request) -> Result<Reply, SpaceError> {
+        let is_durable = matches!(
+            request,
+            Request::Write { durable: true, .. } | Request::Transact { durable: true, .. }
+        );
+        let reply = self.run_buffered(request)?;
+        if is_durable {
+            self.change(SliceRequest::Flush)?;
+        }
+        Ok(reply)
+    }
+
+    fn run_buffered(&self, request: Request) -> Result<Reply, SpaceError> {
         match request {
             Request::Read { offset, len } => {
                 check_range(self.size_bytes, offset, len.into())?;
@@ -203,6 +238,10 @@ fn refused(cause: SliceError) -> SpaceError {
 impl Space for Pooled {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
+    }
+
+    fn buffers(&self) -> bool {
+        self.buffers
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
