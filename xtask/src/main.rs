@@ -147,7 +147,9 @@ fn enumerate(
     }
     match command.status()?.success() {
         true => Ok(()),
-        false => bail!("an image is wrong; run the seed named above alone"),
+        false => bail!(
+            "an image is wrong, and the seed above shows it alone, or too little was met, as is told above"
+        ),
     }
 }
 
