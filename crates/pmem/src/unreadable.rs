@@ -130,6 +130,7 @@ impl Watched {
     }
 
     /// Whether the page that holds this byte was replaced.
+    #[inline]
     pub(crate) fn is_unreadable(&self, offset: usize) -> bool {
         let page = (self.base + offset) / PAGE_BYTES * PAGE_BYTES;
         COUNT.load(Ordering::Acquire) > 0 && is_replaced(page)
@@ -168,6 +169,7 @@ fn name_of(file: &File) -> CString {
     CString::new(name.unwrap_or_default()).unwrap_or_default()
 }
 
+#[cold]
 fn is_replaced(page: usize) -> bool {
     PAGES.iter().any(|it| it.load(Ordering::Acquire) == page)
 }
