@@ -295,9 +295,12 @@ fn live_in_pool(seed: u64, operations: usize, buffers: bool) -> (usize, usize) {
         if dice.one_in(10) {
             drop((fs, port));
             (fs, port) = pooled.mounted();
+            pooled.crash_points();
         }
-        pooled.flush();
-        pooled.crash_points();
+        if buffers {
+            pooled.flush();
+            pooled.crash_points();
+        }
     }
     (done, images)
 }

@@ -67,7 +67,7 @@ pub enum MapError {
 ///
 /// The mapping is not inherited by fork: a child must map for itself.
 pub struct Mapped {
-    watched: Option<Watched>,
+    watched: Watched,
     base: NonNull<u8>,
     len: usize,
     file: File,
@@ -187,17 +187,16 @@ impl Mapped {
         durability: Durability,
         is_private: bool,
     ) -> Result<Mapped, MapError> {
-        let mut mapped = Mapped {
-            watched: None,
+        let watched = Watched::new(base.addr().get(), len, &file, is_private);
+        Ok(Mapped {
+            // SAFETY: our own mapping, which nobody has seen yet.
+            watched: watched.inspect_err(|_| unsafe { unmap(base, len) })?,
             base,
             len,
             file,
             durability,
             commits: Commits::default(),
-        };
-        let watched = Watched::new(base.addr().get(), len, &mapped.file, is_private)?;
-        mapped.watched = Some(watched);
-        Ok(mapped)
+        })
     }
 
     /// Takes up the class that the pool's maker stated, in place of the
@@ -246,12 +245,17 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if let Some(watched) = &mut self.watched {
-            watched.end();
-        }
+        self.watched.end();
         // SAFETY: our own mapping, and no reference into it outlives `self`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        unsafe { unmap(self.base, self.len) };
     }
+}
+
+/// # Safety
+/// A mapping of ours, into which no reference is left.
+unsafe fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: as the caller promised.
+    unsafe { libc::munmap(base.as_ptr().cast(), len) };
 }
 
 impl Media for Mapped {
@@ -355,19 +359,15 @@ impl Media for Mapped {
 
     fn tolerate(&self, from: usize) {
         check_range(self.len, from, 0, PAGE_BYTES);
-        if let Some(watched) = &self.watched {
-            watched.tolerate(from);
-        }
+        self.watched.tolerate(from);
     }
 
     fn is_unreadable(&self, offset: usize) -> bool {
-        let watched = self.watched.as_ref();
-        watched.is_some_and(|watched| watched.is_unreadable(offset))
+        self.watched.is_unreadable(offset)
     }
 
     fn unreadable(&self) -> Vec<usize> {
-        let watched = self.watched.as_ref();
-        watched.map(Watched::unreadable).unwrap_or_default()
+        self.watched.unreadable()
     }
 
     fn sync(&self) -> Result<(), MapError> {

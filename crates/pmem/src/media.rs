@@ -103,6 +103,12 @@ pub trait Media {
         false
     }
 
+    /// Tries to read the page of this aligned word.
+    fn can_read(&self, offset: usize) -> bool {
+        self.load(offset);
+        !self.is_unreadable(offset)
+    }
+
     /// The first bytes of all such pages.
     fn unreadable(&self) -> Vec<usize> {
         Vec::new()

@@ -81,7 +81,8 @@ pub(crate) struct Watched {
     index: Option<usize>,
     base: usize,
     end: usize,
-    _name: CString,
+    /// The handler reads it.
+    name: CString,
 }
 
 impl Watched {
@@ -95,12 +96,11 @@ impl Watched {
         file: &File,
         is_private: bool,
     ) -> Result<Watched, MapError> {
-        let name = name_of(file);
         let mut watched = Watched {
             index: None,
             base,
             end: base + len,
-            _name: name,
+            name: name_of(file),
         };
         let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
         install()?;
@@ -112,7 +112,7 @@ impl Watched {
         entry.end.store(watched.end, Ordering::Relaxed);
         entry.from.store(usize::MAX, Ordering::Relaxed);
         entry.is_private.store(is_private, Ordering::Relaxed);
-        let name = watched._name.as_ptr().cast_mut();
+        let name = watched.name.as_ptr().cast_mut();
         entry.name.store(name, Ordering::Relaxed);
         entry.base.store(base, Ordering::Release);
         watched.index = Some(index);
@@ -237,13 +237,14 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _context: *mut
         // Somebody's kill(2), and no access that would be made again.
         return die(signal);
     }
+    if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
+        // The kernel found it before anybody read it: whoever does hears again.
+        return;
+    }
     // SAFETY: as above; a fault has an address.
     let at = unsafe { (*info).si_addr() as usize };
     let page = at / PAGE_BYTES * PAGE_BYTES;
-    // The kernel found it before anybody read it: whoever does hears again.
-    let is_early = signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO;
     let is_handled = match entry_of(at) {
-        _ if is_early => true,
         Some(entry) if signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire) => {
             let is_handled = replace(page, entry);
             tell(entry, at, is_handled);

@@ -15,7 +15,7 @@ use pagemesh_store::object::HEIGHT;
 use pagemesh_store::slot::Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Where the root slot lies in the entry of an object.
@@ -52,6 +52,8 @@ pub(crate) struct Medium {
     pages: Mutex<BTreeSet<usize>>,
     /// Pages that cannot be read, and whether somebody has tried.
     spoilt: Mutex<BTreeMap<usize, bool>>,
+    /// Whether there was ever one: every access asks.
+    is_spoilt: AtomicBool,
     frames_at: usize,
 }
 
@@ -73,6 +75,7 @@ impl Medium {
             mishap: Mutex::default(),
             pages: Mutex::default(),
             spoilt: Mutex::default(),
+            is_spoilt: AtomicBool::new(false),
         }
     }
 
@@ -125,15 +128,27 @@ impl Medium {
 
     /// Has a page of data that cannot be read; false if there is none.
     pub(crate) fn spoil(&self, choice: u64) -> bool {
-        let page = self.page(choice);
-        page.is_some_and(|page| guard(&self.spoilt).insert(page, false).is_none())
+        let Some(page) = self.page(choice) else {
+            return false;
+        };
+        self.is_spoilt.store(true, Ordering::Relaxed);
+        guard(&self.spoilt).insert(page, false).is_none()
+    }
+
+    /// The unreadable pages, if there was ever one.
+    fn spoilt(&self) -> Option<MutexGuard<'_, BTreeMap<usize, bool>>> {
+        let is_spoilt = self.is_spoilt.load(Ordering::Relaxed);
+        is_spoilt.then(|| guard(&self.spoilt))
     }
 
     /// Spoilt pages come as the handler of a machine check shows them.
     fn read_spoilt(&self, offset: usize, into: &mut [u8]) {
+        let Some(mut spoilt) = self.spoilt() else {
+            return;
+        };
         let end = offset + into.len();
         let first = offset / PAGE_BYTES * PAGE_BYTES;
-        for (&page, is_met) in guard(&self.spoilt).range_mut(first..end) {
+        for (&page, is_met) in spoilt.range_mut(first..end) {
             *is_met = true;
             let own = page.max(offset)..(page + PAGE_BYTES).min(end);
             for at in own {
@@ -145,7 +160,8 @@ impl Medium {
     /// A page that is overwritten before anybody tried to read it is well again; one that
     /// was found unreadable must not be used.
     fn overwrite(&self, offset: usize) {
-        if let Some(is_met) = guard(&self.spoilt).remove(&offset) {
+        let removed = self.spoilt().and_then(|mut spoilt| spoilt.remove(&offset));
+        if let Some(is_met) = removed {
             assert!(!is_met, "the unreadable page at {offset} is used again");
         }
     }
@@ -153,7 +169,9 @@ impl Medium {
     /// What changes a part of an unreadable page ends the process.
     fn change(&self, offset: usize) {
         let page = offset / PAGE_BYTES * PAGE_BYTES;
-        let is_spoilt = guard(&self.spoilt).contains_key(&page);
+        let is_spoilt = self
+            .spoilt()
+            .is_some_and(|spoilt| spoilt.contains_key(&page));
         assert!(!is_spoilt, "byte {offset} of an unreadable page is changed");
     }
 

@@ -524,8 +524,7 @@ impl<M: Media> Pool<M> {
             let Location::At(at) = found else {
                 return Err(PoolError::Data(record.seq));
             };
-            data.load(at);
-            if data.is_unreadable(at) {
+            if !data.can_read(at) {
                 return Err(PoolError::Unreadable(at));
             }
             for (i, change) in record.changes.iter().enumerate() {
@@ -637,8 +636,7 @@ impl<M: Media> Pool<M> {
         let Location::At(at) = found else {
             return Ok(());
         };
-        self.view.meta.load(at);
-        if self.view.is_unreadable(at) {
+        if !self.view.meta.can_read(at) || self.view.data.is_unreadable(at) {
             return Err(PoolError::Unreadable(at).into());
         }
         for (i, change) in record.changes.iter().enumerate() {

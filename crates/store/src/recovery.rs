@@ -813,14 +813,12 @@ impl<'m, M: Media> Replay<'m, M> {
     /// As [`Replay::note`] of a frame that is free now, unless it cannot be read: it would
     /// be granted. Looked for where that costs no read of a disk.
     fn note_freed(&mut self, slot: Slot, was: bool, looks: bool) {
-        let at = slot.frame().map(frame_at);
-        let is_unreadable = at.is_some_and(|at| {
-            if looks {
-                self.media.load(at);
-            }
-            self.media.is_unreadable(at)
-        });
-        self.note(slot, was, is_unreadable);
+        let is_unreadable = |frame| match looks {
+            true => !self.media.can_read(frame_at(frame)),
+            false => self.media.is_unreadable(frame_at(frame)),
+        };
+        let is = slot.frame().is_some_and(is_unreadable);
+        self.note(slot, was, is);
     }
 
     /// A record names the slot's frame; `was` counts only for the first.

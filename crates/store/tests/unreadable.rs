@@ -28,15 +28,20 @@ const SLICE: SliceId = SliceId(Uuid::from_u128(7));
 const SIZE: u64 = 8 << 20;
 const PAGE: u64 = PAGE_BYTES as u64;
 
-fn file() -> File {
-    let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
-    file.set_len(POOL_BYTES as u64).expect("room");
-    file
-}
-
 fn map(file: &File) -> Arc<Mapped> {
     let file = file.try_clone().expect("the file");
     Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"))
+}
+
+/// A new pool with a slice, and the file that it lies in.
+fn made() -> (File, Arc<Mapped>, Pool<Mapped>) {
+    let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+    file.set_len(POOL_BYTES as u64).expect("room");
+    let media = map(&file);
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
+    pool.create(SLICE, SIZE).expect("a slice");
+    (file, media, pool)
 }
 
 /// The view of a client that maps the pool for itself.
@@ -141,11 +146,7 @@ enum Opened {
 /// Fills a pool, has its last frame unreadable, and writes that page and others anew,
 /// many times.
 fn check_goes_on(is_client: bool, opened: Opened) {
-    let file = file();
-    let media = map(&file);
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
-    pool.create(SLICE, SIZE).expect("a slice");
+    let (file, media, mut pool) = made();
     let view = match is_client {
         true => view_of_client(&file, &pool),
         false => pool.view().clone(),
@@ -233,11 +234,7 @@ fn a_client_tells_of_an_unreadable_page_that_it_meets() {
 /// was is not given up.
 #[test]
 fn an_unreadable_leaf_is_damaged_and_not_changed() {
-    let file = file();
-    let media = map(&file);
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
-    pool.create(SLICE, SIZE).expect("a slice");
+    let (file, media, mut pool) = made();
     let view = pool.view().clone();
     let mut writer = Writer::new(&mut pool, &view);
     writer.put(0, 1).expect("room");
@@ -283,6 +280,13 @@ fn an_unreadable_leaf_is_damaged_and_not_changed() {
     assert!(opened.as_ref().is_err_and(is_its), "{opened:?}");
 }
 
+/// The last page of the file that is full of a byte.
+fn last_page(content: &[u8], byte: u8) -> usize {
+    let mut pages = content.as_chunks::<PAGE_BYTES>().0.iter();
+    let last = pages.rposition(|page| *page == [byte; PAGE_BYTES]);
+    last.expect("the page")
+}
+
 fn content_of(file: &File) -> Vec<u8> {
     let mut content = vec![0; POOL_BYTES];
     file.read_exact_at(&mut content, 0).expect("the pool");
@@ -292,11 +296,7 @@ fn content_of(file: &File) -> Vec<u8> {
 /// What an opening counts as dropped and damaged, and what the pages 0 and 1 hold, if the
 /// last change of a session was of page 0 and its frame cannot be read.
 fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
-    let file = file();
-    let media = map(&file);
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
-    pool.create(SLICE, SIZE).expect("a slice");
+    let (file, media, mut pool) = made();
     let view = pool.view().clone();
     let mut writer = Writer::new(&mut pool, &view);
     for (page, byte) in [(0, 1), (1, 1)] {
@@ -308,9 +308,8 @@ fn opened_without_its_last_page() -> (u64, u64, [Result<u8, StoreError>; 2]) {
 
     // Frames are taken in their order: the last one lies behind all others in use.
     let content = content_of(&file);
+    let last = last_page(&content, 2);
     let pages = content.as_chunks::<PAGE_BYTES>().0;
-    let last = pages.iter().rposition(|page| *page == [2; PAGE_BYTES]);
-    let last = last.expect("the page");
     assert_eq!(
         pages.iter().rposition(|page| *page != [0; PAGE_BYTES]),
         Some(last)
@@ -361,22 +360,15 @@ fn map_beyond(file: &File) -> Arc<Mapped> {
 
 #[test]
 fn a_check_names_an_unreadable_page() {
-    let file = file();
-    let media = map(&file);
-    format(&*media, Uuid::from_u128(1)).expect("a pool");
-    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("a sound pool");
-    pool.create(SLICE, SIZE).expect("a slice");
+    let (file, media, mut pool) = made();
     let view = pool.view().clone();
     let mut writer = Writer::new(&mut pool, &view);
     writer.put(3, 5).expect("room");
     pool.close_session(writer.session.number()).expect("closed");
     drop((writer, view));
     pool.close().expect("closed");
-    let content = content_of(&file);
-    let pages = content.as_chunks::<PAGE_BYTES>().0;
-    let last = pages.iter().rposition(|page| *page == [5; PAGE_BYTES]);
-    file.set_len((last.expect("the page") * PAGE_BYTES) as u64)
-        .expect("cut off");
+    let last = last_page(&content_of(&file), 5);
+    file.set_len((last * PAGE_BYTES) as u64).expect("cut off");
     let scratch = media.overlay().expect("an overlay");
     let mut options = Options {
         is_ordered: true,
@@ -388,7 +380,7 @@ fn a_check_names_an_unreadable_page() {
         panic!("{:?}", report.findings);
     };
     assert_eq!(finding.place.pages, Some(3..4));
-    assert_eq!(finding.place.frame, last.map(|frame| frame as u64));
+    assert_eq!(finding.place.frame, Some(last as u64));
 }
 
 #[test]

@@ -98,10 +98,7 @@ impl Device {
         if !self.is_alive() {
             return Ok(());
         }
-        match unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
-            Err(Errno::PERM) => unmount_by_helper(&self.dir, true),
-            unmounted => Ok(unmounted?),
-        }
+        unmount_as_mounted(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH)
     }
 }
 
@@ -115,8 +112,13 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
         true => UnmountFlags::DETACH,
         false => UnmountFlags::empty(),
     };
+    unmount_as_mounted(dir, flags)
+}
+
+/// Who is not root has mounted by the helper.
+fn unmount_as_mounted(dir: &Path, flags: UnmountFlags) -> io::Result<()> {
     match unmount(dir, flags) {
-        Err(Errno::PERM) => unmount_by_helper(dir, lazy),
+        Err(Errno::PERM) => unmount_by_helper(dir, flags.contains(UnmountFlags::DETACH)),
         unmounted => Ok(unmounted?),
     }
 }

@@ -499,7 +499,6 @@ fn xattr(key: u8) -> Vec<u8> {
     format!("user.{key}").into_bytes()
 }
 
-/// Writes two halves at the same time where that can be, else one after the other.
 /// Writes all, or fails as the write of the rest would.
 fn write_all(
     fs: &Fs,
@@ -516,6 +515,7 @@ fn write_all(
     }
 }
 
+/// Writes two halves at the same time where that can be, else one after the other.
 fn write_halves(
     fs: &Fs,
     port: &mut Port,
