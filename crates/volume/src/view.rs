@@ -155,6 +155,13 @@ impl View {
         }
     }
 
+    /// Whether a leg that writes wait for makes them durable only with a flush. One that is
+    /// stale, or follows, is no reason to flush the others.
+    pub(crate) fn buffers(&self) -> bool {
+        let buffers = |column: &ColumnView| !column.written().and(column.buffering()).is_empty();
+        self.columns.iter().any(buffers)
+    }
+
     /// The first part of a range that is read or written as one: it crosses
     /// neither segment, stripe nor region.
     pub(crate) fn place(&self, at: u64, end: u64) -> Option<Place> {
@@ -281,6 +288,26 @@ mod tests {
                 .extend(std::iter::repeat_n(column.clone(), columns));
         }
         view
+    }
+
+    #[test]
+    fn only_legs_that_are_written_make_a_volume_buffer() {
+        let leg = |state, buffers| LegView {
+            brick: BrickId::default(),
+            slice: SliceId::default(),
+            state,
+            buffers,
+            serial: 1,
+        };
+        let with = |other| {
+            let mut view = view(&[(1, 1)]);
+            view.columns[0].legs = vec![leg(LegState::InSync, false), other];
+            view.buffers()
+        };
+        assert!(!with(leg(LegState::InSync, false)));
+        assert!(with(leg(LegState::InSync, true)));
+        assert!(with(leg(LegState::Syncing, true)));
+        assert!(!with(leg(LegState::Stale, true)));
     }
 
     proptest! {

@@ -268,9 +268,7 @@ impl Space for Volume {
     }
 
     fn buffers(&self) -> bool {
-        let (_, view) = self.hub.view();
-        let mut columns = view.columns.iter();
-        columns.any(|column| !column.buffering().is_empty())
+        self.hub.view().1.buffers()
     }
 
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
