@@ -4,7 +4,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
 use pagemesh_manage::wire;
 use pagemesh_manage::{Client, ManagerError};
-use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, Lag, LegChange};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, CopyReport, LegChange};
 use std::collections::BTreeMap;
 
 /// Asks a manager.
@@ -15,7 +15,7 @@ pub struct Managed {
     pub unreachable: bool,
 }
 
-fn told(cause: ManagerError) -> AuthorityError {
+fn refusal(cause: ManagerError) -> AuthorityError {
     match cause {
         ManagerError::Conflict { current, .. } => AuthorityError::Conflict {
             current: current.into(),
@@ -42,12 +42,31 @@ fn attached(layout: Layout, bricks: BTreeMap<BrickId, wire::BrickAddress>) -> At
     }
 }
 
+fn tell(attachment: Epoch, told: &CopyReport) -> wire::TellCopies {
+    let lag = told.lag.map(|lag| wire::Lag {
+        changes: lag.changes,
+        bytes: lag.bytes,
+        age_us: lag.age_us,
+    });
+    let returns = told.returns.iter().map(|(&copy, resync)| wire::CopyReturn {
+        copy,
+        bytes_todo: resync.bytes_todo,
+        bytes_done: resync.bytes_done,
+        elapsed_ms: resync.elapsed_ms,
+    });
+    wire::TellCopies {
+        attachment: EpochNumber(attachment.0),
+        lag,
+        returns: returns.collect(),
+    }
+}
+
 impl Authority for Managed {
     fn attach(&self, name: &Name, client: &str) -> Result<Attached, AuthorityError> {
         let wire::Attached { layout, bricks } = self
             .client
             .attach_as(name, client, self.unreachable)
-            .map_err(told)?;
+            .map_err(refusal)?;
         Ok(attached(layout, bricks))
     }
 
@@ -71,28 +90,20 @@ impl Authority for Managed {
         let attachment = Some(EpochNumber(attachment.0));
         self.client
             .change_legs(name, attachment, EpochNumber(expected.0), &changes)
-            .map_err(told)
+            .map_err(refusal)
     }
 
     fn layout(
         &self,
         name: &Name,
         attachment: Epoch,
-        lag: Option<Lag>,
+        told: &CopyReport,
     ) -> Result<Attached, AuthorityError> {
-        let detail = match lag {
-            Some(lag) => self.client.tell_lag(
-                name,
-                wire::TellLag {
-                    attachment: EpochNumber(attachment.0),
-                    changes: lag.changes,
-                    bytes: lag.bytes,
-                    age_us: lag.age_us,
-                },
-            ),
-            None => self.client.volume(name),
+        let detail = match told.is_empty() {
+            true => self.client.volume(name),
+            false => self.client.tell_copies(name, &tell(attachment, told)),
         };
-        let detail = detail.map_err(told)?;
+        let detail = detail.map_err(refusal)?;
         match detail.is_attached_as(EpochNumber(attachment.0)) {
             true => Ok(attached(detail.layout, detail.bricks)),
             false => Err(AuthorityError::Fenced),
@@ -103,6 +114,6 @@ impl Authority for Managed {
         self.client
             .detach(name, Some(EpochNumber(attachment.0)))
             .map(drop)
-            .map_err(told)
+            .map_err(refusal)
     }
 }

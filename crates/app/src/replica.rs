@@ -8,7 +8,9 @@ use crate::volume::client;
 use anyhow::Context;
 use pagemesh_base::layout::{BrickId, Column, LegState, Name};
 use pagemesh_manage::Client;
-use pagemesh_manage::wire::{AttachReplica, ChooseReplica, Lag, VolumeDetail};
+use pagemesh_manage::wire::{
+    AttachReplica, ChooseReplica, CopiesTold, CopyReturn, Lag, VolumeDetail,
+};
 use serde::Serialize;
 
 /// Attaches, detaches, promotes and shows replicas.
@@ -128,20 +130,52 @@ struct Copy {
     following: usize,
     syncing: usize,
     stale: usize,
-    /// What one that follows had yet to get, and how long ago its client said so.
+    /// What one that follows had yet to get.
     lag: Option<Lag>,
+    /// How far one that returns, or is filled, had come.
+    progress: Option<Progress>,
+    /// How long ago the client said so.
+    told_us_ago: Option<u64>,
     bricks: Vec<BrickId>,
+}
+
+#[derive(Serialize)]
+struct Progress {
+    /// To copy or to compare, as far as that is known.
+    bytes_todo: u64,
+    bytes_done: u64,
+    elapsed_ms: u64,
+    /// Until it is done, at the pace so far; none before there is one.
+    eta_ms: Option<u64>,
+}
+
+impl Progress {
+    fn new(told: CopyReturn) -> Progress {
+        let left = told.bytes_todo.saturating_sub(told.bytes_done);
+        let takes = u128::from(left) * u128::from(told.elapsed_ms);
+        let eta = takes.checked_div(u128::from(told.bytes_done));
+        Progress {
+            bytes_todo: told.bytes_todo,
+            bytes_done: told.bytes_done,
+            elapsed_ms: told.elapsed_ms,
+            eta_ms: eta.and_then(|ms| u64::try_from(ms).ok()),
+        }
+    }
 }
 
 fn copies(detail: &VolumeDetail) -> anyhow::Result<Vec<Copy>> {
     let columns = || detail.layout.columns();
     let count = columns().map(|column| column.legs.len()).max();
     let count = count.context("the volume has no columns")?;
-    let one = |copy| one(copy, columns(), detail.lag);
+    let one = |copy| one(copy, columns(), detail.told.as_ref());
     Ok((0..count).map(one).collect())
 }
 
-fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>, lag: Option<Lag>) -> Copy {
+fn one<'a>(
+    copy: usize,
+    columns: impl Iterator<Item = &'a Column>,
+    told: Option<&CopiesTold>,
+) -> Copy {
     let legs: Vec<_> = columns.filter_map(|column| column.legs.get(copy)).collect();
     let count = |state| legs.iter().filter(|leg| leg.state == state).count();
     let mut bricks: Vec<BrickId> = legs.iter().map(|leg| leg.brick).collect();
@@ -159,6 +193,12 @@ fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>, lag: Option<L
         (_, _, 0) => LegState::Syncing,
         _ => LegState::Stale,
     };
+    let lag = told.and_then(|told| told.lag);
+    let lag = lag.filter(|_| state == LegState::Following);
+    let mut returns = told.into_iter().flat_map(|told| &told.returns);
+    let progress = returns.find(|it| it.copy == copy);
+    let progress = progress.map(|&it| Progress::new(it));
+    let is_told = lag.is_some() || progress.is_some();
     Copy {
         copy,
         state,
@@ -167,24 +207,35 @@ fn one<'a>(copy: usize, columns: impl Iterator<Item = &'a Column>, lag: Option<L
         following,
         syncing,
         stale,
-        lag: lag.filter(|_| state == LegState::Following),
+        told_us_ago: told.filter(|_| is_told).map(|told| told.told_us_ago),
+        lag,
+        progress,
         bricks,
     }
 }
 
-/// How far a copy is behind, and how old that is.
+/// How far a copy is behind, or in its return, and how old that is.
 fn behind(copy: &Copy) -> String {
-    match copy.lag {
-        Some(lag) => format!(
-            "{} in {} changes, the oldest of {} µs; told {:.1} s ago",
+    let what = match (&copy.lag, &copy.progress) {
+        (Some(lag), _) => format!(
+            "{} in {} changes, the oldest of {} µs",
             bytes(lag.bytes),
             lag.changes,
             lag.age_us,
-            lag.told_us_ago as f64 / 1e6
         ),
-        None if copy.state == LegState::Following => "not told yet".into(),
-        None => String::new(),
-    }
+        (None, Some(progress)) => {
+            let left = match progress.eta_ms {
+                Some(ms) => format!("{:.0} s left", (ms as f64 / 1e3).ceil()),
+                None => "pace not known yet".into(),
+            };
+            let (done, todo) = (bytes(progress.bytes_done), bytes(progress.bytes_todo));
+            format!("{done} of {todo} done, {left}")
+        }
+        (None, None) if copy.state == LegState::Following => return "not told yet".into(),
+        (None, None) => return String::new(),
+    };
+    let ago = copy.told_us_ago.unwrap_or_default();
+    format!("{what}; told {:.1} s ago", ago as f64 / 1e6)
 }
 
 fn show(copies: &[Copy]) -> String {
@@ -217,4 +268,31 @@ fn show(copies: &[Copy]) -> String {
         ],
         rows,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_goes_by_the_pace_so_far() {
+        let told = |bytes_todo, bytes_done, elapsed_ms| {
+            let told = CopyReturn {
+                copy: 1,
+                bytes_todo,
+                bytes_done,
+                elapsed_ms,
+            };
+            Progress::new(told).eta_ms
+        };
+        assert_eq!(told(4000, 1000, 500), Some(1500));
+        assert_eq!(told(4000, 4000, 500), Some(0));
+        assert_eq!(told(4000, 0, 500), None);
+        assert_eq!(told(u64::MAX, 1, u64::MAX), None);
+        assert_eq!(
+            told(1, 2, 3),
+            Some(0),
+            "what is known may be less than what is done"
+        );
+    }
 }

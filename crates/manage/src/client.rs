@@ -8,7 +8,7 @@ use crate::token::token;
 use crate::wire::{
     AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
     Code, CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, GrowVolume, HeartbeatReply,
-    LegChange, ScrubBrick, Sized, Status, TellLag, VolumeDetail, VolumeInfo,
+    LegChange, ScrubBrick, Sized, Status, TellCopies, VolumeDetail, VolumeInfo,
 };
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, EpochNumber, Layout, Name};
@@ -308,12 +308,16 @@ impl Client {
         )
     }
 
-    /// All about a volume, for who has it and tells how far the copy that follows is
-    /// behind.
+    /// All about a volume, for who has it and tells how copies are that follow or
+    /// return.
     #[allow(clippy::missing_errors_doc)]
-    pub fn tell_lag(&self, name: &Name, told: TellLag) -> Result<VolumeDetail, ManagerError> {
-        let path = format!("volumes/{name}/lag");
-        self.call(Method::POST, &path, CALL_TIMEOUT, &told)
+    pub fn tell_copies(
+        &self,
+        name: &Name,
+        told: &TellCopies,
+    ) -> Result<VolumeDetail, ManagerError> {
+        let path = format!("volumes/{name}/copies");
+        self.call(Method::POST, &path, CALL_TIMEOUT, told)
     }
 
     /// Gives a volume back. An attachment that is not the present one is left

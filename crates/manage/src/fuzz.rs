@@ -57,6 +57,19 @@ fn json(value: &impl Serialize) -> Vec<u8> {
 
 const BRICK: BrickId = BrickId(Uuid::from_u128(0xb));
 
+const LAG: Lag = Lag {
+    changes: 2,
+    bytes: 8192,
+    age_us: 40,
+};
+
+const RETURN: CopyReturn = CopyReturn {
+    copy: 1,
+    bytes_todo: 1 << 30,
+    bytes_done: 4096,
+    elapsed_ms: 70,
+};
+
 fn layout() -> Layout {
     let leg = |slice, state| Leg {
         brick: BRICK,
@@ -190,11 +203,10 @@ fn bodies() -> Vec<Vec<u8>> {
             force: true,
             expected: Some(EpochNumber(7)),
         }),
-        json(&TellLag {
+        json(&TellCopies {
             attachment: EpochNumber(3),
-            changes: 2,
-            bytes: 8192,
-            age_us: 40,
+            lag: Some(LAG),
+            returns: vec![RETURN],
         }),
         b"{}".to_vec(),
     ]
@@ -213,7 +225,7 @@ fn fuzz_rest_request() {
     decodes::<ScrubBrick>(&seeds);
     decodes::<AttachReplica>(&seeds);
     decodes::<ChooseReplica>(&seeds);
-    decodes::<TellLag>(&seeds);
+    decodes::<TellCopies>(&seeds);
     target("rest_request")
         .seeds(bodies())
         .cases(30_000)
@@ -239,7 +251,7 @@ fn fuzz_rest_request() {
                     check::<AttachReplica>(bytes)
                         .map(|body| (body.brick.is_some(), body.asynchronous)),
                     check::<ChooseReplica>(bytes).map(|body| body.expected.is_some()),
-                    check::<TellLag>(bytes).is_some(),
+                    check::<TellCopies>(bytes).map(|body| body.returns.len().min(4)),
                 ),
             )
         });
@@ -316,10 +328,9 @@ fn answers() -> Vec<Vec<u8>> {
         layout: layout(),
         bricks: BTreeMap::new(),
         notes: vec![],
-        lag: Some(Lag {
-            changes: 3,
-            bytes: 12_288,
-            age_us: 400,
+        told: Some(CopiesTold {
+            lag: Some(LAG),
+            returns: vec![RETURN],
             told_us_ago: 9_000_000,
         }),
     };

@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::placement::{Candidate, OVERPROVISION_FACTOR};
 use crate::records::{BrickRecord, Doomed, VolumeRecord};
 use crate::store::{Store, StoreError};
-use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status, TellLag};
+use crate::wire::{BrickAddress, BrickScrub, ScrubState, ScrubWish, Status, TellCopies};
 use pagemesh_base::layout::{BrickId, Name, Segment, SliceId};
 use pagemesh_base::slice::{BrickControl, SliceError};
 use std::collections::BTreeMap;
@@ -131,7 +131,7 @@ pub(crate) struct Book {
     pub swept_to: Option<(BrickId, SliceId)>,
     /// What clients told last of copies that follow, and when. It is worth nothing to a
     /// manager that starts, so it is not stored.
-    pub lags: BTreeMap<Name, (Duration, TellLag)>,
+    pub told: BTreeMap<Name, (Duration, TellCopies)>,
 }
 
 /// The slices of segments.

@@ -15,11 +15,13 @@ use crate::records::{Attachment, Doomed, Note, VolumeRecord};
 use crate::shape::Shape;
 use crate::store::Write;
 use crate::wire::{
-    AttachVolume, Attached, ChangeLegs, Content, CreateVolume, Deleted, DetachVolume, Detached,
-    GrowVolume, Health, Lag, LegChange, Sized, TellLag, VolumeDetail, VolumeInfo,
+    AttachVolume, Attached, ChangeLegs, Content, CopiesTold, CopyReturn, CreateVolume, Deleted,
+    DetachVolume, Detached, GrowVolume, Health, LegChange, Sized, TellCopies, VolumeDetail,
+    VolumeInfo,
 };
 use pagemesh_base::layout::{
-    BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, SEGMENTS_MAX, Segment, SliceId,
+    BrickId, COPIES_MAX, Column, EpochNumber, Layout, Leg, LegState, Name, SEGMENTS_MAX, Segment,
+    SliceId,
 };
 use uuid::Uuid;
 
@@ -176,7 +178,7 @@ impl Manager {
             self.store.commit(&writes)?;
             Manager::remember(&mut book, &doomed);
             book.volumes.remove(name);
-            book.lags.remove(name);
+            book.told.remove(name);
             doomed
         };
         self.retire(&doomed);
@@ -215,17 +217,28 @@ impl Manager {
         })
     }
 
-    /// All about a volume, for the client that has it and tells what the copy that
-    /// follows has yet to get.
+    /// All about a volume, for the client that has it and tells how copies are that
+    /// follow or return.
     ///
     /// # Errors
-    /// When there is no such volume, or another client has it.
-    pub fn tell_lag(&self, name: &Name, told: TellLag) -> Result<VolumeDetail, Fault> {
+    /// When there is no such volume, another client has it, or more is told than it can
+    /// have copies.
+    pub fn tell_copies(&self, name: &Name, told: TellCopies) -> Result<VolumeDetail, Fault> {
         let mut book = self.book();
         let record = book.volume(name)?.clone();
         refuse_a_fenced_one(name, &record, Some(told.attachment))?;
+        let mut copies: Vec<usize> = told.returns.iter().map(|it| it.copy).collect();
+        copies.sort_unstable();
+        copies.dedup();
+        let known = |copy: &usize| *copy < COPIES_MAX;
+        if copies.len() != told.returns.len() || !copies.iter().all(known) {
+            return Err(Fault::bad(
+                "a copy is told of twice, or has a number that no copy has",
+                "tell of each copy that returns once",
+            ));
+        }
         let now = self.clock.elapsed();
-        book.lags.insert(name.clone(), (now, told));
+        book.told.insert(name.clone(), (now, told));
         Ok(self.detail(&book, &record))
     }
 
@@ -377,24 +390,31 @@ impl Manager {
             bricks: book.addresses(&record.ledger.layout.segments),
             layout: record.ledger.layout.clone(),
             notes: record.notes.clone(),
-            lag: self.lag(book, record),
+            told: self.told(book, record),
         }
     }
 
-    /// What was told last by the client that has the volume, while the copy follows.
-    fn lag(&self, book: &Book, record: &VolumeRecord) -> Option<Lag> {
+    /// What was told last by the client that has the volume, of copies that still
+    /// follow or return.
+    fn told(&self, book: &Book, record: &VolumeRecord) -> Option<CopiesTold> {
         let layout = &record.ledger.layout;
-        let (at, told) = book.lags.get(&layout.name)?;
+        let (at, told) = book.told.get(&layout.name)?;
         let is_present = record.attachment.as_ref()?.epoch == told.attachment;
         let mut legs = layout.columns().flat_map(|column| &column.legs);
         let follows = legs.any(|leg| leg.state == LegState::Following);
-        let ago = self.clock.elapsed().saturating_sub(*at);
-        (is_present && follows).then_some(Lag {
-            changes: told.changes,
-            bytes: told.bytes,
-            age_us: told.age_us,
-            told_us_ago: ago.as_micros() as u64,
-        })
+        let returns = |it: &&CopyReturn| {
+            let mut legs = layout
+                .columns()
+                .filter_map(|column| column.legs.get(it.copy));
+            legs.any(|leg| matches!(leg.state, LegState::Stale | LegState::Syncing))
+        };
+        let told = CopiesTold {
+            lag: told.lag.filter(|_| follows),
+            returns: told.returns.iter().filter(returns).copied().collect(),
+            told_us_ago: (self.clock.elapsed().saturating_sub(*at)).as_micros() as u64,
+        };
+        let is_something = told.lag.is_some() || !told.returns.is_empty();
+        (is_present && is_something).then_some(told)
     }
 
     fn volume_info(&self, book: &Book, record: &VolumeRecord) -> VolumeInfo {

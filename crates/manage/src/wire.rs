@@ -441,18 +441,41 @@ pub struct VolumeDetail {
     pub bricks: BTreeMap<BrickId, BrickAddress>,
     /// Why legs are not in-sync.
     pub notes: Vec<Note>,
-    /// What its copy that follows had yet to get, when its client told last.
+    /// How its copies were that follow or return, when its client told last.
     #[serde(default)]
-    pub lag: Option<Lag>,
+    pub told: Option<CopiesTold>,
 }
 
-/// What a client tells of the copy that follows, when it asks for the layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What a client tells of its copies, when it asks for the layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TellLag {
+pub struct TellCopies {
     /// The epoch that the attach gave.
     #[schema(value_type = u32)]
     pub attachment: EpochNumber,
+    /// What the copy that follows has yet to get, if one does.
+    #[serde(default)]
+    pub lag: Option<Lag>,
+    /// Copies that return, one of each number.
+    #[serde(default)]
+    pub returns: Vec<CopyReturn>,
+}
+
+/// How copies were that follow or return.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CopiesTold {
+    /// What the copy that follows had yet to get.
+    pub lag: Option<Lag>,
+    /// How far those that return had come.
+    pub returns: Vec<CopyReturn>,
+    /// How long ago that was.
+    pub told_us_ago: u64,
+}
+
+/// What a copy that follows has yet to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Lag {
     /// Changes that were not sent and done yet.
     pub changes: u64,
     /// Their bytes.
@@ -461,17 +484,18 @@ pub struct TellLag {
     pub age_us: u64,
 }
 
-/// What a copy that follows had yet to get.
+/// How far the return of a copy has come, the first one included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Lag {
-    /// Changes.
-    pub changes: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// How old the oldest of them was then.
-    pub age_us: u64,
-    /// How long ago that was.
-    pub told_us_ago: u64,
+#[serde(deny_unknown_fields)]
+pub struct CopyReturn {
+    /// Which copy.
+    pub copy: usize,
+    /// Bytes to copy or compare, as far as that is known.
+    pub bytes_todo: u64,
+    /// Bytes of these that are done.
+    pub bytes_done: u64,
+    /// Since it began.
+    pub elapsed_ms: u64,
 }
 
 impl VolumeDetail {

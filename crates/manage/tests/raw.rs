@@ -159,7 +159,7 @@ fn routes() -> Vec<(&'static str, String)> {
         ("POST", volume("/replicas/promote")),
         ("POST", volume("/attach")),
         ("POST", volume("/detach")),
-        ("POST", volume("/lag")),
+        ("POST", volume("/copies")),
         ("POST", volume("/legs")),
     ]
 }

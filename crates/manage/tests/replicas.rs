@@ -5,7 +5,8 @@ mod cluster;
 use cluster::{Cluster, MIB, Mood, brick_id, legs, name, refused, registration, wish};
 use pagemesh_base::layout::{BrickId, EpochNumber, LegState};
 use pagemesh_manage::wire::{
-    AttachReplica, ChooseReplica, Code, CreateVolume, Health, Lag, LegChange, TellLag, VolumeDetail,
+    AttachReplica, ChooseReplica, Code, CopiesTold, CopyReturn, CreateVolume, Health, Lag,
+    LegChange, TellCopies, VolumeDetail,
 };
 use pagemesh_manage::{Client, Kind, ManagerError};
 
@@ -342,63 +343,93 @@ fn a_copy_follows() {
     served.handle.stop();
 }
 
-/// How far a copy is behind is what its client told last, and how long ago that was.
+/// How far a copy is, behind or in its return, is what its client told last, and how long
+/// ago that was.
 #[test]
-fn the_lag_of_a_copy_is_what_its_client_told_last() {
-    let cluster = Cluster::new(2);
+fn of_copies_is_shown_what_their_client_told_last() {
+    let cluster = Cluster::new(3);
     let served = cluster.serve_living();
     let (client, v) = (&served.client, name("v"));
     client.create(&wish("v", Kind::Concat, MIB)).expect("made");
-    client
-        .attach_replica(&v, copy_on(None, true))
-        .expect("attached");
+    for asynchronous in [true, false] {
+        let copy = copy_on(None, asynchronous);
+        client.attach_replica(&v, copy).expect("attached");
+    }
     turn(client, 1, &[Following]);
-    let shown = || client.volume(&v).expect("shown").lag;
+    let shown = || client.volume(&v).expect("shown").told;
     let attach = || {
         let attached = client.attach(&v, "one").expect("attached");
         attached.layout.epoch
     };
-    let told = |attachment, changes| TellLag {
-        attachment,
+    let lag = |changes| Lag {
         changes,
         bytes: 4096 * changes,
         age_us: 100,
     };
+    let returns = |copy| CopyReturn {
+        copy,
+        bytes_todo: MIB,
+        bytes_done: 4096,
+        elapsed_ms: 5,
+    };
+    let told = |attachment, changes| TellCopies {
+        attachment,
+        lag: Some(lag(changes)),
+        returns: vec![returns(2)],
+    };
     let first = attach();
     assert_eq!(shown(), None);
-    client.tell_lag(&v, told(first, 7)).expect("told");
-    client.tell_lag(&v, told(first, 3)).expect("told");
+    client.tell_copies(&v, &told(first, 7)).expect("told");
+    client.tell_copies(&v, &told(first, 3)).expect("told");
     cluster.clock.advance(std::time::Duration::from_secs(4));
-    let lag = Lag {
-        changes: 3,
-        bytes: 12_288,
-        age_us: 100,
+    let all = CopiesTold {
+        lag: Some(lag(3)),
+        returns: vec![returns(2)],
         told_us_ago: 4_000_000,
     };
-    assert_eq!(shown(), Some(lag));
+    assert_eq!(shown(), Some(all.clone()));
+    for wrong in [vec![returns(2), returns(2)], vec![returns(99)]] {
+        let wrong = TellCopies {
+            returns: wrong,
+            ..told(first, 9)
+        };
+        let hints = &["told of twice"];
+        refused(client.tell_copies(&v, &wrong), Code::BadRequest, hints);
+    }
+    assert_eq!(shown(), Some(all));
 
     let second = attach();
     assert_eq!(shown(), None, "that was another client");
-    let late = client.tell_lag(&v, told(first, 1));
+    let late = client.tell_copies(&v, &told(first, 1));
     assert!(matches!(late, Err(ManagerError::Fenced { .. })), "{late:?}");
     assert_eq!(shown(), None);
-    client.tell_lag(&v, told(second, 0)).expect("told");
-    assert_eq!(shown().map(|lag| lag.changes), Some(0));
+    client.tell_copies(&v, &told(second, 0)).expect("told");
+    let behind = || shown().and_then(|told| told.lag);
+    assert_eq!(behind(), Some(lag(0)));
     client.detach(&v, Some(second)).expect("detached");
     assert_eq!(shown(), None, "nobody has it");
 
     let third = attach();
-    client.tell_lag(&v, told(third, 5)).expect("told");
-    let lost = LegChange {
-        segment: 0,
-        column: 0,
-        leg: 1,
-        to: Stale,
-        note: None,
+    client.tell_copies(&v, &told(third, 5)).expect("told");
+    let change = |leg, to| {
+        let change = LegChange {
+            segment: 0,
+            column: 0,
+            leg,
+            to,
+            note: None,
+        };
+        let epoch = client.volume(&v).expect("shown").layout.epoch;
+        let changed = client.change_legs(&v, Some(third), epoch, &[change]);
+        changed.expect("changed");
     };
-    let changed = client.change_legs(&v, Some(third), third, &[lost]);
-    changed.expect("changed");
-    assert_eq!(shown(), None, "it follows no more");
+    change(1, Stale);
+    assert_eq!(behind(), None, "it follows no more");
+    assert_eq!(shown().map(|told| told.returns), Some(vec![returns(2)]));
+    change(2, Syncing);
+    assert_eq!(shown().map(|told| told.returns), Some(vec![returns(2)]));
+    change(2, InSync);
+    assert_eq!(shown(), None, "all of it is there");
     served.handle.stop();
 }
 

@@ -17,7 +17,7 @@ use pagemesh_manage::fault::{Code, Fault};
 use pagemesh_manage::store::Store;
 use pagemesh_manage::wire::{self, BrickRegistration};
 use pagemesh_manage::{Bricks, Durability, Manager, Settings};
-use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, Lag, LegChange};
+use pagemesh_volume::{Attached, Authority, AuthorityError, BrickAddress, CopyReport, LegChange};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
@@ -353,6 +353,25 @@ pub(crate) fn follower(layout: &Layout) -> Option<(usize, &Leg)> {
     legs.find(|(_, leg)| leg.asynchronous)
 }
 
+fn tell(attachment: Epoch, told: &CopyReport) -> wire::TellCopies {
+    let lag = told.lag.map(|lag| wire::Lag {
+        changes: lag.changes,
+        bytes: lag.bytes,
+        age_us: lag.age_us,
+    });
+    let returns = told.returns.iter().map(|(&copy, resync)| wire::CopyReturn {
+        copy,
+        bytes_todo: resync.bytes_todo,
+        bytes_done: resync.bytes_done,
+        elapsed_ms: resync.elapsed_ms,
+    });
+    wire::TellCopies {
+        attachment: EpochNumber(attachment.0),
+        lag,
+        returns: returns.collect(),
+    }
+}
+
 /// The manager as one client reaches it.
 pub(crate) struct Counter {
     pub(crate) desk: Arc<Desk>,
@@ -423,16 +442,11 @@ impl Authority for Counter {
         &self,
         name: &Name,
         attachment: Epoch,
-        lag: Option<Lag>,
+        told: &CopyReport,
     ) -> Result<Attached, AuthorityError> {
-        let told = lag.map(|lag| wire::TellLag {
-            attachment: EpochNumber(attachment.0),
-            changes: lag.changes,
-            bytes: lag.bytes,
-            age_us: lag.age_us,
-        });
-        let detail = self.desk.ask(self.client, "layout", |m| match told {
-            Some(told) => m.tell_lag(name, trip(&told)),
+        let told = (!told.is_empty()).then(|| tell(attachment, told));
+        let detail = self.desk.ask(self.client, "layout", |m| match &told {
+            Some(told) => m.tell_copies(name, trip(told)),
             None => m.show(name),
         })?;
         self.desk.keep(&detail.layout);

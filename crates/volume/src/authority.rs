@@ -3,7 +3,7 @@
 //! Calls block for a bounded time and are made on threads of their own,
 //! never on the path of a request.
 
-use crate::status::Lag;
+use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, LegState, Name};
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ pub trait Authority: Send + Sync {
     /// attachment. A layout that another client made since must not be taken
     /// for one's own: its epoch would be the right to write.
     ///
-    /// Tells on the way what a copy that follows has yet to get, for people.
+    /// Tells on the way how copies are that follow or return, for people.
     ///
     /// # Errors
     /// When the attachment is over, or the manager does not answer.
@@ -109,7 +109,7 @@ pub trait Authority: Send + Sync {
         &self,
         name: &Name,
         attachment: Epoch,
-        lag: Option<Lag>,
+        told: &CopyReport,
     ) -> Result<Attached, AuthorityError>;
 
     /// Gives the volume back. An attachment that is not the present one is

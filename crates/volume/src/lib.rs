@@ -48,8 +48,8 @@ pub use driven::{Answer, Driven, Pending};
 pub use keeper::ScrubPlan;
 pub use mapped::MappedLeg;
 pub use status::{
-    CheckReport, ColumnStatus, Counters, Damage, Difference, Lag, LegStatus, Resync, ScrubPass,
-    ScrubState, ScrubStatus, VolumeState, VolumeStatus,
+    CheckReport, ColumnStatus, CopyReport, Counters, Damage, Difference, Lag, LegStatus, Resync,
+    ScrubPass, ScrubState, ScrubStatus, VolumeState, VolumeStatus,
 };
 pub use transport::{Transport, Transports};
 pub use volume::{AttachError, CheckError, RefreshError, Volume};

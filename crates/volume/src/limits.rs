@@ -121,3 +121,6 @@ pub(crate) const MAPPED_DONE_MAX: usize = pagemesh_base::slice::LEG_REQUESTS_MAX
 /// How often a client asks the manager whether operators have changed the layout:
 /// one call of a few kilobytes.
 pub const LAYOUT_EVERY: Duration = Duration::from_secs(10);
+
+/// The same while a copy returns, as people watch that.
+pub(crate) const LAYOUT_EVERY_RETURNING: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@
 use crate::limits::{DAMAGES_MAX, DIFFERENCES_MAX};
 use pagemesh_base::layout::{BrickId, LegState, Name, SliceId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a volume is, the worst that applies.
@@ -44,6 +45,23 @@ pub struct Lag {
     pub bytes: u64,
     /// Since the oldest of them was acknowledged, or could have been.
     pub age_us: u64,
+}
+
+/// What a client tells the manager of its copies, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyReport {
+    /// What the copy that follows has yet to get, if one does.
+    pub lag: Option<Lag>,
+    /// Copies that return, in their order, over all columns.
+    pub returns: BTreeMap<usize, Resync>,
+}
+
+impl CopyReport {
+    /// Whether there is nothing to tell.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lag.is_none() && self.returns.is_empty()
+    }
 }
 
 /// One leg.

@@ -8,7 +8,7 @@ use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
 };
-use crate::limits::{DOWN_LIMIT, LAYOUT_EVERY};
+use crate::limits::{DOWN_LIMIT, LAYOUT_EVERY, LAYOUT_EVERY_RETURNING};
 use crate::status::{CheckReport, VolumeStatus};
 use crate::view::View;
 use mio::unix::SourceFd;
@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token as PollToken};
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
 use std::os::fd::RawFd;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -307,13 +307,22 @@ fn keep(
     let start = Instant::now();
     // Only once it has attached: before, no layout is its own.
     let mut look_at = None;
+    let mut asked = None::<Receiver<_>>;
     let mut events = Events::with_capacity(64);
     while !keeper.is_ended() {
         if look_at.is_some_and(|at| start.elapsed() >= at) {
-            look_at = Some(start.elapsed() + LAYOUT_EVERY);
-            // Who changed it was told, and nobody waits here.
-            let (answer, _) = mpsc::channel();
-            mailbox.post(Event::Refresh(answer));
+            let every = match keeper.has_returns() {
+                true => LAYOUT_EVERY_RETURNING,
+                false => LAYOUT_EVERY,
+            };
+            look_at = Some(start.elapsed() + every);
+            // One question at a time: the manager may be away for longer.
+            let is_open = |asked: &Receiver<_>| asked.try_recv() == Err(TryRecvError::Empty);
+            if !asked.as_ref().is_some_and(is_open) {
+                let (answer, told) = mpsc::channel();
+                mailbox.post(Event::Refresh(answer));
+                asked = Some(told);
+            }
         }
         let next = keeper.turn(start.elapsed());
         if let Some(result) = keeper.take_attached() {

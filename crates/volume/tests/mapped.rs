@@ -16,7 +16,7 @@ use pagemesh_pmem::Durability;
 use pagemesh_store::pool::Pool;
 use pagemesh_store::session::Session;
 use pagemesh_volume::{
-    Attached, Authority, AuthorityError, BrickAddress, Connector, Lag, LegChange, MappedLeg,
+    Attached, Authority, AuthorityError, BrickAddress, Connector, CopyReport, LegChange, MappedLeg,
     Volume, VolumeState, VolumeStatus,
 };
 use std::collections::BTreeMap;
@@ -223,7 +223,7 @@ impl Authority for Manager {
         &self,
         _name: &Name,
         _attachment: Epoch,
-        _lag: Option<Lag>,
+        _told: &CopyReport,
     ) -> Result<Attached, AuthorityError> {
         Ok(Manager::attached(&self.layout.lock().expect("whole").0))
     }

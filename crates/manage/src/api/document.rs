@@ -85,7 +85,7 @@ pub enum LegState {
         handlers::list_volumes, handlers::create_volume, handlers::show_volume,
         handlers::delete_volume, handlers::grow_volume, handlers::attach_volume,
         handlers::detach_volume, handlers::change_legs, handlers::attach_replica,
-        handlers::detach_replica, handlers::promote_replica, handlers::tell_lag),
+        handlers::detach_replica, handlers::promote_replica, handlers::tell_copies),
     security(("token" = [])),
     modifiers(&Token)
 )]

@@ -7,7 +7,7 @@ use crate::fault::{Code, Fault};
 use crate::wire::{
     AttachReplica, AttachVolume, Attached, BrickInfo, BrickRegistration, ChangeLegs, ChooseReplica,
     CreateVolume, Deleted, DetachVolume, Detached, ErrorBody, Force, GrowVolume, HeartbeatReply,
-    ScrubBrick, Sized, Status, TellLag, VolumeDetail, VolumeInfo,
+    ScrubBrick, Sized, Status, TellCopies, VolumeDetail, VolumeInfo,
 };
 use axum::Json;
 use axum::extract::State;
@@ -229,18 +229,18 @@ pub(super) async fn attach_volume(
     api.quick(attach).await.map(Json)
 }
 
-/// All about a volume, for the client that has it and tells how far the copy that
-/// follows is behind.
-#[utoipa::path(post, path = "/api/v1/volumes/{name}/lag", tag = "volumes",
-    params(("name" = String, Path, description = "The volume")), request_body = TellLag,
+/// All about a volume, for the client that has it and tells how copies are that
+/// follow or return.
+#[utoipa::path(post, path = "/api/v1/volumes/{name}/copies", tag = "volumes",
+    params(("name" = String, Path, description = "The volume")), request_body = TellCopies,
     responses((status = 200, body = VolumeDetail), (status = 404, body = ErrorBody),
         (status = 409, body = ErrorBody)))]
-pub(super) async fn tell_lag(
+pub(super) async fn tell_copies(
     State(api): State<Api>,
     Named(name): Named<Name>,
-    Body(told): Body<TellLag>,
+    Body(told): Body<TellCopies>,
 ) -> Answer<VolumeDetail> {
-    let tell = move |manager: &crate::Manager| manager.tell_lag(&name, told);
+    let tell = move |manager: &crate::Manager| manager.tell_copies(&name, told);
     api.quick(tell).await.map(Json)
 }
 

@@ -82,7 +82,7 @@ impl Api {
             )
             .route("/volumes/{name}/attach", post(handlers::attach_volume))
             .route("/volumes/{name}/detach", post(handlers::detach_volume))
-            .route("/volumes/{name}/lag", post(handlers::tell_lag))
+            .route("/volumes/{name}/copies", post(handlers::tell_copies))
             .route("/volumes/{name}/legs", post(handlers::change_legs));
         Router::new()
             .route("/healthz", get(handlers::healthz))

@@ -2,7 +2,7 @@
 
 use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 use crate::connector::Connector;
-use crate::status::Lag;
+use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, Layout, Name, SliceId};
 use pagemesh_base::slice::{Leg, SliceError};
@@ -16,7 +16,7 @@ pub(crate) enum Call {
     },
     Layout {
         attachment: Epoch,
-        lag: Option<Lag>,
+        told: CopyReport,
     },
     Detach {
         attachment: Epoch,
@@ -67,8 +67,8 @@ pub(crate) fn perform(
 ) -> Outcome {
     match call {
         Call::Attach => Outcome::Attached(authority.attach(name, client)),
-        Call::Layout { attachment, lag } => {
-            Outcome::Attached(authority.layout(name, attachment, lag))
+        Call::Layout { attachment, told } => {
+            Outcome::Attached(authority.layout(name, attachment, &told))
         }
         Call::ChangeLegs {
             attachment,

@@ -153,6 +153,13 @@ impl Keeper {
         self.state.attached.take()
     }
 
+    /// Whether a leg is being brought back.
+    pub(crate) fn has_returns(&self) -> bool {
+        let model = self.state.model();
+        let mut legs = model.columns.iter().flat_map(|column| &column.legs);
+        legs.any(|leg| leg.resync.is_some())
+    }
+
     /// Whether there is nothing more to do, ever.
     pub(crate) fn is_ended(&self) -> bool {
         self.state.ended.get() && self.abandoned.is_empty()

@@ -3,9 +3,10 @@
 use super::model::{ColumnKeep, LegKeep, Model};
 use super::state::State;
 use crate::hub::guard;
-use crate::status::{ColumnStatus, LegStatus, Resync, VolumeState, VolumeStatus};
+use crate::status::{ColumnStatus, CopyReport, LegStatus, Resync, VolumeState, VolumeStatus};
 use crate::view::{Gate, View};
 use pagemesh_base::layout::LegState;
+use std::collections::BTreeMap;
 
 pub(super) fn status(state: &State) -> VolumeStatus {
     let (model, (_, shown)) = (state.model(), state.hub.view());
@@ -53,12 +54,33 @@ fn overall(model: &Model, shown: &View) -> VolumeState {
     }
 }
 
-fn leg_status(state: &State, keep: &LegKeep) -> LegStatus {
-    let resync = keep.resync.map(|resync| Resync {
+/// How copies are that follow or return.
+pub(super) fn copies(state: &State) -> CopyReport {
+    let mut returns = BTreeMap::<usize, Resync>::new();
+    for column in &state.model().columns {
+        for (copy, keep) in column.legs.iter().enumerate() {
+            let Some(resync) = resync(state, keep) else {
+                continue;
+            };
+            let sum = returns.entry(copy).or_default();
+            sum.bytes_todo += resync.bytes_todo;
+            sum.bytes_done += resync.bytes_done;
+            sum.elapsed_ms = sum.elapsed_ms.max(resync.elapsed_ms);
+        }
+    }
+    let lag = state.hub.ship.lag(state.now());
+    CopyReport { lag, returns }
+}
+
+fn resync(state: &State, keep: &LegKeep) -> Option<Resync> {
+    keep.resync.map(|resync| Resync {
         bytes_todo: resync.todo,
         bytes_done: resync.done,
         elapsed_ms: (state.now().saturating_sub(resync.since)).as_millis() as u64,
-    });
+    })
+}
+
+fn leg_status(state: &State, keep: &LegKeep) -> LegStatus {
     let shipped = keep.shipped();
     LegStatus {
         asynchronous: keep.leg.asynchronous,
@@ -67,6 +89,6 @@ fn leg_status(state: &State, keep: &LegKeep) -> LegStatus {
         slice: keep.leg.slice,
         state: keep.leg.state,
         trouble: keep.trouble.clone(),
-        resync,
+        resync: resync(state, keep),
     }
 }

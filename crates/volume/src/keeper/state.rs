@@ -4,7 +4,7 @@ use super::call::{Call, Caller, Outcome};
 use super::control::Control;
 use super::model::Model;
 use super::scrub::{Order, Scrub};
-use super::{AttachFailure, Event, Task};
+use super::{AttachFailure, Event, Task, report};
 use crate::authority::{Attached, AuthorityError, BrickAddress};
 use crate::hub::{Hub, KEEPER};
 use crate::locks::{Holder, LockRange};
@@ -224,8 +224,8 @@ impl State {
     /// client's.
     pub(super) async fn ask_layout(&self) -> Result<Attached, AuthorityError> {
         let attachment = self.model().attachment;
-        let lag = self.hub.ship.lag(self.now());
-        match self.call(Call::Layout { attachment, lag }).await {
+        let told = report::copies(self);
+        match self.call(Call::Layout { attachment, told }).await {
             Outcome::Attached(Err(AuthorityError::Fenced)) => {
                 self.fence();
                 Err(AuthorityError::Fenced)

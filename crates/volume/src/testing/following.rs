@@ -574,7 +574,7 @@ fn the_manager_is_told_how_far_a_copy_is_behind() {
     let mut world = followed();
     let told = |world: &mut World| {
         world.look_again();
-        let lag = guard(&world.manager.0).lag.expect("told");
+        let lag = guard(&world.manager.0).told.lag.expect("told");
         (lag.changes, lag.bytes)
     };
     assert_eq!(told(&mut world), (0, 0));
@@ -585,6 +585,34 @@ fn the_manager_is_told_how_far_a_copy_is_behind() {
     world.freeze(1, false);
     world.rest();
     assert_eq!(told(&mut world), (0, 0));
+}
+
+/// The first copy of a leg is told of while it goes on.
+#[test]
+fn the_manager_is_told_how_far_a_return_is() {
+    let mut world = World::mirror(1);
+    let pages = STRIPE_BYTES / 4096;
+    world.write(0, pages * 4096, 1);
+    world.add_copy(brick(1), FOLLOWER);
+    let mut seen = vec![];
+    for _ in 0..2000 {
+        world.ask_to_look();
+        world.steps(2);
+        let told = guard(&world.manager.0).told.returns.get(&1).copied();
+        seen.extend(told.map(|it| (it.bytes_todo, it.bytes_done)));
+    }
+    world.rest();
+    world.look_again();
+    assert_eq!(world.leg(1).state, LegState::InSync);
+    assert!(guard(&world.manager.0).told.is_empty());
+    let whole = pages * 4096;
+    assert!(seen.contains(&(whole, 0)), "{seen:?}");
+    assert!(
+        seen.is_sorted()
+            && seen
+                .iter()
+                .all(|(todo, done)| done <= todo && *todo <= whole)
+    );
 }
 
 /// Nobody is left who could say that the copy does not follow any more.

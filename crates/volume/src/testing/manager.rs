@@ -3,7 +3,7 @@
 
 use crate::authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange};
 use crate::hub::guard;
-use crate::status::Lag;
+use crate::status::CopyReport;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{
     BrickId, Column, EpochNumber, Layout, Leg, LegState, Name, Segment, SliceId,
@@ -26,8 +26,8 @@ pub(crate) struct Store {
     pub layout: Layout,
     pub answering: Answering,
     pub durability: String,
-    /// What was told of a copy that follows.
-    pub lag: Option<Lag>,
+    /// What was told of copies.
+    pub told: CopyReport,
     /// The last round of each segment and column.
     rounds: BTreeMap<(usize, usize), u8>,
     attachment: Epoch,
@@ -74,7 +74,7 @@ impl Manager {
             layout,
             answering: Answering::Yes,
             durability: durability.into(),
-            lag: None,
+            told: CopyReport::default(),
             rounds: BTreeMap::new(),
             attachment: Epoch(0),
         })))
@@ -241,13 +241,13 @@ impl Authority for Manager {
         &self,
         _name: &Name,
         attachment: Epoch,
-        lag: Option<Lag>,
+        told: &CopyReport,
     ) -> Result<Attached, AuthorityError> {
         let mut store = guard(&self.0);
         store.hear()?;
         match attachment == store.attachment {
             true => {
-                store.lag = lag;
+                store.told = told.clone();
                 Ok(store.attached())
             }
             false => Err(AuthorityError::Fenced),
