@@ -8,11 +8,12 @@
 
 use crate::engine::{After, Answers, Engine, Outbox};
 use crate::hedge::Hedge;
-use crate::hub::{Hub, KEEPER, Link, Member, Note};
+use crate::hub::{Hub, Link, Member, Note};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, LockRange};
 use crate::mapped::MappedLeg;
+use crate::ship::Awaited;
 use crate::status::Count;
 use crate::view::{Gate, Mask, View};
 use arrayvec::ArrayVec;
@@ -222,10 +223,8 @@ impl Outbox for Ports {
         if appended.must_wait {
             self.must_wait = appended.number;
         }
-        if appended.wakes
-            && let Some(keeper) = crate::hub::guard(&self.hub.members).get(&KEEPER)
-        {
-            keeper.wake.raise();
+        if appended.wakes {
+            self.hub.wake_keeper();
         }
     }
 
@@ -596,8 +595,11 @@ impl Core {
             return false;
         };
         if !ports.hub.ship.is_done(least) {
-            let ship = &ports.hub.ship;
-            return !ship.await_done(least, ports.number, &self.member);
+            let awaited = ports.hub.ship.await_done(least, ports.number, &self.member);
+            if awaited == (Awaited::Later { wakes: true }) {
+                ports.hub.wake_keeper();
+            }
+            return awaited == Awaited::Done;
         }
         let (done, rest) = std::mem::take(&mut ports.held)
             .into_iter()

@@ -8,7 +8,7 @@
 use crate::authority::Authority;
 use crate::channel;
 use crate::connector::Connector;
-use crate::hub::{Hub, Member, guard};
+use crate::hub::{Hub, Member};
 use crate::keeper::{
     Call, Caller, Event, Keeper, Mailbox, Outcome, ScrubOrder, ScrubPlan, perform,
 };
@@ -135,10 +135,7 @@ impl Driven {
     /// How it is, as of the last turn.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
-        let (_, mut status) = guard(&self.mailbox.status).clone()?;
-        status.counters = self.hub.tally.sums();
-        status.channels = guard(&self.hub.members).len().saturating_sub(1);
-        Some(status)
+        self.mailbox.status(&self.hub, |_| Duration::ZERO)
     }
 
     /// The epoch of the layout that channels go by; 0 before there is one.

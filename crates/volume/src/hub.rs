@@ -206,6 +206,12 @@ impl Hub {
         }
     }
 
+    pub(crate) fn wake_keeper(&self) {
+        if let Some(keeper) = guard(&self.members).get(&KEEPER) {
+            keeper.wake.raise();
+        }
+    }
+
     /// A number for a new member, if there is room. Nobody had it before: a
     /// turn that comes late for who is gone is nobody's.
     pub(crate) fn join(&self, member: &Arc<Member>) -> Option<u32> {

@@ -57,6 +57,9 @@ pub const RETURN_RETRY_MAX: Duration = Duration::from_secs(5);
 pub const SHIP_BYTES_MAX: u64 = 64 << 20;
 /// Such changes: bounds what small ones cost. Few in this crate's tests.
 pub const SHIP_CHANGES_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
+/// For so long after the last of them was sent those that nobody waits for are gathered,
+/// instead of waking who sends them for each.
+pub(crate) const SHIP_EVERY: Duration = Duration::from_micros(500);
 /// How long such a change may have waited before acknowledgements wait.
 pub const SHIP_AGE_MAX: Duration = Duration::from_secs(1);
 /// Changes on their way to a leg that follows: enough to fill a fast network. Few in

@@ -44,10 +44,22 @@ struct Queue {
     seen: VecDeque<(u64, Duration)>,
     /// The oldest has been here for too long.
     is_late: bool,
-    /// The taker has found nothing, and waits to be woken.
-    is_asleep: bool,
+    taker: Taker,
     /// Who waits for which number, by member.
     waiters: BTreeMap<u32, (u64, Arc<Member>)>,
+}
+
+/// What whoever takes changes does.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Taker {
+    /// It looks for more, or was woken to do so.
+    #[default]
+    Called,
+    /// It found nothing, and looks again soon. Only who waits for a change wakes it before:
+    /// a wake-up for each costs more than to send it.
+    Lingers,
+    /// It found nothing for a while, and waits to be woken.
+    Sleeps,
 }
 
 pub(crate) struct Ship {
@@ -77,6 +89,16 @@ pub(crate) struct Appended {
     pub wakes: bool,
 }
 
+/// Whether a number is done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Done,
+    /// The member is woken. With `wakes`, the taker has to be, too.
+    Later {
+        wakes: bool,
+    },
+}
+
 impl Ship {
     /// Takes a change in, if the leg still follows.
     pub(crate) fn append(&self, serial: u64, change: SliceRequest) -> Option<Appended> {
@@ -97,7 +119,7 @@ impl Ship {
         Some(Appended {
             number,
             must_wait: is_full || queue.is_late,
-            wakes: std::mem::replace(&mut queue.is_asleep, false),
+            wakes: queue.wake_if(|taker| taker == Taker::Sleeps),
         })
     }
 
@@ -115,16 +137,17 @@ impl Ship {
         number <= self.done.load(Ordering::Acquire) || defect::is(Defect::DurableNotAwaited)
     }
 
-    /// Wakes a member once this number is done; false if it is already. Each member
-    /// waits for one.
-    pub(crate) fn await_done(&self, number: u64, who: u32, member: &Arc<Member>) -> bool {
+    /// Wakes a member once this number is done. Each member waits for one.
+    pub(crate) fn await_done(&self, number: u64, who: u32, member: &Arc<Member>) -> Awaited {
         let mut queue = guard(&self.queue);
         // Under the lock, so that no wake-up falls between.
         if self.is_done(number) {
-            return false;
+            return Awaited::Done;
         }
         queue.waiters.insert(who, (number, Arc::clone(member)));
-        true
+        let has_to_be_sent = !queue.waiting.is_empty();
+        let wakes = has_to_be_sent && queue.wake_if(|taker| taker != Taker::Called);
+        Awaited::Later { wakes }
     }
 
     /// A leg follows from the next change on.
@@ -142,14 +165,19 @@ impl Ship {
         self.release(&mut queue, NOBODY);
     }
 
-    /// The next change, for whoever has the leg's connection.
-    pub(crate) fn take(&self, serial: u64) -> Option<Shipment> {
+    /// The next change, for whoever has the leg's connection. If there is none, and it
+    /// will look again soon, it is woken only for somebody who waits.
+    pub(crate) fn take(&self, serial: u64, looks_again: bool) -> Option<Shipment> {
         let mut queue = guard(&self.queue);
         if queue.serial != serial {
             return None;
         }
         let next = queue.waiting.pop_front();
-        queue.is_asleep = next.is_none();
+        queue.taker = match (&next, looks_again) {
+            (Some(_), _) => Taker::Called,
+            (None, true) => Taker::Lingers,
+            (None, false) => Taker::Sleeps,
+        };
         next
     }
 
@@ -221,6 +249,14 @@ impl Ship {
 }
 
 impl Queue {
+    fn wake_if(&mut self, must: impl Fn(Taker) -> bool) -> bool {
+        let wakes = must(self.taker);
+        if wakes {
+            self.taker = Taker::Called;
+        }
+        wakes
+    }
+
     fn restart(&mut self, serial: u64) {
         self.serial = serial;
         self.waiting.clear();
@@ -228,7 +264,7 @@ impl Queue {
         self.cost = 0;
         self.seen.clear();
         self.is_late = false;
-        self.is_asleep = false;
+        self.taker = Taker::Called;
     }
 }
 
@@ -243,4 +279,45 @@ fn cost(change: &SliceRequest) -> u64 {
             SliceRequest::Transact { parts, .. } => parts.iter().map(part).sum(),
             _ => 0,
         }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Changes that nobody waits for are gathered for a moment; who waits for one has it
+    /// sent at once, and once.
+    #[test]
+    fn who_lingers_is_woken_for_those_who_wait() {
+        let (ship, member) = (Ship::default(), Arc::new(Member::new().unwrap()));
+        let clear = || SliceRequest::Flush;
+        let append = || ship.append(7, clear()).expect("it follows");
+        let awaits = |number, who| ship.await_done(number, who, &member);
+        let take = |looks_again| ship.take(7, looks_again).map(|it| it.number);
+        ship.open(7);
+        assert_eq!(take(false), None);
+        assert!(append().wakes, "it sleeps");
+        assert!(!append().wakes, "it was woken");
+        assert_eq!(
+            [take(true), take(true), take(true)],
+            [Some(1), Some(2), None]
+        );
+        assert!(!append().wakes, "it looks again soon");
+        assert!(awaits(3, 1) == Awaited::Later { wakes: true });
+        assert!(awaits(3, 2) == Awaited::Later { wakes: false });
+        assert!(!append().wakes);
+        assert_eq!(
+            [take(true), take(true), take(true)],
+            [Some(3), Some(4), None]
+        );
+        let sent = awaits(4, 1);
+        assert!(sent == Awaited::Later { wakes: false }, "it is on its way");
+        ship.done(7, 4);
+        assert!(awaits(4, 1) == Awaited::Done && member.wake.take());
+        assert_eq!(take(false), None);
+        assert!(append().wakes);
+        ship.close();
+        ship.open(8);
+        assert_eq!(ship.take(8, false).map(|it| it.number), None);
+    }
 }

@@ -11,10 +11,9 @@ use crate::keeper::{
 use crate::limits::{DOWN_LIMIT, LAYOUT_EVERY, LAYOUT_EVERY_RETURNING};
 use crate::status::{CheckReport, VolumeStatus};
 use crate::view::View;
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token as PollToken};
 use pagemesh_base::layout::Name;
 use pagemesh_base::space::{Channel, Space, SpaceError};
+use pagemesh_base::wait::until_readable;
 use std::os::fd::RawFd;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex};
@@ -148,7 +147,6 @@ impl Volume {
             connector,
             mailbox: Arc::clone(&mailbox),
         };
-        let poll = Poll::new().map_err(system)?;
         let (tell, told) = mpsc::channel();
         let thread = std::thread::Builder::new().name("volume-keeper".into());
         let run = {
@@ -156,7 +154,7 @@ impl Volume {
             move || {
                 let own = Arc::clone(&mailbox);
                 let keeper = Keeper::new(name, hub, member, mailbox, Box::new(threads));
-                keep(keeper, &own, poll, &tell);
+                keep(keeper, &own, &tell);
             }
         };
         let keeper = Mutex::new(Some(thread.spawn(run).map_err(system)?));
@@ -177,11 +175,7 @@ impl Volume {
     /// How it is.
     #[must_use]
     pub fn status(&self) -> Option<VolumeStatus> {
-        let (at, mut status) = guard(&self.mailbox.status).clone()?;
-        status.age(at.elapsed());
-        status.counters = self.hub.tally.sums();
-        status.channels = guard(&self.hub.members).len().saturating_sub(1);
-        Some(status)
+        self.mailbox.status(&self.hub, |told| told.elapsed())
     }
 
     /// Reads the layout again, after the volume has grown. Blocks until
@@ -298,17 +292,12 @@ impl Drop for Volume {
 }
 
 /// The keeper's thread.
-fn keep(
-    mut keeper: Keeper,
-    mailbox: &Mailbox,
-    mut poll: Poll,
-    attached: &Sender<Result<(), AttachFailure>>,
-) {
+fn keep(mut keeper: Keeper, mailbox: &Mailbox, attached: &Sender<Result<(), AttachFailure>>) {
     let start = Instant::now();
     // Only once it has attached: before, no layout is its own.
     let mut look_at = None;
     let mut asked = None::<Receiver<_>>;
-    let mut events = Events::with_capacity(64);
+    let mut descriptors: Vec<RawFd> = vec![];
     while !keeper.is_ended() {
         if look_at.is_some_and(|at| start.elapsed() >= at) {
             let every = match keeper.has_returns() {
@@ -335,35 +324,12 @@ fn keep(
         if keeper.is_ended() || wait == Some(Duration::ZERO) {
             continue;
         }
-        if let Err(error) = sleep(&keeper, &mut poll, &mut events, wait) {
+        descriptors.clear();
+        let answers_by = keeper.wait_on(&mut descriptors);
+        let until = wait.map(|time| Instant::now() + time);
+        let until = until.into_iter().chain(answers_by).min();
+        if let Err(error) = until_readable(&descriptors, until) {
             tracing::error!(%error, "the keeper cannot wait");
-            std::thread::sleep(Duration::from_millis(10));
         }
-    }
-}
-
-fn sleep(
-    keeper: &Keeper,
-    poll: &mut Poll,
-    events: &mut Events,
-    wait: Option<Duration>,
-) -> std::io::Result<()> {
-    let mut fds: Vec<RawFd> = vec![];
-    let deadline = keeper.wait_on(&mut fds);
-    fds.sort_unstable();
-    fds.dedup();
-    for fd in &fds {
-        poll.registry()
-            .register(&mut SourceFd(fd), PollToken(0), Interest::READABLE)?;
-    }
-    let leg_wait = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    let wait = wait.into_iter().chain(leg_wait).min();
-    let polled = poll.poll(events, wait);
-    for fd in &fds {
-        poll.registry().deregister(&mut SourceFd(fd))?;
-    }
-    match polled {
-        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
-        other => other,
     }
 }

@@ -10,6 +10,7 @@ use pagemesh_base::slice::{
     BrickControl, Leg, Part, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
+use pagemesh_base::wait::until_readable;
 use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file;
 use pagemesh_pmem::Durability;
@@ -352,20 +353,10 @@ impl Client {
     /// By the channel's own signs only, as fronts do: a sign that is missing
     /// is a request that never ends.
     fn wait(&self, end: Instant) {
-        let mut poll = mio::Poll::new().expect("a poll");
         let mut fds = vec![];
         self.channel.wait_on(&mut fds);
-        for fd in &fds {
-            let (token, wanted) = (mio::Token(0), mio::Interest::READABLE);
-            let mut source = mio::unix::SourceFd(fd);
-            poll.registry()
-                .register(&mut source, token, wanted)
-                .expect("registered");
-        }
         let until = self.channel.deadline().map_or(end, |at| at.min(end));
-        let limit = until.saturating_duration_since(Instant::now());
-        poll.poll(&mut mio::Events::with_capacity(8), Some(limit))
-            .expect("polled");
+        until_readable(&fds, Some(until)).expect("waited");
     }
 
     fn write(&mut self, offset: u64, len: u64, value: u8) -> Result<Reply, SpaceError> {

@@ -11,11 +11,12 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::key::Key;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::*;
+use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::message::reply::Attached;
 use pagemesh_fabric::service::{Finished, Handler, Outcome, PeerInfo, Service, Ticket};
 use pagemesh_fabric::tcp::{Options, Server, TcpLeg};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -365,13 +366,7 @@ pub fn reap(leg: &mut TcpLeg, count: usize) -> Vec<SliceCompletion> {
 fn wait_ready(leg: &TcpLeg, until: Instant) -> bool {
     let mut raw = Vec::new();
     leg.wait_on(&mut raw);
-    // SAFETY: the descriptors belong to the leg, which outlives the wait.
-    let borrow = |fd: i32| unsafe { BorrowedFd::borrow_raw(fd) };
-    let ready = |fd| PollFd::from_borrowed_fd(borrow(fd), PollFlags::IN);
-    let mut fds: Vec<PollFd<'_>> = raw.into_iter().map(ready).collect();
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).expect("a short time");
-    poll(&mut fds, Some(&left)).expect("polled") > 0
+    until_readable(&raw, Some(until)).expect("waited")
 }
 
 /// Whether something has arrived that was not reaped.

@@ -37,17 +37,15 @@ mod request;
 mod ring;
 mod serve;
 mod session;
-mod wait;
 
 pub use attr::now;
 pub use device::unmount_dir;
 pub use null::{NullMount, mount_null};
-pub use wait::wait;
 
 use device::Device;
 use pagemesh_fs::{Fs, FsError};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use serve::Served;
 use session::Session;
 use std::io;
@@ -247,5 +245,12 @@ fn take_care(fs: &Weak<Fs>, end: &OwnedFd) {
         if let Some(rest) = TEND_EVERY_MIN.checked_sub(began.elapsed()) {
             wait(&[end.as_raw_fd()], Some(Instant::now() + rest));
         }
+    }
+}
+
+/// Waits for the volume; a [`pagemesh_fs::Wait`].
+pub fn wait(descriptors: &[RawFd], until: Option<Instant>) {
+    if let Err(cause) = pagemesh_base::wait::until_readable(descriptors, until) {
+        tracing::error!(%cause, "cannot wait for the volume");
     }
 }

@@ -2,10 +2,11 @@
 //! with `unsafe`: a channel names its descriptors by number.
 
 use crate::signal::Signal;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use pagemesh_base::wait::timeout;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What a connection waits for on its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +78,4 @@ fn borrow<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
     // channel that named it is owned by the calling thread and is not touched
     // meanwhile; should it have named a closed one, `poll` reports it.
     unsafe { BorrowedFd::borrow_raw(descriptor) }
-}
-
-fn timeout(until: Option<Instant>) -> Option<Timespec> {
-    let left = until?.saturating_duration_since(Instant::now());
-    // More than a day makes no difference, and always fits.
-    let left = left.min(Duration::from_secs(86_400));
-    Timespec::try_from(left).ok()
 }

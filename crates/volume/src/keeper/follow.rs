@@ -7,13 +7,14 @@
 use super::control::Control;
 use super::copy::Party;
 use super::state::State;
-use crate::limits::{SHIP_AGE_MAX, SHIPMENTS_MAX};
+use crate::limits::{SHIP_AGE_MAX, SHIP_EVERY, SHIPMENTS_MAX};
 use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{SliceError, SliceReply, SliceRequest, Stamp};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 /// Over which connection, to which leg.
 pub(super) struct Route {
@@ -36,6 +37,8 @@ struct Flight {
     done: u64,
     /// The last change before a flush, with its tag.
     flush: Option<(u64, u64)>,
+    /// When a look for more is the last before it sleeps.
+    lingers_until: Duration,
 }
 
 /// Sends until the leg is lost, or the volume given back.
@@ -95,10 +98,14 @@ impl Flight {
             if self.changes.len() == SHIPMENTS_MAX {
                 break;
             }
-            let Some(next) = state.hub.ship.take(route.serial) else {
+            let lingers = state.now() < self.lingers_until;
+            let Some(next) = state.hub.ship.take(route.serial, lingers) else {
+                if lingers {
+                    state.wake_at(self.lingers_until);
+                }
                 break;
             };
-            state.touched.set(true);
+            self.lingers_until = state.now() + SHIP_EVERY;
             state.act();
             let op = state.next_op();
             let epoch = route.control.epoch(state);
@@ -140,7 +147,6 @@ impl Flight {
         if durable > self.done {
             self.done = durable;
             state.hub.ship.done(route.serial, durable);
-            state.touched.set(true);
         }
         Ok(())
     }

@@ -73,12 +73,20 @@ pub(crate) enum Event {
     Detach,
 }
 
+/// What the keeper told of itself, and when.
+struct Told {
+    at: Instant,
+    /// The same by its own time.
+    now: Duration,
+    status: VolumeStatus,
+}
+
 /// The way to the keeper.
 pub(crate) struct Mailbox {
     /// None once nobody reads it any more.
     events: Mutex<Option<Vec<Event>>>,
     member: Arc<Member>,
-    pub status: Mutex<Option<(Instant, VolumeStatus)>>,
+    status: Mutex<Option<Told>>,
 }
 
 impl Mailbox {
@@ -101,6 +109,30 @@ impl Mailbox {
         };
         drop(unread);
         self.member.wake.raise();
+    }
+
+    /// What the keeper told last, with what changes all the time as it is now. `since` gives the
+    /// time that is gone since it told.
+    pub(crate) fn status(
+        &self,
+        hub: &Hub,
+        since: impl FnOnce(Instant) -> Duration,
+    ) -> Option<VolumeStatus> {
+        let told = guard(&self.status);
+        let told = told.as_ref()?;
+        let elapsed = since(told.at);
+        let mut status = told.status.clone();
+        status.age(elapsed);
+        let legs = status
+            .columns
+            .iter_mut()
+            .flat_map(|column| &mut column.legs);
+        for leg in legs.filter(|leg| leg.lag.is_some()) {
+            leg.lag = hub.ship.lag(told.now + elapsed);
+        }
+        status.counters = hub.tally.sums();
+        status.channels = guard(&hub.members).len().saturating_sub(1);
+        Some(status)
     }
 
     fn take(&self) -> Vec<Event> {
@@ -257,7 +289,11 @@ impl Keeper {
     fn report(&self) {
         if self.state.touched.replace(false) {
             let status = report::status(&self.state);
-            *guard(&self.mailbox.status) = Some((Instant::now(), status));
+            *guard(&self.mailbox.status) = Some(Told {
+                at: Instant::now(),
+                now: self.state.now(),
+                status,
+            });
         }
     }
 }

@@ -69,6 +69,6 @@ impl Client {
     }
 
     pub(crate) fn status(&self) -> VolumeStatus {
-        guard(&self.mailbox.status).clone().expect("a status").1
+        self.driven.status().expect("a status")
     }
 }
