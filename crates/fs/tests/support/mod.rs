@@ -1,16 +1,15 @@
 //! What the tests share.
 
 pub mod memory;
-pub mod model;
 #[allow(dead_code)]
 pub mod pool;
 
 use memory::{Memory, wait};
-use pagemesh_fs::{Caller, Fs, MakeOptions, Port, Time, make};
+use pagemesh_fs::{Fs, MakeOptions, Port, Time, make};
 use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
-pub const OWNER: Caller = Caller { uid: 7, gid: 8 };
+pub use pagemesh_fs_model::OWNER;
 
 /// A clock that ticks when it is looked at.
 pub fn clock() -> Time {

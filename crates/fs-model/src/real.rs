@@ -1,0 +1,317 @@
+//! The same on a real file system, as a program would do it; and what one holds, as a model.
+
+use crate::model::{Body, Model, Node, name, xattr};
+use crate::op::Op;
+use crate::{OWNER, Outcome};
+use bytes::Bytes;
+use pagemesh_fs::{Attr, Changes, Fs, FsError, Ino, Kind, Make, Port, Seek};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+
+/// Bytes of the longest file that operations make, and more.
+const FILE_BYTES_MAX: u32 = 1 << 27;
+
+/// What a file system holds.
+///
+/// # Errors
+/// What cannot be read, or what contradicts itself.
+pub fn read(fs: &Fs, port: &mut Port) -> Result<Model, String> {
+    let mut reader = Reader {
+        fs,
+        port,
+        numbers: BTreeMap::new(),
+        names: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+    };
+    reader.visit(Ino::ROOT)?;
+    let Reader { names, nodes, .. } = reader;
+    for (attr, count) in names.values() {
+        if attr.links != *count {
+            return Err(format!("{count} names of {attr:?}"));
+        }
+    }
+    let inodes = fs.usage().inodes - 1;
+    let next = nodes.len() as u64;
+    match inodes == next {
+        true => Ok(Model { nodes, next }),
+        false => Err(format!("{inodes} inodes for {next} nodes")),
+    }
+}
+
+struct Reader<'f> {
+    fs: &'f Fs,
+    port: &'f mut Port,
+    numbers: BTreeMap<Ino, u64>,
+    /// Of what is no directory, and how many were met.
+    names: BTreeMap<u64, (Attr, u32)>,
+    nodes: BTreeMap<u64, Node>,
+}
+
+impl Reader<'_> {
+    /// The number of a node, with all below it.
+    fn visit(&mut self, ino: Ino) -> Result<u64, String> {
+        let text = |error: FsError| format!("inode {}: {error}", ino.0);
+        if let Some(&number) = self.numbers.get(&ino) {
+            let named = self.names.get_mut(&number);
+            named
+                .ok_or_else(|| format!("directory {} has two names", ino.0))?
+                .1 += 1;
+            return Ok(number);
+        }
+        let number = self.numbers.len() as u64;
+        self.numbers.insert(ino, number);
+        let attr = self.fs.attr(ino).map_err(text)?;
+        let mut xattrs = BTreeMap::new();
+        for name in self.fs.xattr_names(ino).map_err(text)? {
+            let value = self.fs.xattr(ino, &name).map_err(text)?;
+            xattrs.insert(name, value);
+        }
+        let mode = attr.mode;
+        let body = match attr.kind {
+            Kind::Directory => Body::Directory(self.entries(ino, &attr)?),
+            Kind::Symlink => Body::Symlink(self.fs.read_link(ino).map_err(text)?),
+            _ => {
+                let found = self.fs.read(self.port, ino, 0, FILE_BYTES_MAX);
+                let bytes = found.map_err(text)?;
+                if bytes.len() as u64 != attr.size {
+                    return Err(format!("{} bytes of {attr:?}", bytes.len()));
+                }
+                Body::File(bytes)
+            }
+        };
+        if !matches!(body, Body::Directory(_)) {
+            self.names.insert(number, (attr, 1));
+        }
+        self.nodes.insert(number, Node { body, mode, xattrs });
+        Ok(number)
+    }
+
+    fn entries(&mut self, ino: Ino, attr: &Attr) -> Result<BTreeMap<Vec<u8>, u64>, String> {
+        let mut listed = BTreeMap::new();
+        let mut after = 0;
+        loop {
+            let before = after;
+            let mut some = 0;
+            let told = self.fs.list(ino, after, |entry| {
+                after = entry.cookie;
+                some += 1;
+                listed.insert(entry.name.clone(), entry.ino);
+                some < 7
+            });
+            told.map_err(|error| format!("inode {}: {error}", ino.0))?;
+            if after == before {
+                break;
+            }
+        }
+        if listed.remove(&b"."[..]) != Some(ino) || listed.remove(&b".."[..]).is_none() {
+            return Err(format!("no dots in directory {}", ino.0));
+        }
+        let (mut entries, mut directories) = (BTreeMap::new(), 0);
+        for (name, below) in listed {
+            let number = self.visit(below)?;
+            let is_directory = matches!(self.nodes[&number].body, Body::Directory(_));
+            directories += u32::from(is_directory);
+            entries.insert(name, number);
+        }
+        match attr.links == 2 + directories {
+            true => Ok(entries),
+            false => Err(format!("{directories} directories in {attr:?}")),
+        }
+    }
+}
+
+/// Asserts that files count the pages that they hold.
+///
+/// # Panics
+/// When one does not.
+pub fn check_counts(model: &Model, fs: &Fs, port: &mut Port) {
+    for path in model.paths(&|body| matches!(body, Body::File(_))) {
+        let file = find(fs, &path).expect("it is there");
+        let attr = fs.attr(file.1).expect("it is there");
+        let (mut at, mut pages) = (0, 0);
+        while let Ok(data) = fs.seek(port, file.1, at, Seek::Data) {
+            let hole = fs.seek(port, file.1, data, Seek::Hole).expect("an end");
+            pages += (hole.div_ceil(4096)) - data / 4096;
+            at = hole;
+        }
+        assert_eq!(attr.pages, pages, "pages of {attr:?}");
+    }
+}
+
+/// Writes all, or fails as the write of the rest would.
+fn write_all(
+    fs: &Fs,
+    port: &mut Port,
+    ino: Ino,
+    at: Option<u64>,
+    data: &Bytes,
+    durable: bool,
+) -> Result<(), FsError> {
+    let written = fs.write(port, ino, at, data, durable)?;
+    match written.end - written.start < data.len() as u64 {
+        true => Err(Errno::NOSPC.into()),
+        false => Ok(()),
+    }
+}
+
+/// Writes two halves at the same time where that can be, else one after the other.
+fn write_halves(
+    fs: &Fs,
+    port: &mut Port,
+    ino: Ino,
+    offset: u64,
+    data: Bytes,
+) -> Result<(), FsError> {
+    let (first, second) = (data.slice(..data.len() / 2), data.slice(data.len() / 2..));
+    let between = offset + first.len() as u64;
+    let halves = [(offset, first), (between, second)];
+    let mut pipe = fs.pipe()?;
+    let mut rest = Vec::new();
+    for (name, (at, half)) in halves.iter().enumerate() {
+        if !fs.begin_write(&mut pipe, name as u64, ino, *at, half, false)? {
+            rest.push((*at, half));
+        }
+    }
+    let mut ended = Ok(());
+    while !pipe.is_empty() {
+        pipe.reap(|_, result| ended = ended.clone().and(result.map(drop)));
+        if !pipe.is_empty() {
+            pipe.wait(None);
+        }
+    }
+    ended?;
+    for (at, half) in rest {
+        write_all(fs, port, ino, Some(at), half, false)?;
+    }
+    Ok(())
+}
+
+/// Does an operation on a real file system, as a program would.
+///
+/// # Errors
+/// What a program is told.
+pub fn run(fs: &Fs, port: &mut Port, op: &Op) -> Outcome<()> {
+    let result = try_run(fs, port, op);
+    result.map_err(|error| error.errno())
+}
+
+/// An inode looked up, until it is dropped.
+struct Held<'f>(&'f Fs, Ino);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.forget(self.1, 1);
+    }
+}
+
+fn parent<'f>(fs: &'f Fs, path: &[u8]) -> Result<(Held<'f>, Vec<u8>), FsError> {
+    let (&last, above) = path.split_last().expect("a path");
+    let mut at = Held(fs, fs.lookup(Ino::ROOT, b".")?.ino);
+    for &step in above {
+        at = Held(fs, fs.lookup(at.1, &name(step))?.ino);
+    }
+    match fs.attr(at.1)?.kind {
+        Kind::Directory => Ok((at, name(last))),
+        _ => Err(Errno::NOTDIR.into()),
+    }
+}
+
+fn find<'f>(fs: &'f Fs, path: &[u8]) -> Result<Held<'f>, FsError> {
+    let (parent, name) = parent(fs, path)?;
+    Ok(Held(fs, fs.lookup(parent.1, &name)?.ino))
+}
+
+fn try_run(fs: &Fs, port: &mut Port, op: &Op) -> Result<(), FsError> {
+    let create = |path: &[u8], what: Make<'_>, mode| {
+        let (parent, name) = parent(fs, path)?;
+        let attr = fs.create(parent.1, &name, what, mode, OWNER)?;
+        fs.forget(attr.ino, 1);
+        Ok(())
+    };
+    match op {
+        Op::Create(path) => create(path, Make::File, 0o644),
+        Op::CreateUnnamed(path, len, with) => {
+            let (parent, name) = parent(fs, path)?;
+            let ino = fs.create_unnamed(parent.1, 0o600, OWNER)?.ino;
+            let data = Bytes::from(vec![*with; *len]);
+            let written = write_all(fs, port, ino, Some(0), &data, false);
+            let linked = written.and_then(|()| fs.link(ino, parent.1, &name));
+            fs.forget(ino, 1 + u64::from(linked.is_ok()));
+            fs.release(ino);
+            linked.map(drop)
+        }
+        Op::MakeDirectory(path) => create(path, Make::Directory, 0o700),
+        Op::Symlink(path, len) => create(path, Make::Symlink(&vec![b't'; *len]), 0o777),
+        Op::Link(old, new) => {
+            let old = find(fs, old)?;
+            let is_directory = fs.attr(old.1)?.kind == Kind::Directory;
+            if is_directory {
+                return Err(fs.link(old.1, Ino::ROOT, b"no").expect_err("refused"));
+            }
+            let (to, name) = parent(fs, new)?;
+            fs.link(old.1, to.1, &name)?;
+            fs.forget(old.1, 1);
+            Ok(())
+        }
+        Op::Unlink(path) => {
+            let (parent, name) = parent(fs, path)?;
+            fs.unlink(parent.1, &name)
+        }
+        Op::RemoveDirectory(path) => {
+            let (parent, name) = parent(fs, path)?;
+            fs.rmdir(parent.1, &name)
+        }
+        Op::Rename(from, to, how) => {
+            let (from, old) = parent(fs, from)?;
+            let (to, new) = parent(fs, to)?;
+            fs.rename((from.1, &old), (to.1, &new), *how)
+        }
+        Op::Write(path, offset, len, with) => {
+            let file = find(fs, path)?;
+            let data = Bytes::from(vec![*with; *len]);
+            write_halves(fs, port, file.1, *offset, data)
+        }
+        Op::Append(path, len, with) => {
+            let file = find(fs, path)?;
+            let data = Bytes::from(vec![*with; *len]);
+            write_all(fs, port, file.1, None, &data, true)
+        }
+        Op::SetSize(path, size) => {
+            let file = find(fs, path)?;
+            fs.set_size(port, file.1, *size).map(drop)
+        }
+        Op::Allocate(path, how, offset, len) => {
+            let file = find(fs, path)?;
+            fs.allocate(port, file.1, *how, *offset, *len)
+        }
+        Op::SetMode(path, mode) => {
+            let node = find(fs, path)?;
+            let changes = Changes {
+                mode: Some(*mode),
+                ..Changes::default()
+            };
+            fs.set_attr(node.1, changes).map(drop)
+        }
+        Op::SetXattr(path, key, len, how) => {
+            let node = find(fs, path)?;
+            fs.set_xattr(node.1, &xattr(*key), &vec![*key; *len], *how)
+        }
+        Op::RemoveXattr(path, key) => {
+            let node = find(fs, path)?;
+            fs.remove_xattr(node.1, &xattr(*key))
+        }
+        Op::Copy(from, source, to, target, len) => {
+            let to = find(fs, to)?;
+            let is_file = fs.attr(to.1)?.kind;
+            match is_file {
+                Kind::File => {}
+                Kind::Directory => return Err(Errno::ISDIR.into()),
+                _ => return Err(Errno::INVAL.into()),
+            }
+            let from = find(fs, from)?;
+            fs.read(port, from.1, 0, 1)?;
+            fs.copy(port, (from.1, *source), (to.1, *target), *len)
+                .map(drop)
+        }
+    }
+}
