@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use pagemesh_sim::{Outcome, run};
+use pagemesh_sim::{Outcome, run, run_files};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +29,9 @@ enum Chore {
         /// Runs one seed alone and prints its history.
         #[arg(long, conflicts_with_all = ["seeds", "from"])]
         seed: Option<u64>,
+        /// The volume holds a file system.
+        #[arg(long)]
+        files: bool,
     },
     /// Enumerates what crashes leave, see docs/rfd/005-defects.md.
     Enumerate {
@@ -74,15 +77,19 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().chore {
         Chore::Sim {
-            seed: Some(seed), ..
-        } => match run(seed, true) {
+            seed: Some(seed),
+            files,
+            ..
+        } => match history_of(files)(seed, true) {
             Ok(outcome) => {
                 println!("{outcome:#?}");
                 Ok(())
             }
             Err(broken) => bail!("seed {seed}: {broken}"),
         },
-        Chore::Sim { seeds, from, .. } => sim(from, seeds),
+        Chore::Sim {
+            seeds, from, files, ..
+        } => sim(from, seeds, files),
         Chore::Enumerate {
             images,
             from,
@@ -183,7 +190,14 @@ struct Sums {
     broken: Vec<(u64, String)>,
 }
 
-fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
+type History = fn(u64, bool) -> Result<Outcome, String>;
+
+fn history_of(files: bool) -> History {
+    if files { run_files } else { run }
+}
+
+fn sim(from: u64, seeds: u64, files: bool) -> anyhow::Result<()> {
+    let flag = if files { "--files " } else { "" };
     let began = Instant::now();
     let (next, sums) = (AtomicU64::new(from), Mutex::new(Sums::default()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -195,13 +209,13 @@ fn sim(from: u64, seeds: u64) -> anyhow::Result<()> {
                     if seed >= from + seeds {
                         return;
                     }
-                    let result = run(seed, false);
+                    let result = history_of(files)(seed, false);
                     let mut sums = sums.lock().expect("no panic");
                     match result {
                         Ok(outcome) => sums.outcome.add(outcome),
                         Err(broken) => {
                             let first = broken.lines().next().unwrap_or_default();
-                            println!("seed {seed}: {first}\n  cargo xtask sim --seed {seed}");
+                            println!("seed {seed}: {first}\n  cargo xtask sim {flag}--seed {seed}");
                             sums.broken.push((seed, broken));
                         }
                     }

@@ -189,6 +189,13 @@ impl Model {
         Ok(())
     }
 
+    /// Whether a path leads to a directory.
+    #[must_use]
+    pub fn is_directory(&self, path: &[u8]) -> bool {
+        self.find(path)
+            .is_ok_and(|number| self.directory(number).is_ok())
+    }
+
     /// Does an operation.
     ///
     /// # Errors

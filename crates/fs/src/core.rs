@@ -34,7 +34,7 @@ use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -120,7 +120,7 @@ pub(crate) struct Core {
     /// Runs of what makes inodes so far.
     pub(crate) makes: u64,
     /// What may have times that are not in the inode yet.
-    pub(crate) noted: HashSet<Ino>,
+    pub(crate) noted: BTreeSet<Ino>,
     /// Orphans that are being freed.
     pub(crate) going: HashSet<Ino>,
     /// Inodes whose pages are not theirs alone, or cannot be told.
@@ -151,7 +151,7 @@ impl Core {
             numbers,
             live: HashMap::new(),
             makes: 0,
-            noted: HashSet::new(),
+            noted: BTreeSet::new(),
             going: HashSet::new(),
             distrusted: HashSet::new(),
             shares: Shares::default(),

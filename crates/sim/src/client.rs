@@ -3,6 +3,7 @@
 use crate::cluster::{Cluster, tell};
 use crate::desk::{Counter, Desk};
 use crate::dice::Dice;
+use crate::files::Program;
 use crate::network::Peer;
 use crate::witness::Witness;
 use pagemesh_base::ids::Epoch;
@@ -94,6 +95,8 @@ pub(crate) struct Client {
     calls: VecDeque<(Duration, Pending)>,
     answers: VecDeque<(Duration, Answer)>,
     pub(crate) threads: Vec<Thread>,
+    /// What works on the file system, where the volume holds one.
+    pub(crate) program: Option<Program>,
     /// The epoch that names its attachment; 0 before.
     pub(crate) attachment: u32,
     /// It does nothing until then: its process is stopped.
@@ -133,6 +136,7 @@ impl Client {
             calls: VecDeque::new(),
             answers: VecDeque::new(),
             threads: Vec::new(),
+            program: None,
             attachment: 0,
             stopped_until: Duration::ZERO,
             due: None,
@@ -234,7 +238,9 @@ impl Client {
 
     /// Whether every request has its answer.
     pub(crate) fn is_idle(&self) -> bool {
+        let program = self.program.as_ref();
         self.threads.iter().all(|thread| thread.pending.is_empty())
+            && program.is_none_or(Program::is_idle)
     }
 
     /// Whether another client has taken the volume, as far as this one knows.
@@ -261,9 +267,11 @@ impl Client {
     /// have all there is.
     pub(crate) fn is_calm(&self) -> bool {
         let status = self.driven.status();
-        self.threads.iter().all(|thread| thread.pending.is_empty())
+        let program = self.program.as_ref();
+        let channels = self.threads.len() + program.map_or(0, |it| it.mount.channels());
+        self.is_idle()
             && status.is_some_and(|status| {
-                status.channels == self.threads.len()
+                status.channels == channels
                     && status.state == VolumeState::Healthy
                     && status
                         .columns

@@ -513,6 +513,9 @@ impl Life {
     /// All threads want one page for a while, and some messages take long: a
     /// change is on one leg when the other is read.
     fn crowd(&mut self) {
+        if self.plan.files {
+            return;
+        }
         let page = self.dice.roll(self.sectors.div_ceil(PAGE_SECTORS)) * PAGE_SECTORS;
         let sectors = page..(page + PAGE_SECTORS).min(self.sectors);
         tell!(self.cluster, "all threads want {sectors:?}");

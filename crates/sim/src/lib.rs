@@ -22,10 +22,12 @@ mod desk;
 mod dice;
 mod disk;
 mod faults;
+mod files;
 mod history;
 mod house;
 mod life;
 mod medium;
+mod mount;
 mod network;
 mod promotion;
 mod rest;
@@ -34,4 +36,4 @@ mod wire;
 mod witness;
 mod workload;
 
-pub use life::{Outcome, run};
+pub use life::{Outcome, run, run_files};

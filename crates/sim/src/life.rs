@@ -7,6 +7,7 @@ use crate::cluster::{Cluster, tell};
 use crate::desk::Desk;
 use crate::dice::Dice;
 use crate::faults::{Ambush, Crowd, Siege};
+use crate::files::{Files, VOLUME_BYTES};
 use crate::history::History;
 use crate::promotion::Promotion;
 use pagemesh_base::layout::{COPIES_MAX, Layout, Name};
@@ -20,6 +21,8 @@ use std::time::Duration;
 
 /// Steps with faults.
 const STEPS: u64 = 4000;
+/// The same where there are files: an operation takes some thirty.
+const FILE_STEPS: u64 = 12_000;
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// One step in so many severs a connection, where a history has that.
 pub(crate) const SEVERED: u64 = 500;
@@ -75,6 +78,8 @@ pub(crate) struct Plan {
     pub(crate) follows: bool,
     /// And is promoted, see [`Life::promote`].
     pub(crate) promotes: bool,
+    /// The volume holds a file system.
+    pub(crate) files: bool,
 }
 
 impl Plan {
@@ -125,7 +130,22 @@ impl Plan {
             spoils: false,
             follows: false,
             promotes: false,
+            files: false,
         }
+    }
+}
+
+impl Plan {
+    /// The volume holds a file system: it has one column, and pools with room for it.
+    fn hold_files(&mut self) {
+        self.kind = if self.copies == 1 {
+            Kind::Concat
+        } else {
+            Kind::Mirror
+        };
+        (self.columns, self.is_tight, self.files) = (1, false, true);
+        self.pools.fill(64 << 20);
+        self.volume_bytes = VOLUME_BYTES;
     }
 }
 
@@ -187,6 +207,7 @@ pub(crate) struct Life {
     pub(crate) crowd: Option<Crowd>,
     pub(crate) ambush: Option<Ambush>,
     pub(crate) promotion: Option<Promotion>,
+    pub(crate) files: Option<Files>,
     /// Bricks that no client that enters reaches.
     pub(crate) out_of_reach: Vec<usize>,
     /// All is well again: every request that begins now succeeds.
@@ -197,12 +218,15 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    fn new(seed: u64, is_printed: bool) -> Life {
+    fn new(seed: u64, has_files: bool, is_printed: bool) -> Life {
         let mut dice = Dice::new(seed);
         // Dice of their own: a history without such faults is as it was before
         // there were any.
         let mut severing = Dice::new(seed ^ SEVERING);
         let mut plan = Plan::roll(&mut dice);
+        if has_files {
+            plan.hold_files();
+        }
         let odds = if plan.copies == 1 { 2 } else { 12 };
         plan.severs = plan.damaged.is_none() && severing.one_in(odds);
         let mut transacting = Dice::new(seed ^ TRANSACTING);
@@ -220,6 +244,11 @@ impl Life {
         plan.promotes = has_room && plan.damaged.is_none() && !promoting.one_in(3);
         plan.follows |= plan.promotes;
         let promotion = plan.promotes.then(|| Promotion::new(promoting));
+        if has_files {
+            // These have requests of their own.
+            (plan.severs, plan.transacts, plan.ambushes) = (false, false, false);
+        }
+        let files = has_files.then(|| Files::new(seed));
         let history = History::new(is_printed);
         let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
         tell!(cluster, "seed {seed}: {plan:?}");
@@ -232,7 +261,11 @@ impl Life {
             columns: (plan.columns > 1).then_some(plan.columns),
             copies: (plan.copies > 1).then_some(plan.copies),
             durability: None,
-            content: Content::Blocks,
+            content: if has_files {
+                Content::Files
+            } else {
+                Content::Blocks
+            },
         };
         let manager = desk.manager().expect("a manager that runs");
         let made = manager.create(&wish);
@@ -275,6 +308,7 @@ impl Life {
             crowd: None,
             ambush: None,
             promotion,
+            files,
             out_of_reach: vec![],
             is_well: false,
             is_rewritten: false,
@@ -385,6 +419,9 @@ impl Life {
                 if let Some(every) = self.plan.scrub_every {
                     self.clients[at].scrub(every);
                 }
+                if self.plan.files {
+                    return self.mount(at).map(|()| true);
+                }
                 let channels = 1 + self.dice.roll(self.plan.channels_max);
                 for _ in 0..channels {
                     self.next_thread += 1;
@@ -408,11 +445,14 @@ impl Life {
         if self.checker.is_partial(client.attachment) && client.is_healthy() {
             self.checker.reached_all();
         }
-        self.reap(at)
+        Ok(self.go(at)? | self.reap(at)?)
     }
 
     /// Ends a client as a crash would.
     pub(crate) fn leave(&mut self, at: usize) {
+        if self.plan.files {
+            self.end_program(at);
+        }
         let client = self.clients.remove(at);
         tell!(self.cluster, "client {} is gone", client.number);
         self.account(&client);
@@ -478,7 +518,8 @@ impl Life {
     }
 
     fn live(&mut self) -> Result<(), String> {
-        for _ in 0..STEPS {
+        let steps = if self.plan.files { FILE_STEPS } else { STEPS };
+        for _ in 0..steps {
             self.go_on();
             self.sever();
             self.ambush();
@@ -486,7 +527,7 @@ impl Life {
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {
-                self.submit();
+                self.submit()?;
             } else {
                 self.step()?;
             }
@@ -500,8 +541,20 @@ impl Life {
 /// # Errors
 /// What was broken.
 pub fn run(seed: u64, is_printed: bool) -> Result<Outcome, String> {
+    run_one(seed, false, is_printed)
+}
+
+/// Runs the history of a seed whose volume holds a file system.
+///
+/// # Errors
+/// What was broken.
+pub fn run_files(seed: u64, is_printed: bool) -> Result<Outcome, String> {
+    run_one(seed, true, is_printed)
+}
+
+fn run_one(seed: u64, has_files: bool, is_printed: bool) -> Result<Outcome, String> {
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let mut life = Life::new(seed, is_printed);
+        let mut life = Life::new(seed, has_files, is_printed);
         let lived = life.live();
         if let Err(broken) = &lived {
             tell!(life.cluster, "{broken}");

@@ -98,6 +98,9 @@ impl Life {
     /// A client has attached: it may be the first that goes on with a promoted copy.
     pub(crate) fn meet_promotion(&mut self, attachment: u32) {
         let promoted = self.desk.promoted();
+        if self.plan.files {
+            return;
+        }
         if self.checker.last_cut() < promoted && promoted <= attachment {
             self.checker.cut(promoted, self.sectors);
         }
@@ -120,7 +123,7 @@ impl Life {
             Stage::Waits(steps) => promotion.stage = Stage::Waits(steps.saturating_sub(1)),
             Stage::Lags(0) => self.bereave(&mut promotion),
             Stage::Lags(steps) => {
-                self.submit();
+                self.submit()?;
                 promotion.stage = Stage::Lags(steps - 1);
             }
             Stage::Bereft if promotion.steps > BEREFT_STEPS_MAX => {
@@ -168,7 +171,7 @@ impl Life {
                 return Ok(());
             }
             if is_busy && step < BUSY_STEPS_MAX && promotion.dice.one_in(4) {
-                self.submit();
+                self.submit()?;
             }
             self.step()?;
             self.dismiss();
@@ -243,14 +246,19 @@ impl Life {
         if !self.clients.iter().any(is_next) {
             return self.enter();
         }
-        if self.checker.last_cut() < promoted {
-            return;
-        }
-        if !self.checker.awaits_reads() {
+        let is_known = match self.plan.files {
+            true => self.has_found_files(promoted),
+            false if self.checker.last_cut() < promoted => return,
+            false => !self.checker.awaits_reads(),
+        };
+        if is_known {
             tell!(self.cluster, "what the copy has is known");
             self.outcome.count(promotion.way.name(), 1);
             self.out_of_reach.clear();
             return promotion.turn_to(Stage::Over);
+        }
+        if self.plan.files {
+            return;
         }
         let is_ready = |it: &Client| it.attachment >= promoted && it.is_idle() && !it.is_stopped();
         if let Some(at) = self.clients.iter().position(is_ready) {

@@ -5,11 +5,13 @@ use crate::checker::{SECTOR, value_of};
 use crate::client::Client;
 use crate::cluster::tell;
 use crate::life::Life;
+use crate::medium::Medium;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{Layout, Leg, LegState};
 use pagemesh_base::slice::{BrickControl, SliceError, SliceReply, SliceRequest};
 use pagemesh_brick::worker::Worker;
 use pagemesh_pmem::Media;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -19,6 +21,58 @@ const TIME_MAX: Duration = Duration::from_secs(600);
 /// Rounds of housekeeping after which everything deleted is free.
 const ROUNDS_MAX: u32 = 200;
 const PAGE: u64 = 4096;
+
+struct Bypass {
+    house: usize,
+    worker: Worker<Medium>,
+    handle: u32,
+    may_be_damaged: bool,
+}
+
+impl Bypass {
+    fn ask(&mut self, request: SliceRequest) -> Result<Option<SliceReply>, String> {
+        match self.worker.execute(self.handle, request) {
+            Ok(reply) => Ok(Some(reply)),
+            Err(SliceError::Damaged { .. }) if self.may_be_damaged => Ok(None),
+            Err(cause) => Err(format!("brick {}: {cause}", self.house)),
+        }
+    }
+
+    /// Nothing if the page may be damaged, and is.
+    fn read(&mut self, page: u64) -> Result<Option<Vec<u8>>, String> {
+        let request = SliceRequest::Read {
+            offset: page * PAGE,
+            len: PAGE as u32,
+        };
+        match self.ask(request)? {
+            Some(SliceReply::Data(data)) => Ok(Some(data)),
+            None => Ok(None),
+            Some(_) => Err(format!("brick {} reads nothing", self.house)),
+        }
+    }
+
+    /// Adds the pages of a slice that hold data, or may.
+    fn note_mapped(&mut self, bytes: u64, pages: &mut BTreeSet<u64>) -> Result<(), String> {
+        let mut offset = 0;
+        while offset < bytes {
+            let len = bytes - offset;
+            let Some(SliceReply::Extents(extents)) =
+                self.ask(SliceRequest::Extents { offset, len })?
+            else {
+                pages.extend(0..bytes / PAGE);
+                return Ok(());
+            };
+            for extent in extents {
+                let next = offset + extent.len;
+                if extent.mapped {
+                    pages.extend(offset / PAGE..next.div_ceil(PAGE));
+                }
+                offset = next;
+            }
+        }
+        Ok(())
+    }
+}
 /// Any.
 const LEG_STATES: [LegState; 4] = [
     LegState::InSync,
@@ -55,6 +109,10 @@ impl Life {
             self.make_room();
         }
         self.until_calm()?;
+        if self.plan.files {
+            self.is_well = true;
+            return self.rest_files();
+        }
         // A channel hears that a column is back when it looks at its answers.
         self.reap(0)?;
         self.is_well = true;
@@ -72,9 +130,7 @@ impl Life {
         self.write_all()?;
         self.is_rewritten = true;
         self.dismiss_all();
-        let (scrubs, mended) = self.cluster.scrubs();
-        self.outcome.count("pool scrubbed", scrubs);
-        self.outcome.count("pool mended by a scrub", mended);
+        self.count_scrubs();
         self.compare_all_legs()?;
         let searched = self.checker.check(self.sectors)?;
         (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
@@ -89,6 +145,12 @@ impl Life {
         self.outcome
             .count("durable change kept by a promotion", searched.lasted);
         self.delete_all()
+    }
+
+    pub(crate) fn count_scrubs(&mut self) {
+        let (scrubs, mended) = self.cluster.scrubs();
+        self.outcome.count("pool scrubbed", scrubs);
+        self.outcome.count("pool mended by a scrub", mended);
     }
 
     /// Sets all right that faults did to the cluster.
@@ -111,7 +173,7 @@ impl Life {
         }
     }
 
-    fn until_calm(&mut self) -> Result<(), String> {
+    pub(crate) fn until_calm(&mut self) -> Result<(), String> {
         let until = self.cluster.now() + TIME_MAX;
         for _ in 0..STEPS_MAX {
             self.step()?;
@@ -238,8 +300,9 @@ impl Life {
     }
 
     /// Ends all clients, and lets bricks see that they are gone.
-    fn dismiss_all(&mut self) {
-        for client in std::mem::take(&mut self.clients) {
+    pub(crate) fn dismiss_all(&mut self) {
+        for mut client in std::mem::take(&mut self.clients) {
+            client.program = None;
             self.account(&client);
         }
         self.settle_lines();
@@ -259,30 +322,23 @@ impl Life {
         }
     }
 
-    fn slice(&self, leg: &Leg, epoch: Epoch, bytes: u64) -> Result<Vec<Option<Vec<u8>>>, String> {
+    /// A way to a leg's pages past all clients.
+    fn bypass(&self, leg: &Leg, epoch: Epoch) -> Result<Bypass, String> {
         let house = self.cluster.house_of(leg.brick).ok_or("no such brick")?;
         let running = self.cluster.running(house).ok_or("a brick is down")?;
         let told = |cause: SliceError| format!("brick {house}: {cause}");
         let mut worker = Worker::open(&running.brick, 1, 1).map_err(told)?;
         let (handle, _) = worker.attach(leg.slice, epoch).map_err(told)?;
-        let may_be_damaged = self.plan.damaged == Some(house) && !self.is_rewritten;
-        let page = |offset| {
-            let request = SliceRequest::Read {
-                offset,
-                len: PAGE as u32,
-            };
-            match worker.execute(handle, request) {
-                Ok(SliceReply::Data(data)) => Ok(Some(data)),
-                Err(SliceError::Damaged { .. }) if may_be_damaged => Ok(None),
-                Ok(_) => Err(format!("brick {house} reads nothing")),
-                Err(cause) => Err(told(cause)),
-            }
-        };
-        (0..bytes).step_by(PAGE as usize).map(page).collect()
+        Ok(Bypass {
+            house,
+            worker,
+            handle,
+            may_be_damaged: self.plan.damaged == Some(house) && !self.is_rewritten,
+        })
     }
 
     /// All legs are there, and hold the same.
-    fn compare_all_legs(&self) -> Result<(), String> {
+    pub(crate) fn compare_all_legs(&self) -> Result<(), String> {
         for (number, column) in self.layout()?.columns().enumerate() {
             if column.round != 0 {
                 return Err(format!("column {number} is in round {}", column.round));
@@ -305,11 +361,16 @@ impl Life {
             for (number, column) in segment.columns.iter().enumerate() {
                 let legs = column.legs.iter();
                 let legs = legs.filter(|leg| states.contains(&leg.state));
-                let slices = legs.map(|leg| self.slice(leg, epoch, segment.slice_bytes()));
-                let slices = slices.collect::<Result<Vec<_>, String>>()?;
-                let pages = segment.slice_bytes() / PAGE;
-                for page in 0..pages as usize {
-                    let found = slices.iter().filter_map(|slice| slice[page].as_ref());
+                let ways = legs.map(|leg| self.bypass(leg, epoch));
+                let mut ways = ways.collect::<Result<Vec<_>, String>>()?;
+                let mut pages = BTreeSet::new();
+                for way in &mut ways {
+                    way.note_mapped(segment.slice_bytes(), &mut pages)?;
+                }
+                for page in pages {
+                    let found = ways.iter_mut().map(|way| way.read(page));
+                    let found = found.collect::<Result<Vec<_>, String>>()?;
+                    let found = found.iter().flatten();
                     let found: Vec<_> = found.collect();
                     if found.windows(2).any(|pair| pair[0] != pair[1]) {
                         let sectors = |bytes: &[u8]| -> Vec<_> {
@@ -328,7 +389,7 @@ impl Life {
     }
 
     /// Deletes the volume: every frame must be free again.
-    fn delete_all(&mut self) -> Result<(), String> {
+    pub(crate) fn delete_all(&mut self) -> Result<(), String> {
         let manager = self.desk.manager().ok_or("no manager")?;
         let deleted = manager.delete(&self.name, true);
         deleted.map_err(|fault| format!("the volume is not deleted: {fault}"))?;

@@ -16,19 +16,13 @@ const FAULTS: &[&str] = &[
     "bit flipped",
     "brick killed",
     "brick killed inside an operation",
-    "channel closed",
-    "channel stalled",
-    "change lost with a promotion",
     "client killed",
     "client stopped",
     "connection broken",
-    "connection severed",
     "copy promoted by force",
     "copy promoted by hand",
     "copy promoted by the manager",
-    "crowd",
     "death in recovery",
-    "durable change kept by a promotion",
     "long wait",
     "manager killed",
     "manager killed inside a commit",
@@ -48,21 +42,42 @@ const FAULTS: &[&str] = &[
     "power of the manager lost",
     "reads hedged",
     "replies overtaken",
-    "requests without room",
     "second client",
-    "settling interrupted",
     "siege",
     "slot above the leaves flipped",
     "slot of a page flipped",
     "slow brick",
+    "volume scrubbed",
+    "write lost",
+    "write misdirected",
+];
+
+/// And where requests are made to the volume itself.
+const OF_BLOCKS: &[&str] = &[
+    "change lost with a promotion",
+    "channel closed",
+    "channel stalled",
+    "connection severed",
+    "crowd",
+    "durable change kept by a promotion",
+    "requests without room",
+    "settling interrupted",
     "transaction acknowledged",
     "transaction of unknown outcome",
     "transaction settled as a whole",
     "transaction without an answer happened",
     "transaction without an answer vanished",
-    "volume scrubbed",
-    "write lost",
-    "write misdirected",
+];
+
+/// And where they are made to files.
+const OF_FILES: &[&str] = &[
+    "file system made",
+    "file system mounted again",
+    "operation failed",
+    "operation without an answer done",
+    "operation without an answer partly done",
+    "operation without an answer undone",
+    "operations lost with a promotion",
 ];
 
 impl Outcome {
@@ -96,7 +111,8 @@ impl Outcome {
         if self.histories < HISTORIES_MIN {
             return missing;
         }
-        if self.given_up * SEARCHED_PER_GIVEN_UP >= self.sectors {
+        let has_files = self.faults.contains_key(OF_FILES[0]);
+        if !has_files && self.given_up * SEARCHED_PER_GIVEN_UP >= self.sectors {
             let (given_up, sectors) = (self.given_up, self.sectors);
             missing.push(format!("{given_up} of {sectors} sectors were not searched"));
         }
@@ -106,7 +122,9 @@ impl Outcome {
                 "{acknowledged} requests acknowledged in {histories} histories"
             ));
         }
-        let never = FAULTS.iter().filter(|it| !self.faults.contains_key(*it));
+        let others = if has_files { OF_FILES } else { OF_BLOCKS };
+        let never = FAULTS.iter().chain(others);
+        let never = never.filter(|it| !self.faults.contains_key(*it));
         missing.extend(never.map(|fault| format!("never: {fault}")));
         if self.repaired == 0 {
             missing.push("never: page repaired".into());
@@ -128,7 +146,8 @@ mod tests {
             repaired: 1,
             ..Outcome::default()
         };
-        FAULTS.iter().for_each(|fault| enough.count(fault, 1));
+        let musts = FAULTS.iter().chain(OF_BLOCKS);
+        musts.for_each(|fault| enough.count(fault, 1));
         enough
     }
 

@@ -29,7 +29,15 @@ const FLUSH: usize = usize::MAX;
 
 impl Life {
     /// A random request of a random channel.
-    pub(crate) fn submit(&mut self) {
+    pub(crate) fn submit(&mut self) -> Result<(), String> {
+        if self.plan.files {
+            return self.operate();
+        }
+        self.submit_request();
+        Ok(())
+    }
+
+    fn submit_request(&mut self) {
         let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
         let Some(client) = self.clients.get(at) else {
             return;

@@ -2,7 +2,7 @@
 //! histories of a few seeds. Prints which check caught it, and after how many.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::run;
+use pagemesh_sim::{Outcome, run, run_files};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -21,6 +21,8 @@ const POOL_FAILED: &str = "the pool of brick ";
 const REUSED: &str = " unreadable frames again";
 const HALF: &str = "half of a transaction";
 const PROMOTED: &str = " promoted copy";
+const FOUND: &str = " finds: ";
+const UNREADABLE: &str = " cannot read: ";
 
 /// Legs that are not alike: reads may meet it before the end does.
 const DIVERGED: &[&str] = &[LEGS_DIFFER, NOT_LINEARIZABLE, HALF];
@@ -63,8 +65,10 @@ const DEFECTS: &[(Defect, &[&str])] = &[
     (Defect::ManagerNotSynced, &[NO_REST]),
 ];
 
+type History = fn(u64, bool) -> Result<Outcome, String>;
+
 /// What caught the defect, and after how many histories.
-fn caught(defect: Defect) -> Option<(u64, String)> {
+fn caught(run: History, defect: Defect) -> Option<(u64, String)> {
     defect::set(Some(defect));
     let found = (0..SEEDS_MAX).find_map(|seed| Some((seed + 1, run(seed, false).err()?)));
     defect::set(None);
@@ -73,6 +77,24 @@ fn caught(defect: Defect) -> Option<(u64, String)> {
 
 #[test]
 fn every_defect_is_caught() {
+    each_is_caught(run, DEFECTS);
+}
+
+/// Those that programs would notice by their files.
+const OF_FILES: &[(Defect, &[&str])] = &[
+    (Defect::DurableNotAwaited, &[FOUND]),
+    (Defect::SettledByPage, &[FOUND, UNREADABLE]),
+    (Defect::FirstPartResent, &[FOUND]),
+    (Defect::OneLegAcknowledged, &[FOUND]),
+    (Defect::NotSettled, &[FOUND]),
+];
+
+#[test]
+fn defects_are_seen_in_files() {
+    each_is_caught(run_files, OF_FILES);
+}
+
+fn each_is_caught(run: History, defects: &[(Defect, &[&str])]) {
     let (next, (sender, receiver)) = (AtomicUsize::new(0), mpsc::channel());
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -80,10 +102,10 @@ fn every_defect_is_caught() {
             scope.spawn(|| {
                 let sender = sender;
                 while let Some(&(defect, checks)) =
-                    DEFECTS.get(next.fetch_add(1, Ordering::Relaxed))
+                    defects.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     let began = std::time::Instant::now();
-                    let found = caught(defect);
+                    let found = caught(run, defect);
                     let s = began.elapsed().as_secs_f64();
                     sender
                         .send((defect, checks, found, s))
