@@ -59,10 +59,13 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
-        self.look(|core| {
+        let inode = self.look(|core| {
             core.check_running()?;
             core.file(ino)
         })?;
+        if inode.flags & TRIM != 0 {
+            self.finish(port, ino)?;
+        }
         match how {
             Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
             Allocate::Punch => self.punch(port, ino, offset..end),
@@ -142,8 +145,10 @@ impl Fs {
         if first >= last {
             return Ok(());
         }
-        self.clear(port, ino, first..last)?;
-        self.end_trim(port, ino, None)
+        let cleared = self
+            .clear(port, ino, first..last)
+            .and_then(|()| self.end_trim(port, ino, None));
+        self.leave(ino, cleared)
     }
 
     /// Frees what is mapped of pages of a file, which keeps their spans.

@@ -23,6 +23,7 @@ use crate::format::{
     Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at,
 };
 use crate::io::Port;
+use crate::left::Left;
 use crate::map::{self, Piece};
 use crate::numbers::Numbers;
 use crate::share::Shares;
@@ -121,8 +122,9 @@ pub(crate) struct Core {
     pub(crate) makes: u64,
     /// What may have times that are not in the inode yet.
     pub(crate) noted: BTreeSet<Ino>,
-    /// Orphans that are being freed.
+    /// Orphans that are being freed, or left to be.
     pub(crate) going: HashSet<Ino>,
+    pub(crate) left: Left,
     /// Inodes whose pages are not theirs alone, or cannot be told.
     pub(crate) distrusted: HashSet<Ino>,
     pub(crate) shares: Shares,
@@ -153,6 +155,7 @@ impl Core {
             makes: 0,
             noted: BTreeSet::new(),
             going: HashSet::new(),
+            left: Left::default(),
             distrusted: HashSet::new(),
             shares: Shares::default(),
             spans,
@@ -357,10 +360,10 @@ impl Core {
             (span.page..span.end()).for_each(|page| self.cache.forget(page));
             self.spans.give(span);
         }
-        books
-            .inos_given
-            .into_iter()
-            .for_each(|ino| self.numbers.give(ino));
+        for ino in books.inos_given {
+            self.going.remove(&ino);
+            self.numbers.give(ino);
+        }
     }
 
     /// Nothing of a batch happened, so nothing of the one that builds on it does.

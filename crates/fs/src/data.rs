@@ -208,14 +208,17 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
-        let size = self.look(|core| core.file(ino))?.size;
-        let offset = offset.unwrap_or(size);
+        let inode = self.look(|core| core.file(ino))?;
+        let offset = offset.unwrap_or(inode.size);
         let room = FILE_BYTES_MAX.saturating_sub(offset);
         if room == 0 && !data.is_empty() {
             return Err(Errno::FBIG.into());
         }
         let data = &data.slice(..data.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
         let end = offset + data.len() as u64;
+        if end > inode.size && inode.flags & TRIM != 0 {
+            self.finish(port, ino)?;
+        }
         self.unshare(port, ino, offset / PAGE..pages_of(end))?;
         match self.overwrite(port, ino, offset, data, durable)? {
             true => Ok(offset..end),
@@ -377,8 +380,12 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         let now = self.now();
-        let old = self.look(|core| core.file(ino))?;
-        let is_cut = size < old.size || old.flags & RESERVED != 0;
+        let mut old = self.look(|core| core.file(ino))?;
+        if size > old.size && old.flags & TRIM != 0 {
+            self.finish(port, ino)?;
+            old = self.look(|core| core.file(ino))?;
+        }
+        let is_cut = size < old.size || old.flags & (RESERVED | TRIM) != 0;
         if is_cut {
             // What is freed or zeroed of the last span must be of its own.
             let end = pages_of(size);
@@ -408,7 +415,8 @@ impl Fs {
         })?;
         if is_cut {
             let was_dense = old.is_dense() && size <= old.size;
-            self.trim(port, ino, was_dense.then(|| pages_of(size)))?;
+            let trimmed = self.trim(port, ino, was_dense.then(|| pages_of(size)));
+            self.leave(ino, trimmed)?;
         }
         self.attr(ino)
     }

@@ -1,7 +1,7 @@
 //! Freeing: what lies beyond the size of a file, and files without a name.
 //!
-//! The mark [`TRIM`] is there before the first page goes, and goes after the last one; a
-//! mount finishes what is marked.
+//! The mark [`TRIM`] is there before the first page goes, and goes after the last one; what
+//! is marked after a crash is finished in pieces ([`crate::left`]).
 
 use crate::Fs;
 use crate::core::Live;
@@ -21,33 +21,44 @@ impl Fs {
     /// left, unless the caller knows. The caller holds the file alone, or nobody
     /// else can.
     pub(crate) fn trim(&self, port: &mut Port, ino: Ino, pages: Option<u64>) -> Result<()> {
-        loop {
-            let (keep, pieces) = self.look(|core| {
-                core.check_running()?;
-                let inode = core.inode(ino)?;
-                let keep = pages_of(inode.size);
-                Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
-            })?;
-            let shared = self.release_shared(port, ino, &pieces, &(keep..u64::MAX))?;
-            if shared > 0 {
-                continue;
-            }
-            let own = pieces.iter().filter(|piece| !piece.is_shared);
-            port.call_all(own.map(|piece| discard(piece, &(keep..u64::MAX))))?;
-            let whole: Vec<Piece> = pieces.into_iter().filter(|p| p.at >= keep).collect();
-            if whole.is_empty() {
-                break;
-            }
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                for piece in &whole {
-                    map::remove(tx, &mut inode, piece.at)?;
-                    tx.give_span(piece.span);
-                }
-                tx.put(ino, &inode)
-            })?;
-        }
+        while self.trim_some(port, ino)? {}
         self.end_trim(port, ino, pages)
+    }
+
+    /// Frees some of what lies beyond the size. Returns whether more may be left.
+    pub(crate) fn trim_some(&self, port: &mut Port, ino: Ino) -> Result<bool> {
+        let (keep, pieces) = self.look(|core| {
+            core.check_running()?;
+            let inode = core.inode(ino)?;
+            let keep = pages_of(inode.size);
+            Ok((keep, core.pieces(&inode, keep, SPANS_FREED_MAX)?))
+        })?;
+        let shared = self.release_shared(port, ino, &pieces, &(keep..u64::MAX))?;
+        if shared > 0 {
+            return Ok(true);
+        }
+        // What lasts is counted on the way.
+        let is_long = pieces.len() == SPANS_FREED_MAX;
+        let whole = || pieces.iter().filter(|piece| piece.at >= keep);
+        let mut mapped = 0;
+        for Piece { span, .. } in whole().filter(|_| is_long) {
+            mapped += port.count_mapped(span.page..span.end())?;
+        }
+        let own = pieces.iter().filter(|piece| !piece.is_shared);
+        port.call_all(own.map(|piece| discard(piece, &(keep..u64::MAX))))?;
+        if whole().next().is_none() {
+            return Ok(false);
+        }
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            for piece in whole() {
+                map::remove(tx, &mut inode, piece.at)?;
+                tx.give_span(piece.span);
+            }
+            inode.pages = inode.pages.saturating_sub(mapped);
+            tx.put(ino, &inode)
+        })?;
+        Ok(true)
     }
 
     /// Takes the mark away from a file of so many mapped pages; they are counted,
@@ -102,10 +113,12 @@ impl Fs {
                 return;
             }
         }
-        if let Err(cause) = self.free(ino) {
-            tracing::warn!(ino = ino.0, %cause, "a deleted file is freed with the next mount");
+        let mut freed = Ok(true);
+        while freed == Ok(true) {
+            freed = self.free_some_of(ino);
         }
-        self.core().going.remove(&ino);
+        // It stays among what goes, and nobody hears of it.
+        let _ = self.leave(ino, freed);
     }
 
     /// Puts the noted times of an inode into it, and forgets what was live of it.
@@ -120,8 +133,9 @@ impl Fs {
         }
     }
 
-    /// Frees an orphan. A crash in between leaves an orphan.
-    pub(crate) fn free(&self, ino: Ino) -> Result<()> {
+    /// Frees some of an orphan, and with the rest its inode. A crash in between leaves an
+    /// orphan. Returns whether more is left.
+    pub(crate) fn free_some_of(&self, ino: Ino) -> Result<bool> {
         let (inode, pieces) = self.look(|core| {
             let inode = core.inode(ino)?;
             let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
@@ -132,35 +146,37 @@ impl Fs {
         let is_file = inode.kind() == Kind::File;
         let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
         if !goes_at_once {
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                inode.size = 0;
-                inode.flags = TRIM;
-                tx.put(ino, &inode)
-            })?;
+            if inode.size > 0 || inode.flags != TRIM {
+                self.change(|tx| {
+                    let mut inode = tx.inode(ino)?;
+                    inode.size = 0;
+                    inode.flags = TRIM;
+                    tx.put(ino, &inode)
+                })?;
+            }
             let mut port = self.borrow()?;
             self.free_spare(&mut port, ino)?;
-            self.trim(&mut port, ino, Some(0))?;
-        } else if !is_small {
+            self.trim_some(&mut port, ino)?;
+            return Ok(true);
+        }
+        if !is_small {
             let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
             self.borrow()?.call_all(all)?;
         }
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
-            if goes_at_once {
-                for &Piece { at, span, .. } in &pieces {
-                    if is_small {
-                        let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
-                        (0..mapped).for_each(|page| tx.clear(span.page + page));
-                    }
-                    map::remove(tx, &mut inode, at)?;
-                    tx.give_span(span);
+            for &Piece { at, span, .. } in &pieces {
+                if is_small {
+                    let mapped = inode.pages.saturating_sub(at).min(1 << span.order);
+                    (0..mapped).for_each(|page| tx.clear(span.page + page));
                 }
+                map::remove(tx, &mut inode, at)?;
+                tx.give_span(span);
             }
             crate::xattrs::clear(tx, &mut inode);
             tx.put(ino, &Inode::free(inode.generation))?;
             tx.give_ino(ino);
-            Ok(())
+            Ok(false)
         })
     }
 }

@@ -21,6 +21,7 @@ mod error;
 mod format;
 mod free;
 mod io;
+mod left;
 mod map;
 mod mount;
 mod namespace;

@@ -4,7 +4,7 @@
 
 use crate::core::{Core, damaged_inode};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, Head, Ino, Inode, Kind, TRIM, VERSION};
+use crate::format::{Damaged, Head, Ino, Inode, Kind, VERSION};
 use crate::io::{Port, Wait};
 use crate::namespace::make_root;
 use crate::numbers::Numbers;
@@ -15,7 +15,6 @@ use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
-use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex};
 use uuid::Uuid;
 
@@ -100,9 +99,9 @@ impl Fs {
         })
     }
 
-    /// Mounts the file system of a space, and finishes what a crash interrupted. Where
-    /// inodes or their pages are damaged, it takes no changes ([`Fs::damage`]), and
-    /// what is sound of it can be read.
+    /// Mounts the file system of a space. What a crash interrupted counts as in use until
+    /// it is finished ([`Fs::free_some`]). Where inodes or their pages are damaged, it
+    /// takes no changes ([`Fs::damage`]), and what is sound of it can be read.
     ///
     /// # Errors
     /// When there is none, of another version, or one whose head or root is damaged.
@@ -125,64 +124,18 @@ impl Fs {
         let mut core = Core::new(head, pages, found.used, numbers, spans, port);
         core.distrusted = found.damages.distrusted;
         core.shares = found.shares;
-        if let Some(damage) = damage {
-            core.stop(damage);
+        match damage {
+            Some(damage) => core.stop(damage),
+            None => core.leave(found.orphans, found.unfinished),
         }
         check_root(&mut core)?;
-        let fs = Fs::new(space, wait, clock, core)?;
-        fs.finish(&found.orphans, &found.unfinished)?;
-        Ok(fs)
-    }
-
-    /// Finishes what a crash interrupted, as long as nothing is damaged.
-    fn finish(&self, orphans: &[Ino], unfinished: &[Ino]) -> Result<()> {
-        if self.damage().is_some() {
-            return Ok(());
-        }
-        let finish = || {
-            for &ino in orphans {
-                left_if_full(ino, self.free(ino))?;
-            }
-            for &ino in unfinished {
-                left_if_full(ino, self.finish_file(ino))?;
-            }
-            Ok(())
-        };
-        match finish() {
-            // It was noted, and is told by Fs::damage.
-            Err(FsError::Damaged { .. }) => Ok(()),
-            finished => finished,
-        }
-    }
-
-    fn finish_file(&self, ino: Ino) -> Result<()> {
-        let mut port = self.borrow()?;
-        self.free_spare(&mut port, ino)?;
-        match self.look(|core| core.inode(ino))?.flags & TRIM {
-            0 => Ok(()),
-            _ => self.trim(&mut port, ino, None),
-        }
+        Fs::new(space, wait, clock, core)
     }
 
     /// The file system's identity.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
         self.core().head.uuid
-    }
-}
-
-/// Giving room back takes some, and a pool that others have filled has none: what is
-/// there must be read and deleted all the same.
-fn left_if_full(ino: Ino, finished: Result<()>) -> Result<()> {
-    match finished {
-        Err(error) if error.errno() == Errno::NOSPC => {
-            tracing::warn!(
-                ino = ino.0,
-                "the pool is full: what a file had is freed with the next mount"
-            );
-            Ok(())
-        }
-        finished => finished,
     }
 }
 

@@ -291,7 +291,7 @@ impl Fs {
     /// `ESTALE`.
     pub fn remember(&self, ino: Ino) -> Result<Attr> {
         self.look(|core| {
-            let inode = core.inode(ino)?;
+            let inode = core.staying(ino)?;
             core.live(ino).lookups += 1;
             Ok(Attr::of(ino, &inode))
         })
@@ -312,7 +312,7 @@ impl Fs {
     /// `ESTALE`.
     pub fn open(&self, ino: Ino) -> Result<Attr> {
         self.look(|core| {
-            let inode = core.inode(ino)?;
+            let inode = core.staying(ino)?;
             core.live(ino).opens += 1;
             Ok(Attr::of(ino, &inode))
         })

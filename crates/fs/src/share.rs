@@ -6,8 +6,8 @@
 //! - How many places name a span so is known in memory ([`Shares`]), from the mount on.
 //! - A file gets a span of its own in three steps: its inode names a **spare** span, the
 //!   pages are copied, and the spare takes the place of the shared one, durably, as
-//!   others may change that one in place from then on. A crash leaves a spare, which the
-//!   next mount frees.
+//!   others may change that one in place from then on. A crash leaves a spare, which is
+//!   freed after it ([`crate::left`]).
 //! - Pages of shared spans count once for the file system, and for each file in its
 //!   inode.
 
@@ -165,7 +165,7 @@ impl Fs {
                     .and_then(|mapped| self.replace(ino, &piece, spare, mapped));
                 // The shared one, if nobody else names it any more; the spare, if it failed.
                 let freed = self.free_spare(port, ino);
-                replaced.and(freed)?;
+                replaced.and(self.leave(ino, freed))?;
             }
         }
         Ok(())

@@ -380,7 +380,11 @@ fn run(memory: &Memory) -> (BTreeSet<Told>, Option<Usage>) {
         }
     };
     let port = fs.port().unwrap();
-    let stopped_at = fs.damage().map(|_| 0);
+    if fs.damage().is_some() {
+        assert_eq!(memory.steps(), 0, "nothing is changed in what is damaged");
+    }
+    while fs.free_some() {}
+    let stopped_at = fs.damage().map(|_| memory.steps());
     let mut case = Case {
         memory: memory.clone(),
         fs,
@@ -388,9 +392,6 @@ fn run(memory: &Memory) -> (BTreeSet<Told>, Option<Usage>) {
         outcomes: BTreeSet::new(),
         stopped_at,
     };
-    if stopped_at.is_some() {
-        assert_eq!(memory.steps(), 0, "nothing is changed in what is damaged");
-    }
     let tree = case.walk();
     case.add(&tree);
     let tree = case.walk();

@@ -169,9 +169,11 @@ fn mount(space: &Arc<dyn Space>, may_make: bool) -> Result<Fs, String> {
         mounted => mounted,
     };
     let fs = mounted.map_err(|error| error.to_string())?;
-    match fs.damage() {
-        Some(damage) => Err(damage.to_string()),
-        None => Ok(fs),
+    while fs.free_some() {}
+    match (fs.damage(), fs.left()) {
+        (Some(damage), _) => Err(damage.to_string()),
+        (None, 0) => Ok(fs),
+        (None, left) => Err(format!("{left} inodes are left to be freed")),
     }
 }
 

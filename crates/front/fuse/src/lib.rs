@@ -23,6 +23,7 @@
 mod abi;
 mod answer;
 mod attr;
+mod beside;
 mod busy;
 mod classic;
 mod collect;
@@ -42,6 +43,7 @@ pub use attr::now;
 pub use device::unmount_dir;
 pub use null::{NullMount, mount_null};
 
+use beside::Beside;
 use device::Device;
 use pagemesh_fs::{Fs, FsError};
 use rustix::event::{EventfdFlags, eventfd};
@@ -119,6 +121,7 @@ pub struct Mounted {
     session: Session,
     fs: Arc<Fs>,
     caretaker: Caretaker,
+    freeing: Beside,
 }
 
 /// Unmounts from another thread.
@@ -149,6 +152,7 @@ pub fn mount(
     let served: Arc<dyn files::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
     Ok(Mounted {
         session: Session::start(dir, options, &served)?,
+        freeing: Beside::free(&fs)?,
         fs,
         caretaker,
     })
@@ -174,6 +178,7 @@ impl Mounted {
     /// When the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
         self.session.serve()?;
+        drop(self.freeing);
         drop(self.caretaker);
         let mut port = self.fs.borrow()?;
         Ok(self.fs.sync_all(&mut port)?)

@@ -38,7 +38,15 @@ pub fn made_with_limit(memory: &Memory, limit_bytes: u64) -> (Fs, Port) {
     mounted(memory)
 }
 
+/// With nothing left of what a crash left.
 pub fn mounted(memory: &Memory) -> (Fs, Port) {
+    let (fs, port) = mounted_with_left(memory);
+    while fs.free_some() {}
+    (fs, port)
+}
+
+#[allow(dead_code)]
+pub fn mounted_with_left(memory: &Memory) -> (Fs, Port) {
     let fs = Fs::mount(memory.shared(), wait, clock).expect("mounted");
     let port = fs.port().expect("a port");
     (fs, port)

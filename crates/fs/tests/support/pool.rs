@@ -109,6 +109,7 @@ impl Pooled {
 
     pub fn mounted(&self) -> (Fs, Port) {
         let fs = Fs::mount(self.shared(), wait, clock).expect("mounted");
+        while fs.free_some() {}
         let port = fs.port().expect("a port");
         (fs, port)
     }
