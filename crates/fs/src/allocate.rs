@@ -68,7 +68,7 @@ impl Fs {
         }
         match how {
             Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
-            Allocate::Punch => self.punch(port, ino, offset..end),
+            Allocate::Punch => self.making_room(|| self.punch(port, ino, offset..end)),
             Allocate::Zero { keep_size } => {
                 self.punch(port, ino, offset..end)?;
                 self.reserve(port, ino, offset..end, keep_size)

@@ -304,6 +304,7 @@ impl Core {
             books: Books::default(),
             table: None,
             limit_bytes: None,
+            reserve: None,
             durable: false,
         }
     }
@@ -462,6 +463,8 @@ pub(crate) struct Tx<'c> {
     table: Option<Inode>,
     /// What the file system may take from then on.
     limit_bytes: Option<u64>,
+    /// Where the reserve lies from then on.
+    reserve: Option<Span>,
     durable: bool,
 }
 
@@ -591,9 +594,16 @@ impl Tx<'_> {
         self.put_head()
     }
 
+    /// Lets the reserve lie there.
+    pub(crate) fn set_reserve(&mut self, span: Span) -> Result<()> {
+        self.reserve = Some(span);
+        self.put_head()
+    }
+
     fn put_head(&mut self) -> Result<()> {
         let mut head = self.core.head.clone();
         head.table = self.table().clone();
+        head.reserve = self.reserve.or(head.reserve);
         head.limit_bytes = self.limit_bytes.unwrap_or(head.limit_bytes);
         *self.page_mut(0)? = head.encode();
         Ok(())
@@ -697,6 +707,7 @@ impl Tx<'_> {
         if let Some(limit) = self.limit_bytes {
             self.core.head.limit_bytes = limit;
         }
+        self.core.head.reserve = self.reserve.or(self.core.head.reserve);
         let batch = &mut self.core.batch;
         for (page, draft) in self.changes.drain() {
             let change = match draft {

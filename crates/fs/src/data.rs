@@ -379,6 +379,14 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
+        match size < self.look(|core| core.file(ino))?.size {
+            true => self.making_room(|| self.set_size_alone(port, ino, size)),
+            false => self.set_size_alone(port, ino, size),
+        }
+    }
+
+    /// The caller holds the file alone. What fails may be run again.
+    fn set_size_alone(&self, port: &mut Port, ino: Ino, size: u64) -> Result<Attr> {
         let now = self.now();
         let mut old = self.look(|core| core.file(ino))?;
         if size > old.size && old.flags & TRIM != 0 {

@@ -21,6 +21,8 @@ const TABLE_AT: usize = 256;
 pub(crate) const INLINE_MAX: usize = INODE_BYTES - INLINE_AT;
 const INLINE_AT: usize = 112;
 const SPARE_AT: usize = 176;
+/// Where the head names the span of the reserve.
+const RESERVE_AT: usize = 56;
 /// Spans that an inode names; together they hold the first `SMALL_PAGES`.
 pub(crate) const SPANS: usize = 7;
 /// Pages of a file before its map begins: one leaf of a page table.
@@ -198,6 +200,26 @@ pub(crate) struct Inode {
 #[error("{0}")]
 pub struct Damaged(pub String);
 
+/// A span that is named, or 0.
+fn span_bits(span: Option<Span>) -> u64 {
+    span.map_or(0, |Span { page, order }| page | u64::from(order) << 56)
+}
+
+fn span_of_bits(bits: u64) -> Option<Span> {
+    (bits != 0).then_some(Span {
+        page: bits & !(0xff << 56),
+        order: (bits >> 56) as u8,
+    })
+}
+
+/// Whether it can be one of a space of so many pages, whose first is the head.
+fn is_span_within(Span { page, order }: Span, pages: u64) -> bool {
+    page != 0
+        && order <= CHUNK_ORDER
+        && page.is_multiple_of(1 << order)
+        && page.checked_add(1 << order).is_some_and(|end| end <= pages)
+}
+
 fn time_at(bytes: &[u8], at: usize) -> Time {
     Time {
         sec: get_u64(bytes, at).cast_signed(),
@@ -272,10 +294,7 @@ impl Inode {
             }
             let root = self.map.root | u64::from(self.map.height) << 56;
             put(&mut bytes, 168, root.to_le_bytes());
-            if let Some(Span { page, order }) = self.spare {
-                let spare = page | u64::from(order) << 56;
-                put(&mut bytes, SPARE_AT, spare.to_le_bytes());
-            }
+            put(&mut bytes, SPARE_AT, span_bits(self.spare).to_le_bytes());
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
         }
@@ -321,11 +340,7 @@ impl Inode {
             let root = get_u64(bytes, 168);
             inode.map.root = root & !(0xff << 56);
             inode.map.height = (root >> 56) as u8;
-            let spare = get_u64(bytes, SPARE_AT);
-            inode.spare = (spare != 0).then_some(Span {
-                page: spare & !(0xff << 56),
-                order: (spare >> 56) as u8,
-            });
+            inode.spare = span_of_bits(get_u64(bytes, SPARE_AT));
         }
         inode.check(pages)?;
         Ok(inode)
@@ -353,10 +368,7 @@ impl Inode {
         if let Some(time) = times.iter().find(|time| time.nsec > NSEC_MAX) {
             return refuse(format!("a second of its times has {} ns", time.nsec));
         }
-        let is_span = |at: u64, order: u8| {
-            at.is_multiple_of(1 << order)
-                && at.checked_add(1 << order).is_some_and(|end| end <= pages)
-        };
+        let is_span = |page, order| page == 0 || is_span_within(Span { page, order }, pages);
         let map = &self.map;
         for (index, place) in map.spans.iter().enumerate() {
             let at = place.page();
@@ -367,13 +379,10 @@ impl Inode {
                 return refuse(format!("its span {index} is shared"));
             }
         }
-        if let Some(Span { page, order }) = self.spare
-            && (page == 0
-                || order > CHUNK_ORDER
-                || !is_span(page, order)
-                || self.kind() != Kind::File)
+        if let Some(spare) = self.spare
+            && (!is_span_within(spare, pages) || self.kind() != Kind::File)
         {
-            return refuse(format!("its spare span begins at page {page}"));
+            return refuse(format!("its spare span begins at page {}", spare.page));
         }
         if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
         {
@@ -419,6 +428,8 @@ pub(crate) struct Head {
     pub(crate) hash_key: [u64; 2],
     /// What files and name space may take; 0: as much as the pool has.
     pub(crate) limit_bytes: u64,
+    /// Where the reserve lies; none: it was never taken.
+    pub(crate) reserve: Option<Span>,
     /// The inode table, as a file.
     pub(crate) table: Inode,
 }
@@ -432,6 +443,7 @@ impl Head {
         put(&mut page, 32, self.hash_key[0].to_le_bytes());
         put(&mut page, 40, self.hash_key[1].to_le_bytes());
         put(&mut page, 48, self.limit_bytes.to_le_bytes());
+        put(&mut page, RESERVE_AT, span_bits(self.reserve).to_le_bytes());
         put(&mut page, TABLE_AT, self.table.encode());
         page
     }
@@ -469,10 +481,15 @@ impl Head {
                 table.size
             )));
         }
+        let reserve = span_of_bits(get_u64(page, RESERVE_AT));
+        if reserve.is_some_and(|span| !is_span_within(span, pages)) {
+            return Err(Damaged("its reserve lies beyond the volume".into()));
+        }
         Ok(Head {
             uuid: Uuid::from_bytes(field(page, 16)),
             hash_key: [get_u64(page, 32), get_u64(page, 40)],
             limit_bytes,
+            reserve,
             table,
         })
     }

@@ -115,7 +115,7 @@ impl Fs {
         }
         let mut freed = Ok(true);
         while freed == Ok(true) {
-            freed = self.free_some_of(ino);
+            freed = self.making_room(|| self.free_some_of(ino));
         }
         // It stays among what goes, and nobody hears of it.
         let _ = self.leave(ino, freed);

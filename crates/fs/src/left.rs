@@ -63,11 +63,12 @@ impl Core {
 }
 
 impl Fs {
-    /// Frees a piece of what a crash left, or what there was no room to free. Returns
-    /// whether there is more that may succeed now; what did not is tried again by calls
-    /// after that. To be called until it returns false, and then once in a while.
+    /// Frees a piece of what a crash left, or what there was no room to free, and at last
+    /// takes the reserve, if there is room for it. Returns whether there may be more that
+    /// succeeds now; what did not is tried again by calls after that. To be called until it returns false, and then once in a while.
     pub fn free_some(&self) -> bool {
         let Some(ino) = self.core().take_left() else {
+            self.refill();
             return false;
         };
         let freed = self.free_left(ino);
@@ -77,12 +78,10 @@ impl Fs {
             Ok(false) | Err(FsError::Posix(Errno::STALE)) => {}
             Err(cause) => {
                 core.left.put_off(ino, &cause);
-                if cause.errno() != Errno::NOSPC {
-                    return false;
-                }
+                return cause.errno() == Errno::NOSPC && !core.left.now.is_empty();
             }
         }
-        !core.left.now.is_empty()
+        true
     }
 
     /// Inodes of which something is left to be freed.
@@ -94,13 +93,14 @@ impl Fs {
 
     fn free_left(&self, ino: Ino) -> Result<bool> {
         if self.core().going.contains(&ino) {
-            return self.free_some_of(ino);
+            return self.making_room(|| self.free_some_of(ino));
         }
         // Else somebody might delete it meanwhile.
         self.open(ino)?;
         let finished = self.data_lock(ino).and_then(|lock| {
             let _alone = lock.write();
-            self.finish_some(&mut *self.borrow()?, ino)
+            let port = &mut *self.borrow()?;
+            self.making_room(|| self.finish_some(port, ino))
         });
         self.release(ino);
         finished

@@ -27,6 +27,7 @@ mod mount;
 mod namespace;
 mod node;
 mod numbers;
+mod reserve;
 mod runs;
 mod scan;
 mod share;
@@ -71,6 +72,8 @@ pub struct Fs {
     ended: Condvar,
     /// The way of the batches.
     commits: Mutex<Port>,
+    /// Pages that the reserve has; held by who gives it up or takes it.
+    reserve: Mutex<u64>,
     /// Ports that nobody uses at the moment.
     spare: Mutex<Vec<Port>>,
     /// Last, so that its channels are dropped before it: it waits for them.

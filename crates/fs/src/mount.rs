@@ -56,12 +56,13 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
         uuid: options.uuid,
         hash_key: options.hash_key,
         limit_bytes: options.limit_bytes,
+        reserve: None,
         table,
     };
     let spans = Spans::new(pages, [Span { page: 0, order: 0 }].into_iter());
     let numbers = Numbers::new(Runs::default(), Ino::ROOT.0);
     let core = Core::new(head, pages, 1, numbers, spans, port);
-    let fs = Fs::new(space.clone(), wait, clock, core)?;
+    let fs = Fs::new(space.clone(), wait, clock, core, 0)?;
     let now = clock();
     fs.change(|tx| make_root(tx, options.owner, options.mode, now))?;
     fs.borrow()?.call(Request::Flush)?;
@@ -86,7 +87,13 @@ fn pages_of(space: &dyn Space) -> Result<u64> {
 }
 
 impl Fs {
-    fn new(space: Arc<dyn Space>, wait: Wait, clock: Clock, core: Core) -> Result<Fs> {
+    fn new(
+        space: Arc<dyn Space>,
+        wait: Wait,
+        clock: Clock,
+        core: Core,
+        reserved: u64,
+    ) -> Result<Fs> {
         let commits = Port::open(&*space, wait)?;
         Ok(Fs {
             space,
@@ -95,6 +102,7 @@ impl Fs {
             core: Mutex::new(core),
             ended: Condvar::new(),
             commits: Mutex::new(commits),
+            reserve: Mutex::new(reserved),
             spare: Mutex::default(),
         })
     }
@@ -129,7 +137,7 @@ impl Fs {
             None => core.leave(found.orphans, found.unfinished),
         }
         check_root(&mut core)?;
-        Fs::new(space, wait, clock, core)
+        Fs::new(space, wait, clock, core, found.reserved)
     }
 
     /// The file system's identity.

@@ -459,7 +459,7 @@ impl Fs {
         check: impl Fn(&mut Tx<'_>, &mut Inode) -> Result<()>,
     ) -> Result<()> {
         let now = self.now();
-        let ino = self.change(|tx| {
+        let mut take = |tx: &mut Tx<'_>| {
             let mut parent_inode = directory(tx, parent)?;
             let entry = find(tx, &mut parent_inode, name)?;
             let mut inode = named(tx, parent, &entry)?;
@@ -471,7 +471,8 @@ impl Fs {
             put_changed(tx, parent, &mut parent_inode, now)?;
             unlink_inode(tx, entry.ino, &mut inode, now)?;
             Ok(entry.ino)
-        })?;
+        };
+        let ino = self.making_room(|| self.change(&mut take))?;
         self.let_go(ino);
         Ok(())
     }

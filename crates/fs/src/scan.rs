@@ -38,6 +38,8 @@ pub(crate) struct Found {
     pub(crate) next: u64,
     /// Pages in use.
     pub(crate) used: u64,
+    /// Those of them that the reserve has.
+    pub(crate) reserved: u64,
     /// Without a name.
     pub(crate) orphans: Vec<Ino>,
     /// Marked.
@@ -117,12 +119,16 @@ pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
         free: Runs::default(),
         next: Ino::ROOT.0,
         used: 1,
+        reserved: 0,
         orphans: Vec::new(),
         unfinished: Vec::new(),
         damages: Damages::default(),
     };
     let mut scan = Scan { port, pages, found };
     scan.table(&head.table)?;
+    if let Some(span) = head.reserve {
+        scan.reserve(span)?;
+    }
     let mut found = scan.found;
     let maps = found.maps.drain().map(|(page, owner)| Owned {
         span: Span { page, order: 0 },
@@ -236,6 +242,24 @@ impl Scan<'_> {
             };
             index += count;
         }
+        Ok(())
+    }
+
+    /// Takes in the span of the reserve, which has what a crash left of it.
+    fn reserve(&mut self, span: Span) -> Result<()> {
+        let counted = self.port.count_mapped(span.page..span.end());
+        match counted.map_err(as_damage) {
+            Ok(pages) => self.found.reserved = pages,
+            Err(damage) => {
+                let damage = damage?;
+                self.found.damages.note(|| damage);
+            }
+        }
+        self.found.used = self.found.used.saturating_add(self.found.reserved);
+        self.found.spans.push(Owned {
+            span,
+            owner: Ino::TABLE,
+        });
         Ok(())
     }
 

@@ -358,6 +358,24 @@ fn a_table_that_names_its_pages_twice_is_not_read_for_ever() {
     image.refused(&["its inode table has 536870912 bytes"]);
 }
 
+#[test]
+fn a_reserve_that_is_not_its_own_is_told() {
+    const RESERVE: (u64, usize) = (0, 56);
+    let image = plain();
+    // Of no space, of no span, beyond the end.
+    for bits in [1u64, 8 | (12 << 56), 9 | (3 << 56), u64::MAX >> 8] {
+        image.put(RESERVE, bits.to_le_bytes());
+        if bits != 1 {
+            image.refused(&["its reserve lies beyond the volume"]);
+        }
+    }
+    // Given up, it would take the content of a file along.
+    let page = image.of(image.one, SPANS);
+    image.put(RESERVE, (page | (3 << 56)).to_le_bytes());
+    let one = image.one.0;
+    image.check_mounted(&[&format!("page {page} "), &format!("inode {one}")]);
+}
+
 /// The directory is a root above leaves.
 fn tree() -> Image {
     Image::new(|image, fs, _| {

@@ -21,6 +21,9 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use uuid::Uuid;
 
+/// More than operations of near reach can fill, and too little for a reserve.
+const LIMIT_BYTES: u64 = 3 << 20;
+
 /// What a program does next.
 pub(crate) enum Job {
     Op(Op),
@@ -160,7 +163,7 @@ fn mount(space: &Arc<dyn Space>, may_make: bool) -> Result<Fs, String> {
             let options = MakeOptions {
                 uuid: Uuid::from_u128(1),
                 hash_key: [2, 3],
-                limit_bytes: 0,
+                limit_bytes: LIMIT_BYTES,
                 owner: OWNER,
                 mode: 0o755,
             };

@@ -10,6 +10,7 @@ use pagemesh_base::slice::{SLICE_IO_BYTES_MAX, SliceError, SliceReply, SliceRequ
 use pagemesh_base::space::{
     Channel, Completion, Reply, Request, Space, SpaceError, Token, check_range,
 };
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{Fs, MakeOptions, Port, make};
 use pagemesh_pmem::{CrashPoint, Image, Recorder};
 use pagemesh_store::pool::{Pool, format};
@@ -20,6 +21,8 @@ use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(1));
+/// Of somebody else.
+const OTHER: SliceId = SliceId(Uuid::from_u128(2));
 const EPOCH: Epoch = Epoch(1);
 
 /// The slice, and the process that has it.
@@ -72,6 +75,24 @@ impl Pooled {
         });
         let pool = open(&media, buffers);
         Pooled::of(media, pool, buffers)
+    }
+
+    /// Lets somebody else take all the room that the pool has.
+    pub fn fill(&self) {
+        let created = self.guard().create(OTHER, self.size_bytes).map(drop);
+        created.expect("room");
+        for offset in (0..self.size_bytes).step_by(PAGE_BYTES) {
+            let write = SliceRequest::Write {
+                offset,
+                data: Bytes::from(vec![9; PAGE_BYTES]),
+                stamp: self.stamp(),
+            };
+            match self.ask_of(OTHER, write) {
+                Ok(_) => {}
+                Err(SliceError::NoSpace) => return,
+                Err(other) => panic!("the pool refuses: {other}"),
+            }
+        }
     }
 
     /// Makes everything so far durable.
@@ -133,12 +154,20 @@ impl Pooled {
         bytes / 4096
     }
 
+    fn guard(&self) -> std::sync::MutexGuard<'_, Pool<Recorder>> {
+        self.pool.lock().expect("no panic")
+    }
+
     fn ask(&self, request: SliceRequest) -> Result<SliceReply, SliceError> {
+        self.ask_of(SLICE, request)
+    }
+
+    fn ask_of(&self, slice: SliceId, request: SliceRequest) -> Result<SliceReply, SliceError> {
         // The owner's share first: nobody else does it here.
         let handle = {
-            let mut pool = self.pool.lock().expect("no panic");
+            let mut pool = self.guard();
             pool.tend().expect("sound");
-            pool.handle(SLICE).expect("the slice")
+            pool.handle(slice).expect("the slice")
         };
         let mut session = self.session.lock().expect("no panic");
         match execute(&mut session.0, handle, EPOCH, request) {

@@ -1,0 +1,246 @@
+//! A full pool: what gives room back has some in reserve.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use rustix::io::Errno;
+use support::memory::Memory;
+use support::pool::Pooled;
+use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
+
+const SIZE: u64 = 1 << 36;
+const POOL_BYTES: usize = 24 << 20;
+const PAGE: u64 = 4096;
+/// Pages of the largest reserve.
+const RESERVE: u64 = 256;
+
+fn create(fs: &Fs, name: &[u8]) -> Ino {
+    let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+    made.unwrap().ino
+}
+
+/// Files of 4 KiB to 4 MiB in a pool, named by their numbers.
+fn filled(pooled: &Pooled) -> (Fs, Port, Vec<Ino>) {
+    let (fs, mut port) = pooled.mounted();
+    let files = (0..6u32).map(|number| {
+        let ino = create(&fs, number.to_string().as_bytes());
+        let data = Bytes::from(vec![7; 4096 << (2 * number)]);
+        for (at, part) in (0..).zip(data.chunks(1 << 20)) {
+            let part = Bytes::copy_from_slice(part);
+            fs.write(&mut port, ino, Some(at << 20), &part, false)
+                .unwrap();
+        }
+        ino
+    });
+    let files = files.collect();
+    (fs, port, files)
+}
+
+fn used(fs: &Fs) -> u64 {
+    fs.usage().used_bytes / PAGE
+}
+
+fn check_full(fs: &Fs, port: &mut Port, ino: Ino) {
+    let data = Bytes::from(vec![8; 16 * PAGE as usize]);
+    let full = fs.write(port, ino, None, &data, false);
+    assert_eq!(full.unwrap_err().errno(), Errno::NOSPC);
+}
+
+/// Gives room back in a pool that somebody else has filled: by that, `act` frees so many
+/// pages at least.
+fn check(pages: u64, act: impl Fn(&Fs, &mut Port, &[Ino])) {
+    for buffers in [false, true] {
+        let pooled = Pooled::new(POOL_BYTES, SIZE, buffers);
+        let (fs, mut port, files) = filled(&pooled);
+        pooled.fill();
+        check_full(&fs, &mut port, files[0]);
+        let (before, mapped) = (used(&fs), pooled.mapped_pages());
+        act(&fs, &mut port, &files);
+        let freed = before - used(&fs);
+        assert!(freed >= pages + RESERVE, "{freed} pages of {pages}");
+        assert!(mapped - pooled.mapped_pages() >= pages);
+        // As soon as there is room, the reserve is there again.
+        while fs.free_some() {}
+        assert_eq!(before - used(&fs), freed - RESERVE);
+        drop((fs, port));
+        let (fs, mut port) = pooled.mounted();
+        assert_eq!(before - used(&fs), freed - RESERVE);
+        let data = Bytes::from(vec![8; (pages - pages / 8) as usize * PAGE as usize]);
+        let ino = create(&fs, b"new");
+        let written = fs.write(&mut port, ino, Some(0), &data.slice(..PAGE as usize), false);
+        assert_eq!(written.unwrap(), 0..PAGE, "there is room");
+    }
+}
+
+#[test]
+fn a_file_is_deleted_from_a_full_pool() {
+    check(1024, |fs, _, files| {
+        fs.unlink(Ino::ROOT, b"5").unwrap();
+        fs.forget(files[5], 1);
+        assert!(fs.attr(files[5]).is_err());
+        assert_eq!(fs.left(), 0);
+    });
+}
+
+#[test]
+fn a_file_is_cut_in_a_full_pool() {
+    check(1000, |fs, port, files| {
+        let attr = fs.set_size(port, files[5], 12_345).unwrap();
+        assert_eq!((attr.size, attr.pages), (12_345, 4));
+    });
+}
+
+#[test]
+fn a_hole_is_punched_in_a_full_pool() {
+    check(700, |fs, port, files| {
+        let punched = fs.allocate(port, files[5], Allocate::Punch, 100, 3 << 20);
+        punched.unwrap();
+    });
+}
+
+/// Small ones that were deleted before the pool was full: freeing them is one change, of
+/// which nothing gives room back before.
+#[test]
+fn orphans_are_freed_in_a_full_pool() {
+    for is_killed in [false, true] {
+        let pooled = Pooled::new(POOL_BYTES, SIZE, false);
+        let (fs, mut port, files) = filled(&pooled);
+        fs.unlink(Ino::ROOT, b"1").unwrap();
+        pooled.fill();
+        check_full(&fs, &mut port, files[0]);
+        drop(port);
+        let fs = match is_killed {
+            true => pooled.mounted().0,
+            false => {
+                fs.forget(files[1], 1);
+                fs
+            }
+        };
+        assert!(fs.attr(files[1]).is_err());
+        assert_eq!((fs.left(), fs.usage().inodes), (0, 2 + 5));
+    }
+}
+
+#[test]
+fn the_reserve_follows_the_limit_and_is_in_use() {
+    for (limit, pages) in [
+        (1 << 20, 0),
+        (4 << 20, 16),
+        (12 << 20, 32),
+        (64 << 20, 256),
+        (1 << 40, 256),
+        (0, 256),
+    ] {
+        let memory = Memory::new(SIZE);
+        drop(made_with_limit(&memory, limit));
+        let before = memory.mapped_pages();
+        let (fs, _) = mounted(&memory);
+        assert_eq!(memory.mapped_pages(), before, "it is there already");
+        let used_pages = used(&fs);
+        // The rest of the table's span is in use, and was never written.
+        assert_eq!(
+            used_pages,
+            memory.mapped_pages() as u64 + 7,
+            "limit {limit}"
+        );
+        let plain = Memory::new(SIZE);
+        let options = pagemesh_fs::MakeOptions {
+            uuid: uuid::Uuid::from_u128(1),
+            hash_key: [2, 3],
+            limit_bytes: limit,
+            owner: OWNER,
+            mode: 0o755,
+        };
+        pagemesh_fs::make(
+            &plain.shared(),
+            support::memory::wait,
+            support::clock,
+            options,
+        )
+        .unwrap();
+        let (fs, _) = mounted_with_left(&plain);
+        assert_eq!(used(&fs) + pages, used_pages, "limit {limit}");
+    }
+}
+
+#[test]
+fn the_reserve_grows_with_the_limit() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made_with_limit(&memory, 4 << 20);
+    let before = used(&fs);
+    fs.raise_limit(64 << 20).unwrap();
+    while fs.free_some() {}
+    assert_eq!(used(&fs), before + 240);
+    // What the smaller one had is given out again.
+    let ino = create(&fs, b"file");
+    let data = Bytes::from(vec![7; 1 << 20]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    let (again, _) = mounted(&memory);
+    assert_eq!(used(&again), used(&fs));
+    assert_eq!(again.damage(), None);
+}
+
+/// There is not always room for all of it, and a crash may come at any time.
+#[test]
+fn what_there_is_of_a_reserve_counts() {
+    let memory = Memory::new(SIZE);
+    let (fs, _) = made(&memory);
+    drop(fs);
+    let mut seen = 0;
+    for steps in (3..=memory.steps()).step_by(50) {
+        let old = memory.after(steps);
+        let mapped = old.mapped_pages();
+        old.set_room(Some(mapped + 10));
+        let (fs, mut port) = mounted_with_left(&old);
+        assert!(used(&fs) <= mapped as u64 + 7, "after change {steps}");
+        for _ in 0..2 {
+            assert!(!fs.free_some(), "it ends");
+            assert!(used(&fs) <= old.mapped_pages() as u64 + 7);
+            assert!(used(&fs) >= old.mapped_pages() as u64);
+        }
+        seen += usize::from(old.mapped_pages() > mapped);
+        // Others count what they take as before.
+        old.set_room(None);
+        let ino = create(&fs, b"file");
+        let data = Bytes::from(vec![7; 1 << 20]);
+        fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+        while fs.free_some() {}
+        let (again, _) = mounted(&old);
+        assert_eq!(used(&again), used(&fs), "after change {steps}");
+    }
+    assert!(seen > 2, "{seen} were filled");
+}
+
+#[test]
+fn a_reserve_is_not_taken_from_what_the_limit_leaves() {
+    let memory = Memory::new(SIZE);
+    let options = pagemesh_fs::MakeOptions {
+        uuid: uuid::Uuid::from_u128(1),
+        hash_key: [2, 3],
+        limit_bytes: 4 << 20,
+        owner: OWNER,
+        mode: 0o755,
+    };
+    pagemesh_fs::make(
+        &memory.shared(),
+        support::memory::wait,
+        support::clock,
+        options,
+    )
+    .unwrap();
+    let (fs, mut port) = mounted_with_left(&memory);
+    let ino = create(&fs, b"file");
+    let all = Bytes::from(vec![7; 4 << 20]);
+    fs.write(&mut port, ino, Some(0), &all, false).unwrap();
+    let full = used(&fs);
+    while fs.free_some() {}
+    assert_eq!(used(&fs), full);
+    fs.set_size(&mut port, ino, 1 << 20).unwrap();
+    let cut = used(&fs);
+    while fs.free_some() {}
+    assert_eq!(used(&fs), cut + 16);
+}
