@@ -10,7 +10,6 @@ use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
-use pagemesh_base::layout::BrickId;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport, Unmounter};
@@ -243,7 +242,6 @@ fn watch_room(
     fs: &Arc<Fs>,
 ) -> anyhow::Result<pagemesh_fuse::Room> {
     const UNKNOWN: u64 = u64::MAX;
-    let bricks: Vec<BrickId> = detail.bricks.keys().copied().collect();
     let manager = client(args)?;
     let room = Arc::new(AtomicU64::new(UNKNOWN));
     let known = Arc::downgrade(&room);
@@ -252,21 +250,25 @@ fn watch_room(
         .name("room".into())
         .spawn(move || {
             while let Some(room) = known.upgrade() {
+                if let Ok(new) = manager.volume(&detail.info.name) {
+                    // What fails is tried again when it has changed once more, or by the
+                    // next mount.
+                    if new.info.size_bytes != detail.info.size_bytes
+                        && let Some(fs) = fs.upgrade()
+                    {
+                        take_over_limit(&fs, &new);
+                    }
+                    // Copies come and go, too.
+                    detail = new;
+                }
                 if let Ok(all) = manager.bricks() {
-                    let ours = all.iter().filter(|info| bricks.contains(&info.brick));
+                    let ours = all
+                        .iter()
+                        .filter(|info| detail.bricks.contains_key(&info.brick));
                     let free = ours.map(|info| info.capacity_bytes.saturating_sub(info.used_bytes));
                     room.store(free.min().unwrap_or(UNKNOWN), Ordering::Relaxed);
                 }
                 drop(room);
-                // What fails is tried again when it has changed once more, or by the
-                // next mount.
-                if let Ok(new) = manager.volume(&detail.info.name)
-                    && new.info.size_bytes != detail.info.size_bytes
-                    && let Some(fs) = fs.upgrade()
-                {
-                    take_over_limit(&fs, &new);
-                    detail = new;
-                }
                 std::thread::sleep(ROOM_EVERY);
             }
         })?;

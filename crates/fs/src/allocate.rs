@@ -66,6 +66,9 @@ impl Fs {
         if inode.flags & TRIM != 0 {
             self.finish(port, ino)?;
         }
+        if how != Allocate::Punch {
+            self.check_room(port, ino, offset / PAGE..pages_of(end))?;
+        }
         match how {
             Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
             Allocate::Punch => self.making_room(|| self.punch(port, ino, offset..end)),
@@ -74,6 +77,49 @@ impl Fs {
                 self.reserve(port, ino, offset..end, keep_size)
             }
         }
+    }
+
+    /// Refuses what the limit leaves no room for before anything of it is done.
+    fn check_room(&self, port: &mut Port, ino: Ino, pages: Range<u64>) -> Result<()> {
+        let asked = pages.end - pages.start;
+        let (inode, room, pieces) = self.look(|core| {
+            let inode = core.file(ino)?;
+            let room = match core.head.limit_bytes {
+                0 => u64::MAX,
+                limit => (limit / PAGE).saturating_sub(core.used),
+            };
+            let mut pieces = Vec::new();
+            // Else it fits, or does not, whatever the file has there.
+            if asked > room && asked - room <= inode.pages {
+                pieces = core.pieces(&inode, pages.start, usize::MAX)?;
+                // What others name, too, is no room for this one.
+                pieces.retain(|piece| {
+                    let is_own = !piece.is_shared || core.shares.count(piece.span.page) <= 1;
+                    is_own && piece.at < pages.end
+                });
+            }
+            Ok((inode, room, pieces))
+        })?;
+        if asked <= room {
+            return Ok(());
+        }
+        let mut missing = asked - room;
+        for piece in pieces {
+            let first = pages.start.max(piece.at) - piece.at;
+            let end = pages.end.min(piece.end()) - piece.at;
+            let page = piece.span.page;
+            missing = missing.saturating_sub(port.count_mapped(page + first..page + end)?);
+            if missing == 0 {
+                return Ok(());
+            }
+        }
+        tracing::debug!(
+            ino = ino.0,
+            pages = inode.pages,
+            missing,
+            "there is no room"
+        );
+        Err(Errno::NOSPC.into())
     }
 
     fn reserve(&self, port: &mut Port, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Result<()> {

@@ -244,3 +244,49 @@ fn a_reserve_is_not_taken_from_what_the_limit_leaves() {
     while fs.free_some() {}
     assert_eq!(used(&fs), cut + 16);
 }
+
+#[test]
+fn what_the_limit_has_no_room_for_is_not_begun() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made_with_limit(&memory, 4 << 20);
+    let [ino, other] = [b"file", b"copy"].map(|name| create(&fs, name));
+    let data = Bytes::from(vec![7; 1 << 20]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    let copied = fs.copy(&mut port, (ino, 0), (other, 0), 1 << 20);
+    assert_eq!(copied, Ok(1 << 20));
+    let room = fs.usage().limit_bytes - fs.usage().used_bytes;
+    let steps = memory.steps();
+    let mut ask = |ino, how, offset, len| {
+        let asked = fs.allocate(&mut port, ino, how, offset, len);
+        asked.map_err(|error| error.errno())
+    };
+    for keep_size in [false, true] {
+        for how in [
+            Allocate::Reserve { keep_size },
+            Allocate::Zero { keep_size },
+        ] {
+            for (offset, len) in [
+                (0, 1 << 43),
+                (1 << 43, 1 << 40),
+                (1 << 20, room + PAGE),
+                // Some of it is there.
+                (1 << 19, room + (1 << 19) + PAGE),
+            ] {
+                assert_eq!(
+                    ask(ino, how, offset, len),
+                    Err(Errno::NOSPC),
+                    "{how:?} {offset}"
+                );
+                assert_eq!(memory.steps(), steps, "{how:?} {offset}");
+            }
+        }
+    }
+    // What it shares is no room of its own; nobody else has the rest.
+    let how = Allocate::Reserve { keep_size: true };
+    assert_eq!(ask(other, how, 0, room + PAGE), Err(Errno::NOSPC));
+    assert_eq!(memory.steps(), steps);
+    fs.unlink(Ino::ROOT, b"copy").unwrap();
+    fs.forget(other, 1);
+    // Maps take some, too.
+    assert_eq!(ask(ino, how, 0, room + (1 << 20) - 4 * PAGE), Ok(()));
+}
