@@ -188,6 +188,12 @@ pub trait Space: Send + Sync {
         false
     }
 
+    /// How often what was acknowledged and not flushed may have been lost, since the
+    /// space was opened. It only rises.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Opens a channel.
     ///
     /// # Errors

@@ -429,17 +429,6 @@ impl Fs {
         self.attr(ino)
     }
 
-    /// Makes completed changes of a file durable, as the pool's class promises, and
-    /// with them its times.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn sync(&self, port: &mut Port, ino: Ino) -> Result<()> {
-        self.note_times(ino)?;
-        port.call(Request::Flush)?;
-        Ok(())
-    }
-
     /// Puts the times of a file that are only noted into its inode.
     pub(crate) fn note_times(&self, ino: Ino) -> Result<()> {
         let is_noted = {
@@ -469,16 +458,6 @@ impl Fs {
                 put => put?,
             }
         }
-        Ok(())
-    }
-
-    /// Puts all noted times into their inodes, and makes everything durable.
-    ///
-    /// # Errors
-    /// What the volume says.
-    pub fn sync_all(&self, port: &mut Port) -> Result<()> {
-        self.put_times()?;
-        port.call(Request::Flush)?;
         Ok(())
     }
 

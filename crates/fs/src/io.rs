@@ -22,6 +22,8 @@ pub struct Port {
     next: u64,
     done: Vec<Completion>,
     descriptors: Vec<RawFd>,
+    /// Losses of the volume when a flush failed last.
+    losses: u64,
 }
 
 impl Port {
@@ -32,6 +34,7 @@ impl Port {
             next: 0,
             done: Vec::new(),
             descriptors: Vec::new(),
+            losses: 0,
         })
     }
 
@@ -82,6 +85,20 @@ impl Port {
     pub(crate) fn call(&mut self, request: Request) -> std::result::Result<Reply, SpaceError> {
         let mut replies = self.call_all([request])?;
         Ok(replies.pop().unwrap_or(Reply::Done))
+    }
+
+    /// Makes every completed change durable. A channel tells of a loss once, by a flush;
+    /// who asks here looks at those of the space.
+    pub(crate) fn flush(&mut self, space: &dyn Space) -> std::result::Result<(), SpaceError> {
+        let flushed = self.call(Request::Flush);
+        let losses = space.losses();
+        match flushed {
+            Err(_) if self.losses != losses => {
+                self.losses = losses;
+                self.call(Request::Flush).map(drop)
+            }
+            flushed => flushed.map(drop),
+        }
     }
 
     pub(crate) fn read(&mut self, offset: u64, len: u32) -> Result<Vec<u8>> {

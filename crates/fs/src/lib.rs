@@ -32,6 +32,7 @@ mod runs;
 mod scan;
 mod share;
 mod spans;
+mod sync;
 mod tree;
 mod xattrs;
 
@@ -41,6 +42,7 @@ pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
 pub use io::{Pipe, Port, Wait};
 pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};
+pub use sync::Seen;
 pub use xattrs::SetXattr;
 
 use crate::core::{Core, Tx};
@@ -74,6 +76,8 @@ pub struct Fs {
     commits: Mutex<Port>,
     /// Pages that the reserve has; held by who gives it up or takes it.
     reserve: Mutex<u64>,
+    /// Losses of the volume that somebody was told.
+    told: Seen,
     /// Ports that nobody uses at the moment.
     spare: Mutex<Vec<Port>>,
     /// Last, so that its channels are dropped before it: it waits for them.

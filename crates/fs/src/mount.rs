@@ -11,6 +11,7 @@ use crate::numbers::Numbers;
 use crate::runs::Runs;
 use crate::scan::scan;
 use crate::spans::{Span, Spans, usable};
+use crate::sync::Seen;
 use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
@@ -103,6 +104,7 @@ impl Fs {
             ended: Condvar::new(),
             commits: Mutex::new(commits),
             reserve: Mutex::new(reserved),
+            told: Seen::default(),
             spare: Mutex::default(),
         })
     }

@@ -77,6 +77,11 @@ impl Losses {
         }
     }
 
+    /// Losses of all columns.
+    pub(crate) fn all(&self) -> u64 {
+        guard(&self.columns).iter().map(|it| it.losses).sum()
+    }
+
     /// What a channel that joins need not tell.
     pub(crate) fn known(&self, column: usize) -> u64 {
         self.with(column, |it| it.losses)
@@ -132,7 +137,9 @@ mod tests {
         losses.view_changes(&column([1, 1]), &column([2, 1]), 2);
         losses.view_changes(&column([2, 1]), &column([2, 2]), 3);
         assert!(!losses.must_tell(0, &mut here));
+        assert_eq!(losses.all(), 0);
         losses.view_changes(&column([2, 2]), &column([3, 3]), 4);
+        assert_eq!(losses.all(), 1);
         assert!(losses.must_tell(0, &mut here) && losses.must_tell(0, &mut there));
         assert!(!losses.must_tell(0, &mut here) && !losses.must_tell(0, &mut there));
         let mut later = losses.known(0);

@@ -265,6 +265,10 @@ impl Space for Volume {
         self.hub.view().1.buffers()
     }
 
+    fn losses(&self) -> u64 {
+        self.hub.losses.all()
+    }
+
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
         let channel = channel::open(&self.hub, &self.mailbox)?;
         Ok(Box::new(channel))

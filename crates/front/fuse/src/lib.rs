@@ -34,6 +34,7 @@ mod files;
 mod fuzz;
 mod memory;
 mod null;
+mod opened;
 mod request;
 mod ring;
 mod serve;

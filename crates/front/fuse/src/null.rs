@@ -106,7 +106,7 @@ impl Null {
                 Some(_) => Answer::DONE,
                 None => return Err(Errno::NOENT),
             },
-            Request::Open => Answer::of(&OPENED),
+            Request::Open { .. } => Answer::of(&OPENED),
             Request::OpenDir => Answer::of(&abi::OpenOut::default()),
             Request::Create { name, .. } => {
                 let made = self.make(node, name, Kind::File);
@@ -116,7 +116,7 @@ impl Null {
                 size: data.len() as u32,
                 unused: 0,
             }),
-            Request::Fsync | Request::Release | Request::Destroy => Answer::DONE,
+            Request::Fsync { .. } | Request::Release { .. } | Request::Destroy => Answer::DONE,
             Request::Statfs => Answer::of(&abi::StatfsOut::default()),
             Request::Allocate { .. } => return Err(Errno::OPNOTSUPP),
             _ => return Err(Errno::NOSYS),

@@ -82,14 +82,18 @@ pub(crate) enum Request<'r> {
         node: u64,
         name: &'r [u8],
     },
-    Open,
+    Open {
+        flags: u32,
+    },
     OpenDir,
     Create {
         name: &'r [u8],
         mode: u32,
+        flags: u32,
     },
     CreateUnnamed {
         mode: u32,
+        flags: u32,
     },
     Read(Span),
     ReadDir(Span),
@@ -103,8 +107,12 @@ pub(crate) enum Request<'r> {
         how: u32,
     },
     Statfs,
-    Release,
-    Fsync,
+    Release {
+        file: u64,
+    },
+    Fsync {
+        file: u64,
+    },
     SetXattr {
         name: &'r [u8],
         value: &'r [u8],
@@ -119,6 +127,7 @@ pub(crate) enum Request<'r> {
     },
     RemoveXattr(&'r [u8]),
     Allocate {
+        file: u64,
         offset: u64,
         length: u64,
         mode: u32,
@@ -129,6 +138,7 @@ pub(crate) enum Request<'r> {
     },
     Copy {
         from: u64,
+        to_file: u64,
         to_node: u64,
         to: u64,
         len: u64,
@@ -256,22 +266,30 @@ impl Incoming {
                 node: header::<abi::LinkIn>(op)?.node,
                 name: name(payload)?.0,
             },
-            op::OPEN => Request::Open,
+            op::OPEN => Request::Open {
+                flags: header::<abi::OpenIn>(op)?.flags,
+            },
             op::OPENDIR => Request::OpenDir,
-            op::CREATE => Request::Create {
-                name: name(payload)?.0,
-                mode: header::<abi::CreateIn>(op)?.mode,
-            },
-            op::TMPFILE => Request::CreateUnnamed {
-                mode: header::<abi::CreateIn>(op)?.mode,
-            },
+            op::CREATE => {
+                let abi::CreateIn { mode, flags, .. } = header(op)?;
+                let name = name(payload)?.0;
+                Request::Create { name, mode, flags }
+            }
+            op::TMPFILE => {
+                let abi::CreateIn { mode, flags, .. } = header(op)?;
+                Request::CreateUnnamed { mode, flags }
+            }
             op::READ => Request::Read(header::<abi::ReadIn>(op)?.into()),
             op::READDIR => Request::ReadDir(header::<abi::ReadIn>(op)?.into()),
             op::READDIRPLUS => Request::ReadDirPlus(header::<abi::ReadIn>(op)?.into()),
             op::WRITE => self.write(header(op)?)?,
             op::STATFS => Request::Statfs,
-            op::RELEASE | op::RELEASEDIR => Request::Release,
-            op::FSYNC | op::FSYNCDIR => Request::Fsync,
+            op::RELEASE | op::RELEASEDIR => Request::Release {
+                file: header::<abi::ReleaseIn>(op)?.file,
+            },
+            op::FSYNC | op::FSYNCDIR => Request::Fsync {
+                file: header::<abi::FsyncIn>(op)?.file,
+            },
             op::SETXATTR => {
                 let abi::SetXattrIn { size, flags } = header(op)?;
                 let (name, rest) = name(payload)?;
@@ -289,6 +307,7 @@ impl Incoming {
             op::FALLOCATE => {
                 let wished: abi::FallocateIn = header(op)?;
                 Request::Allocate {
+                    file: wished.file,
                     offset: wished.offset,
                     length: wished.length,
                     mode: wished.mode,
@@ -302,6 +321,7 @@ impl Incoming {
                 let copy: abi::CopyFileRangeIn = header(op)?;
                 Request::Copy {
                     from: copy.from_offset,
+                    to_file: copy.to_file,
                     to_node: copy.to,
                     to: copy.to_offset,
                     len: copy.len,

@@ -1,13 +1,14 @@
 //! Each operation of the kernel as calls of the file system.
 //!
-//! Nothing is remembered per open file: what matters of it (append, sync) comes
-//! with every write.
+//! Of an open file little is remembered ([`crate::opened`]): what matters of it for a write
+//! (append, sync) comes with every write.
 
 use crate::abi;
 use crate::answer::{self, Answer, Listing};
 use crate::attr::{kind_of_entry, time};
 use crate::collect::{Begun, Hand};
 use crate::files::Files;
+use crate::opened::Opened;
 use crate::request::{Request, SetAttr, Span};
 use crate::{Room, Trouble};
 use bytes::Bytes;
@@ -43,6 +44,7 @@ pub(crate) struct Served {
     fs: Arc<Fs>,
     trouble: Trouble,
     room: Room,
+    opened: Opened,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
@@ -118,7 +120,12 @@ struct Asked<'a> {
 
 impl Served {
     pub(crate) fn new(fs: Arc<Fs>, trouble: Trouble, room: Room) -> Served {
-        Served { fs, trouble, room }
+        Served {
+            fs,
+            trouble,
+            room,
+            opened: Opened::default(),
+        }
     }
 
     fn errno(&self, error: &FsError) -> Errno {
@@ -265,20 +272,21 @@ impl Asked<'_> {
             }
             Request::GetAttr => Ok(attr(&self.fs.attr(self.ino)?)),
             Request::SetAttr(wished) => Ok(attr(&self.set_attr(&wished)?)),
-            Request::Open => {
+            Request::Open { flags } => {
                 self.fs.open(self.ino)?;
-                Ok(Answer::of(&OPENED))
+                Ok(Answer::of(&self.opened(flags)))
             }
             Request::OpenDir => {
                 self.fs.open(self.ino)?;
                 Ok(Answer::of(&abi::OpenOut::default()))
             }
-            Request::Release => {
+            Request::Release { file } => {
+                self.served.opened.remove(file);
                 self.fs.release(self.ino);
                 Ok(Answer::DONE)
             }
-            Request::Fsync => {
-                self.fs.sync(&mut *self.fs.borrow()?, self.ino)?;
+            Request::Fsync { file } => {
+                self.sync(self.ino, file)?;
                 Ok(Answer::DONE)
             }
             Request::ReadDir(span) => self.list(span),
@@ -292,15 +300,15 @@ impl Asked<'_> {
     /// What names, links, and makes.
     fn answer_name(&self, request: Request<'_>) -> Result<Answer> {
         match request {
-            Request::Create { name, mode } => {
+            Request::Create { name, mode, flags } => {
                 let made = self.make(name, Make::File, mode)?;
                 let opened = self.fs.open(made.ino)?;
-                Ok(Answer::both(&answer::entry(&opened), &OPENED))
+                Ok(Answer::both(&answer::entry(&opened), &self.opened(flags)))
             }
-            Request::CreateUnnamed { mode } => {
+            Request::CreateUnnamed { mode, flags } => {
                 let mode = (mode & PERMISSIONS) as u16;
                 let made = self.fs.create_unnamed(self.ino, mode, self.caller)?;
-                Ok(Answer::both(&answer::entry(&made), &OPENED))
+                Ok(Answer::both(&answer::entry(&made), &self.opened(flags)))
             }
             Request::Mknod { name, mode, device } => {
                 let make = match Kind::of_mode(mode as u16) {
@@ -364,6 +372,7 @@ impl Asked<'_> {
                 Ok(Answer::DONE)
             }
             Request::Allocate {
+                file,
                 offset,
                 length,
                 mode,
@@ -372,6 +381,8 @@ impl Asked<'_> {
                 self.disarm(self.ino)?;
                 let mut port = self.fs.borrow()?;
                 self.fs.allocate(&mut port, self.ino, how, offset, length)?;
+                drop(port);
+                self.sync_if_asked(self.ino, file)?;
                 Ok(Answer::DONE)
             }
             Request::Seek { offset, whence } => {
@@ -389,6 +400,7 @@ impl Asked<'_> {
             }
             Request::Copy {
                 from,
+                to_file,
                 to_node,
                 to,
                 len,
@@ -397,9 +409,37 @@ impl Asked<'_> {
                 self.disarm(to.0)?;
                 let mut port = self.fs.borrow()?;
                 let len = len.min(COPIED_BYTES_MAX);
-                Ok(written(self.fs.copy(&mut port, from, to, len)? as usize))
+                let copied = self.fs.copy(&mut port, from, to, len)?;
+                drop(port);
+                self.sync_if_asked(to.0, to_file)?;
+                Ok(written(copied as usize))
             }
             _ => refuse(Errno::NOSYS),
+        }
+    }
+
+    fn opened(&self, flags: u32) -> abi::OpenOut {
+        let is_synced = has(flags, OFlags::DSYNC);
+        abi::OpenOut {
+            file: self.served.opened.add(self.fs.seen(), is_synced),
+            ..OPENED
+        }
+    }
+
+    fn sync(&self, ino: Ino, file: u64) -> Result<()> {
+        let port = &mut *self.fs.borrow()?;
+        match self.served.opened.get(file) {
+            Some(seen) => self.fs.sync_opened(port, ino, &seen),
+            // A directory, all of which is durable in any case.
+            None => self.fs.sync(port, ino),
+        }
+    }
+
+    /// What changes a file opened with O_DSYNC or O_SYNC is durable when it returns.
+    fn sync_if_asked(&self, ino: Ino, file: u64) -> Result<()> {
+        match Opened::is_synced(file) {
+            true => self.sync(ino, file),
+            false => Ok(()),
         }
     }
 

@@ -1,5 +1,7 @@
 //! What the tests share.
 
+#[allow(dead_code)]
+pub mod lossy;
 pub mod memory;
 #[allow(dead_code)]
 pub mod pool;

@@ -4,13 +4,16 @@ use super::*;
 use crate::abi::ForgetOne;
 use pagemesh_fs::{MakeOptions, make};
 
+#[path = "../../../../fs/tests/support/lossy.rs"]
+#[allow(dead_code)]
+mod lossy;
 #[path = "../../../../fs/tests/support/memory.rs"]
 #[allow(dead_code, clippy::unwrap_used)]
 mod memory;
 
 const ROOT: u64 = 1;
 
-struct Kernel(Served);
+struct Kernel(Served, lossy::Lossy);
 
 impl Kernel {
     fn new() -> Kernel {
@@ -23,23 +26,32 @@ impl Kernel {
             mode: 0o777,
         };
         make(&memory.shared(), memory::wait, crate::now, options).expect("there is room");
-        let fs = Fs::mount(memory.shared(), memory::wait, crate::now).expect("it was made");
-        let trouble = |error: &_| panic!("memory fails nothing: {error}");
-        Kernel(Served::new(
-            Arc::new(fs),
-            Box::new(trouble),
-            Box::new(|| None),
-        ))
+        let space = lossy::Lossy::new(&memory);
+        let shared = Arc::new(space.clone());
+        let fs = Fs::mount(shared, memory::wait, crate::now).expect("it was made");
+        let served = Served::new(Arc::new(fs), Box::new(|_| {}), Box::new(|| None));
+        Kernel(served, space)
     }
 
-    fn ask(&self, node: u64, request: Request<'_>) -> Answer {
+    fn answer(&self, node: u64, request: Request<'_>) -> Answer {
         let header = abi::InHeader {
             node,
             ..abi::InHeader::default()
         };
-        let answer = self.0.handle(&header, request);
+        self.0.handle(&header, request)
+    }
+
+    fn ask(&self, node: u64, request: Request<'_>) -> Answer {
+        let answer = self.answer(node, request);
         assert_eq!(answer.error(), 0, "{answer:?}");
         answer
+    }
+
+    /// Opens a file: its number.
+    fn open(&self, node: u64, flags: OFlags) -> u64 {
+        let flags = flags.bits();
+        let answer = self.ask(node, Request::Open { flags });
+        u64::from_ne_bytes(*answer.bytes().first_chunk().expect("a file"))
     }
 
     /// Asks for what tells of a node, which comes first.
@@ -62,7 +74,14 @@ fn an_inode_stays_until_the_kernel_forgets_it() {
     let mode = 0o600;
     let list = |size| Request::ReadDirPlus(Span { offset: 0, size });
     // Each of these tells of it once.
-    let node = kernel.node(ROOT, Request::Create { name, mode });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode,
+            flags: 0,
+        },
+    );
     kernel.ask(ROOT, Request::Lookup(name));
     kernel.ask(ROOT, Request::Link { node, name: other });
     // It stands there twice, and does not fit in once.
@@ -78,12 +97,12 @@ fn an_inode_stays_until_the_kernel_forgets_it() {
     };
     kernel.ask(ROOT, Request::ReadDir(span));
     kernel.ask(node, Request::GetAttr);
-    let unnamed = kernel.node(ROOT, Request::CreateUnnamed { mode });
+    let unnamed = kernel.node(ROOT, Request::CreateUnnamed { mode, flags: 0 });
 
     kernel.ask(ROOT, Request::Unlink(name));
     kernel.ask(ROOT, Request::Unlink(other));
     for node in [node, unnamed] {
-        kernel.ask(node, Request::Release);
+        kernel.ask(node, Request::Release { file: 0 });
     }
     kernel.ask(node, Request::Forget(told - 2));
     assert_eq!(kernel.inodes(), before + 2);
@@ -98,7 +117,14 @@ fn an_inode_stays_until_the_kernel_forgets_it() {
 fn who_may_not_loses_set_id_bits() {
     let kernel = Kernel::new();
     let name: &[u8] = b"name";
-    let node = kernel.node(ROOT, Request::Create { name, mode: 0o6755 });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode: 0o6755,
+            flags: 0,
+        },
+    );
     let mode = || kernel.0.fs.attr(Ino(node)).map(|attr| attr.mode).ok();
     let write = |how| Request::Write {
         offset: 0,
@@ -116,7 +142,14 @@ fn who_may_not_loses_set_id_bits() {
 fn appended_is_what_did_not_come_from_a_mapping() {
     let kernel = Kernel::new();
     let (name, mode): (&[u8], u32) = (b"name", 0o600);
-    let node = kernel.node(ROOT, Request::Create { name, mode });
+    let node = kernel.node(
+        ROOT,
+        Request::Create {
+            name,
+            mode,
+            flags: 0,
+        },
+    );
     let size = || kernel.0.fs.attr(Ino(node)).map(|attr| attr.size).ok();
     let write = |how| Request::Write {
         offset: 0,
@@ -129,4 +162,50 @@ fn appended_is_what_did_not_come_from_a_mapping() {
     assert_eq!(size(), Some(6));
     kernel.ask(node, write(abi::WRITE_CACHE));
     assert_eq!(size(), Some(6));
+}
+
+#[test]
+fn each_open_file_hears_of_a_loss_once() {
+    let kernel = Kernel::new();
+    let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
+    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let open = || kernel.open(node, OFlags::RDWR);
+    let sync = |file| kernel.answer(node, Request::Fsync { file }).error();
+    let [one, other, closed] = [open(), open(), open()];
+    kernel.ask(node, Request::Release { file: closed });
+    kernel.1.lose();
+    let told = -Errno::IO.raw_os_error();
+    assert_eq!([one, other, one, other].map(sync), [told, told, 0, 0]);
+    assert_eq!(sync(open()), 0);
+}
+
+#[test]
+fn what_changes_a_file_opened_with_sync_is_flushed() {
+    let kernel = Kernel::new();
+    let (name, mode, flags): (&[u8], _, _) = (b"name", 0o600, 0);
+    let node = kernel.node(ROOT, Request::Create { name, mode, flags });
+    let (mode, offset, length) = (0, 0, 1 << 20);
+    for (how, flushes) in [(OFlags::RDWR, 0), (OFlags::DSYNC, 1), (OFlags::SYNC, 1)] {
+        let file = kernel.open(node, how);
+        let before = kernel.1.flushes();
+        kernel.ask(
+            node,
+            Request::Allocate {
+                file,
+                offset,
+                length,
+                mode,
+            },
+        );
+        assert_eq!(kernel.1.flushes() - before, flushes, "{how:?}");
+        let copy = Request::Copy {
+            from: 0,
+            to_file: file,
+            to_node: node,
+            to: 1 << 19,
+            len: 4096,
+        };
+        kernel.ask(node, copy);
+        assert_eq!(kernel.1.flushes() - before, 2 * flushes, "{how:?}");
+    }
 }

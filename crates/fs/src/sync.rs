@@ -1,0 +1,69 @@
+//! Making things durable, and telling of what was lost before.
+//!
+//! Bytes that were written over others and not flushed are lost when every copy that had
+//! them is gone for a while. The volume counts that, and each open file hears of it once,
+//! from its next sync: as a kernel does it (Linux, `errseq_t`). Whoever opens a file
+//! afterwards does not, unless nobody has heard of it yet. Which file lost something is not
+//! known.
+
+use crate::Fs;
+use crate::error::{FsError, Result};
+use crate::format::Ino;
+use crate::io::Port;
+use pagemesh_base::space::SpaceError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The losses that one open file has been told.
+#[derive(Debug, Default)]
+pub struct Seen(AtomicU64);
+
+impl Fs {
+    /// For a file that is opened now.
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        Seen(AtomicU64::new(self.told.0.load(Ordering::Acquire)))
+    }
+
+    /// Makes completed changes of a file durable, as the pool's class promises, and
+    /// with them its times.
+    ///
+    /// # Errors
+    /// What the volume says; that what was changed before may be lost, if nobody was told.
+    pub fn sync(&self, port: &mut Port, ino: Ino) -> Result<()> {
+        self.sync_opened(port, ino, &self.told)
+    }
+
+    /// The same for a file that was opened.
+    ///
+    /// # Errors
+    /// What the volume says; once, that what was changed before may be lost.
+    pub fn sync_opened(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
+        self.note_times(ino)?;
+        self.flush(port, seen)
+    }
+
+    /// Puts all noted times into their inodes, and makes everything durable.
+    ///
+    /// # Errors
+    /// As [`Fs::sync`].
+    pub fn sync_all(&self, port: &mut Port) -> Result<()> {
+        self.put_times()?;
+        self.flush(port, &self.told)
+    }
+
+    fn flush(&self, port: &mut Port, seen: &Seen) -> Result<()> {
+        port.flush(&*self.space)?;
+        // Behind the flush: what was lost before it is counted by now.
+        let losses = self.space.losses();
+        let before = seen.0.fetch_max(losses, Ordering::AcqRel);
+        self.told.0.fetch_max(losses, Ordering::AcqRel);
+        match before < losses {
+            true => Err(FsError::Space(SpaceError::Unavailable(
+                "every copy was gone for a while; what was written before and not synced may \
+                 be lost, write it again"
+                    .into(),
+            ))),
+            false => Ok(()),
+        }
+    }
+}

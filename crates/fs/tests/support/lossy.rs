@@ -1,0 +1,86 @@
+//! A space whose copies may be gone for a while, as a volume tells it: each channel's next
+//! flush fails once.
+
+use super::memory::Memory;
+use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Clone)]
+pub struct Lossy {
+    pub memory: Memory,
+    losses: Arc<AtomicU64>,
+    flushes: Arc<AtomicU64>,
+}
+
+impl Lossy {
+    pub fn new(memory: &Memory) -> Lossy {
+        Lossy {
+            memory: memory.clone(),
+            losses: Arc::default(),
+            flushes: Arc::default(),
+        }
+    }
+
+    /// All copies were gone.
+    pub fn lose(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Flushes that succeeded.
+    pub fn flushes(&self) -> u64 {
+        self.flushes.load(Ordering::SeqCst)
+    }
+}
+
+impl Space for Lossy {
+    fn size_bytes(&self) -> u64 {
+        self.memory.size_bytes()
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) -> Result<Box<dyn Channel>, SpaceError> {
+        Ok(Box::new(Way {
+            inner: self.memory.open()?,
+            told: self.losses(),
+            space: self.clone(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct Way {
+    inner: Box<dyn Channel>,
+    told: u64,
+    space: Lossy,
+    done: Vec<Completion>,
+}
+
+impl Channel for Way {
+    fn submit(&mut self, token: Token, request: Request) {
+        if request == Request::Flush {
+            let losses = self.space.losses();
+            if std::mem::replace(&mut self.told, losses) != losses {
+                let why = "every copy was gone for a while".into();
+                self.done.push(Completion {
+                    token,
+                    result: Err(SpaceError::Unavailable(why)),
+                });
+                return;
+            }
+            self.space.flushes.fetch_add(1, Ordering::SeqCst);
+        }
+        self.inner.submit(token, request);
+    }
+
+    fn reap(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.done);
+        self.inner.reap(into);
+    }
+
+    fn wait_on(&self, _: &mut Vec<RawFd>) {}
+}
