@@ -15,7 +15,6 @@ use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
-use rustix::mount::UnmountFlags;
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
@@ -313,8 +312,8 @@ fn serve(
         if !serving.is_finished() && unmounter.unmount().is_err() {
             tracing::warn!(dir = %dir.display(), "files are open; whoever has them is cut off");
             // Ends the connection to the kernel, and so the threads that serve.
-            rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH)
-                .with_context(|| format!("cannot unmount {}", dir.display()))?;
+            let cut_off = unmounter.cut_off();
+            cut_off.with_context(|| format!("cannot unmount {}", dir.display()))?;
         }
         match serving.join() {
             Ok(served) => served,

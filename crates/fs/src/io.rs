@@ -9,7 +9,7 @@ use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceErro
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Sleeps until a descriptor is readable or the time has come. Fronts bring it,
 /// since naming a descriptor by number is not safe.
@@ -72,6 +72,16 @@ impl Port {
         self.descriptors.extend(other);
         self.channel.wait_on(&mut self.descriptors);
         (self.wait)(&self.descriptors, self.channel.deadline());
+    }
+
+    /// Lets so much time pass, or less if something happens meanwhile.
+    pub(crate) fn pause(&mut self, by: Duration) {
+        let end = Instant::now() + by;
+        let mut descriptors = std::mem::take(&mut self.descriptors);
+        descriptors.clear();
+        let next = self.tend(&mut descriptors);
+        (self.wait)(&descriptors, Some(next.map_or(end, |next| next.min(end))));
+        self.descriptors = descriptors;
     }
 
     /// Lets the channel do what it must while nobody asks for anything, and says

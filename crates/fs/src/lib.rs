@@ -47,13 +47,14 @@ pub use xattrs::SetXattr;
 
 use crate::core::{Core, Tx};
 use crate::format::Inode;
-use pagemesh_base::space::Space;
+use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of the longest name of an entry.
 pub const NAME_MAX: usize = 255;
@@ -61,6 +62,11 @@ pub const NAME_MAX: usize = 255;
 pub const TARGET_MAX: usize = 4095;
 /// Names of one file: what ext4 allows, and far more than anybody uses.
 pub const LINKS_MAX: u32 = 65_000;
+
+/// First pause before a batch is sent again; the volume has waited long by then.
+const RESEND_PAUSE_MIN: Duration = Duration::from_millis(5);
+/// Longest such pause.
+const RESEND_PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The time of day, for what changes now.
 pub type Clock = fn() -> Time;
@@ -80,6 +86,8 @@ pub struct Fs {
     told: Seen,
     /// Ports that nobody uses at the moment.
     spare: Mutex<Vec<Port>>,
+    /// Changes are not sent again.
+    is_given_up: AtomicBool,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
 }
@@ -319,14 +327,38 @@ impl Fs {
         }
         let (batch, request) = core.take_batch();
         drop(core);
-        let result = {
-            let mut port = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-            port.call(request)
-        };
+        let result = self.send(&request);
         let mut core = self.core();
         core.end(batch, result.map(drop));
         self.ended.notify_all();
         core
+    }
+
+    /// Sends a batch until it is known what came of it: nobody else changes its pages,
+    /// so sent twice they are what they were.
+    fn send(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
+        let mut port = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pause = RESEND_PAUSE_MIN;
+        loop {
+            let result = port.call(request.clone());
+            let Err(SpaceError::Unavailable(cause)) = &result else {
+                return result;
+            };
+            if self.is_given_up.load(Ordering::Acquire) {
+                return result;
+            }
+            if pause == RESEND_PAUSE_MIN {
+                tracing::warn!(%cause, "changes of files wait for the volume");
+            }
+            port.pause(pause);
+            pause = (pause * 2).min(RESEND_PAUSE_MAX);
+        }
+    }
+
+    /// Nobody needs its changes any more: those that wait for a volume that is out of
+    /// reach fail now, and so do later ones.
+    pub fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
     }
 
     /// How full it is.

@@ -16,6 +16,7 @@ use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex};
 use uuid::Uuid;
 
@@ -106,6 +107,7 @@ impl Fs {
             reserve: Mutex::new(reserved),
             told: Seen::default(),
             spare: Mutex::default(),
+            is_given_up: AtomicBool::new(false),
         })
     }
 

@@ -44,14 +44,14 @@ impl Fs {
         match run() {
             Err(FsError::Space(SpaceError::NoSpace(_))) => {
                 // Somebody else may have given it up a moment ago: that helps, too.
-                self.give_up()?;
+                self.release_reserve()?;
                 run()
             }
             done => done,
         }
     }
 
-    fn give_up(&self) -> Result<()> {
+    fn release_reserve(&self) -> Result<()> {
         let mut held = self.reserved();
         let span = self.core().head.reserve;
         match span {

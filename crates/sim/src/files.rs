@@ -264,13 +264,14 @@ impl Life {
 
     /// Lets a program go on, if what it waits for is there.
     pub(crate) fn go(&mut self, at: usize) -> Result<bool, String> {
+        let now = self.cluster.now();
         let Some(client) = self.clients.get_mut(at) else {
             return Ok(false);
         };
         let Client {
             program, driven, ..
         } = client;
-        let said = program.as_mut().and_then(|it| it.mount.turn(driven));
+        let said = program.as_mut().and_then(|it| it.mount.turn(driven, now));
         match said {
             None => Ok(false),
             Some(said) => self.hear(at, said).map(|()| true),
@@ -282,7 +283,7 @@ impl Life {
         let program = self.clients[at].program.as_mut().expect("a program");
         let is_superseded = program.is_superseded;
         match said {
-            Said::Waits => Ok(()),
+            Said::Waits | Said::Rests => Ok(()),
             Said::Panicked(text) => Err(format!("the program of client {number}: {text}")),
             Said::Mounted(Ok(found)) if is_superseded => {
                 program.model = Some(found);

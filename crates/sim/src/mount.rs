@@ -18,11 +18,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// More than operations of near reach can fill, and too little for a reserve.
 const LIMIT_BYTES: u64 = 3 << 20;
+
+/// How long a program rests that waits for some time to pass.
+const REST: Duration = Duration::from_millis(100);
 
 /// What a program does next.
 pub(crate) enum Job {
@@ -37,6 +40,8 @@ pub(crate) enum Job {
 pub(crate) enum Said {
     /// It waits for its volume.
     Waits,
+    /// It waits for its volume, or until some time has passed.
+    Rests,
     /// It has a file system, which holds this.
     Mounted(Result<Model, String>),
     Ran(Outcome<()>),
@@ -142,8 +147,11 @@ fn pass(said: Said) -> Option<Baton> {
     })
 }
 
-fn wait(_: &[RawFd], _: Option<Instant>) {
-    pass(Said::Waits);
+fn wait(_: &[RawFd], until: Option<Instant>) {
+    pass(match until {
+        Some(_) => Said::Rests,
+        None => Said::Waits,
+    });
 }
 
 /// A clock that ticks when it is looked at.
@@ -203,7 +211,11 @@ fn live(space: &Arc<dyn Space>, may_make: bool) {
         next = match baton {
             Baton::Do(Job::Op(op)) => pass(Said::Ran(run(&fs, &mut port, &op))),
             Baton::Do(Job::Sync) => pass(Said::Ran(sync(&fs, &mut port))),
-            Baton::Do(Job::Read) => pass(Said::Held(read(&fs, &mut port))),
+            Baton::Do(Job::Read) => {
+                // What was out of reach when it was deleted.
+                while fs.free_some() {}
+                pass(Said::Held(read(&fs, &mut port)))
+            }
             Baton::GoOn => pass(Said::Waits),
         };
     }
@@ -224,6 +236,8 @@ pub(crate) struct Mount {
     thread: Option<JoinHandle<()>>,
     /// It has a job, and waits for its volume.
     is_busy: bool,
+    rests: bool,
+    rests_until: Option<Duration>,
     opened: u32,
 }
 
@@ -254,6 +268,8 @@ impl Mount {
             said,
             thread: Some(thread),
             is_busy: true,
+            rests: false,
+            rests_until: None,
             opened: 0,
         };
         let said = mount.listen();
@@ -278,7 +294,7 @@ impl Mount {
 
     /// Lets channels make progress; what it waited for may be there then. Nothing if it
     /// says nothing new.
-    pub(crate) fn turn(&mut self, driven: &Driven) -> Option<Said> {
+    pub(crate) fn turn(&mut self, driven: &Driven, now: Duration) -> Option<Said> {
         self.ask(driven);
         let mut traffic = guard(&self.traffic);
         for (number, channel) in &mut self.channels {
@@ -287,9 +303,10 @@ impl Mount {
                 channel.reap(into);
             }
         }
-        let is_woken = traffic.ended.values().any(|ended| !ended.is_empty());
+        let is_answered = traffic.ended.values().any(|ended| !ended.is_empty());
         drop(traffic);
-        if !self.is_busy || !is_woken {
+        let rested = self.rests && now >= *self.rests_until.get_or_insert(now + REST);
+        if !self.is_busy || !is_answered && !rested {
             return None;
         }
         let said = self.hand_over(Baton::GoOn);
@@ -328,7 +345,9 @@ impl Mount {
     fn listen(&mut self) -> Said {
         let said = self.said.recv();
         let said = said.unwrap_or_else(|_| Said::Panicked("it is over".into()));
-        self.is_busy = matches!(said, Said::Waits);
+        self.rests = matches!(said, Said::Rests);
+        self.rests_until = None;
+        self.is_busy = self.rests || matches!(said, Said::Waits);
         said
     }
 }

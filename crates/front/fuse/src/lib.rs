@@ -126,7 +126,11 @@ pub struct Mounted {
 }
 
 /// Unmounts from another thread.
-pub struct Unmounter(Arc<Device>);
+pub struct Unmounter {
+    device: Arc<Device>,
+    /// None that a mount has which does nothing.
+    fs: Weak<Fs>,
+}
 
 impl Unmounter {
     /// Unmounts; [`Mounted::serve`] returns then.
@@ -134,7 +138,18 @@ impl Unmounter {
     /// # Errors
     /// `EBUSY` while something in it is used.
     pub fn unmount(&self) -> io::Result<()> {
-        self.0.unmount()
+        self.device.unmount()
+    }
+
+    /// Takes the mount away from whoever uses it, whatever they wait for.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn cut_off(&self) -> io::Result<()> {
+        if let Some(fs) = self.fs.upgrade() {
+            fs.give_up();
+        }
+        self.device.cut_off()
     }
 }
 
@@ -163,7 +178,10 @@ impl Mounted {
     /// Unmounts from another thread.
     #[must_use]
     pub fn unmounter(&self) -> Unmounter {
-        Unmounter(Arc::clone(&self.session.device))
+        Unmounter {
+            device: Arc::clone(&self.session.device),
+            fs: Arc::downgrade(&self.fs),
+        }
     }
 
     /// How requests come: never [`Transport::Auto`].
@@ -178,7 +196,7 @@ impl Mounted {
     /// # Errors
     /// When the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
-        self.session.serve()?;
+        self.session.serve(|| self.fs.give_up())?;
         drop(self.freeing);
         drop(self.caretaker);
         let mut port = self.fs.borrow()?;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const ROOT: u64 = 1;
 
@@ -33,7 +33,10 @@ impl NullMount {
     /// Unmounts from another thread.
     #[must_use]
     pub fn unmounter(&self) -> Unmounter {
-        Unmounter(Arc::clone(&self.0.device))
+        Unmounter {
+            device: Arc::clone(&self.0.device),
+            fs: Weak::new(),
+        }
     }
 
     /// How requests come: never [`Transport::Auto`].
@@ -47,7 +50,7 @@ impl NullMount {
     /// # Errors
     /// When the device fails.
     pub fn serve(self) -> io::Result<()> {
-        self.0.serve()
+        self.0.serve(|| {})
     }
 }
 

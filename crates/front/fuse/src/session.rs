@@ -219,10 +219,11 @@ impl Session {
     }
 
     /// Waits until the mount is no more, or something cannot be served any more; then
-    /// everybody is cut off.
-    pub(crate) fn serve(mut self) -> io::Result<()> {
+    /// everybody is cut off. Says when the first of those who serve ends.
+    pub(crate) fn serve(mut self, is_ending: impl Fn()) -> io::Result<()> {
         for _ in 0..self.threads.len() {
             let Ok(number) = self.ended.recv() else { break };
+            is_ending();
             let Some(thread) = self.threads[number].take() else {
                 continue;
             };

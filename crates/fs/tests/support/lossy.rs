@@ -1,5 +1,5 @@
 //! A space whose copies may be gone for a while, as a volume tells it: each channel's next
-//! flush fails once.
+//! flush fails once. Or they are out of reach, and changes fail that may have been made.
 
 use super::memory::Memory;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
@@ -12,6 +12,8 @@ pub struct Lossy {
     pub memory: Memory,
     losses: Arc<AtomicU64>,
     flushes: Arc<AtomicU64>,
+    /// Transactions that fail from now on.
+    failing: Arc<AtomicU64>,
 }
 
 impl Lossy {
@@ -20,7 +22,18 @@ impl Lossy {
             memory: memory.clone(),
             losses: Arc::default(),
             flushes: Arc::default(),
+            failing: Arc::default(),
         }
+    }
+
+    /// Lets so many transactions fail; every second one is made all the same.
+    pub fn fail(&self, transactions: u64) {
+        self.failing.store(transactions, Ordering::SeqCst);
+    }
+
+    /// Transactions that would still fail.
+    pub fn failing(&self) -> u64 {
+        self.failing.load(Ordering::SeqCst)
     }
 
     /// All copies were gone.
@@ -73,6 +86,20 @@ impl Channel for Way {
                 return;
             }
             self.space.flushes.fetch_add(1, Ordering::SeqCst);
+        }
+        if let Request::Transact { .. } = request
+            && let Some(left) = self.space.failing().checked_sub(1)
+        {
+            self.space.failing.store(left, Ordering::SeqCst);
+            if left % 2 == 1 {
+                self.inner.submit(token, request);
+                self.inner.reap(&mut Vec::new());
+            }
+            self.done.push(Completion {
+                token,
+                result: Err(SpaceError::Unavailable("no copy is in reach".into())),
+            });
+            return;
         }
         self.inner.submit(token, request);
     }
