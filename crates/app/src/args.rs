@@ -144,6 +144,8 @@ pub enum Command {
     Fs(FileSystem),
     /// Mount a file system on a directory.
     Mount(Mount),
+    /// Run a program whose threads reach files of mounts themselves.
+    Exec(Exec),
     /// Unmount a file system, and wait until its process has ended.
     Umount {
         /// Where it is mounted.
@@ -616,6 +618,22 @@ impl Scrubs {
             bytes_per_s: self.scrub_rate.0,
         }
     }
+}
+
+/// Run a program whose threads read and overwrite files of mounts themselves.
+///
+/// Everything else, and programs that are linked statically, go through the kernel as
+/// ever, and see the same. It takes effect for files on pools that are mapped and need no
+/// flush, on mounts of the same user or root.
+#[derive(Args)]
+pub struct Exec {
+    /// The library that catches the program's calls; by default it is looked for beside
+    /// this program.
+    #[arg(long, env = "PAGEMESH_PRELOAD", value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// Mount a file system on a directory.

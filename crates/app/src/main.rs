@@ -14,6 +14,7 @@ mod brick;
 mod bricks;
 mod cluster;
 mod ending;
+mod exec;
 mod export;
 mod files;
 mod key;
@@ -81,6 +82,7 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Fs(command) => files::run(&command)?,
         Command::Mount(mount) => mount::run(&mount)?,
         Command::Umount { dir, lazy } => mount::unmount(&dir, lazy)?,
+        Command::Exec(exec) => exec::run(&exec)?,
         Command::Status { client } => status::run(&client)?,
         Command::Bench(command) => bench::run(&command)?,
         Command::Man => print_man()?,

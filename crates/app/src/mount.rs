@@ -12,7 +12,8 @@ use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{MountOptions, Transport, Unmounter};
+use pagemesh_direct::server::Server;
+use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
 use std::io::{Read, Write};
@@ -142,6 +143,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     };
     watch(Arc::downgrade(&volume), fenced.clone())?;
     let room = watch_room(&args.client, detail, &fs)?;
+    let guests_of = Arc::downgrade(&fs);
     let options = MountOptions {
         source: format!("{SOURCE}{}", args.name),
         threads: args.threads,
@@ -154,9 +156,18 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(trouble), room)?;
     tracing::info!(transport = ?mounted.transport(), "mounted");
     let waiting = listen(&dir);
+    let guests = let_guests_in(&volume, &guests_of, &dir);
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
-    let served = serve(move || Ok(mounted.serve()?), unmounter, &dir, &ending);
+    let cut_off = || {
+        if let Some(guests) = &guests {
+            guests.give_up();
+        }
+        unmounter.cut_off()
+    };
+    let unmount = || unmounter.unmount();
+    let served = serve(move || Ok(mounted.serve()?), unmount, cut_off, &dir, &ending);
+    drop(guests);
     if fenced.is.load(Ordering::Acquire) {
         let name = &args.name;
         bail!(
@@ -291,12 +302,31 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
-    serve(move || Ok(mounted.serve()?), unmounter, &dir, &ending)
+    let (unmount, cut_off) = (|| unmounter.unmount(), || unmounter.cut_off());
+    serve(move || Ok(mounted.serve()?), unmount, cut_off, &dir, &ending)
+}
+
+/// Lets processes reach the files themselves, if they can; without that the kernel serves
+/// them.
+fn let_guests_in(volume: &Arc<Volume>, fs: &Weak<Fs>, dir: &Path) -> Option<Server> {
+    let started = fs.upgrade().and_then(|fs| {
+        let known = mount_on(dir).ok().flatten()?;
+        Some(Server::start(Arc::clone(volume), &fs, &known.device))
+    });
+    match started {
+        Some(Ok(server)) => Some(server),
+        Some(Err(cause)) => {
+            tracing::warn!(%cause, "no process can reach the files directly");
+            None
+        }
+        None => None,
+    }
 }
 
 fn serve(
     serve: impl FnOnce() -> anyhow::Result<()> + Send,
-    unmounter: Unmounter,
+    unmount: impl Fn() -> std::io::Result<()>,
+    cut_off: impl Fn() -> std::io::Result<()>,
     dir: &Path,
     ending: &Ending,
 ) -> anyhow::Result<()> {
@@ -309,11 +339,10 @@ fn serve(
             served
         });
         ending.wait();
-        if !serving.is_finished() && unmounter.unmount().is_err() {
+        if !serving.is_finished() && unmount().is_err() {
             tracing::warn!(dir = %dir.display(), "files are open; whoever has them is cut off");
             // Ends the connection to the kernel, and so the threads that serve.
-            let cut_off = unmounter.cut_off();
-            cut_off.with_context(|| format!("cannot unmount {}", dir.display()))?;
+            cut_off().with_context(|| format!("cannot unmount {}", dir.display()))?;
         }
         match serving.join() {
             Ok(served) => served,

@@ -16,6 +16,7 @@
 //! - no more changes are taken once one has failed for another reason than want of
 //!   room, or something was found damaged.
 
+use crate::board::Data;
 use crate::cache::Cache;
 use crate::check_ino;
 use crate::error::{FsError, Result};
@@ -33,7 +34,6 @@ use pagemesh_base::bytes::put;
 use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
-use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::RawFd;
@@ -90,11 +90,6 @@ impl Books {
     }
 }
 
-/// Taken by several for what leaves a file's size and pages as they are.
-pub(crate) type DataLock = Arc<RwLock<()>>;
-/// Held, it keeps what changes a file's size or pages away.
-pub(crate) type DataGuard = ArcRwLockReadGuard<RawRwLock, ()>;
-
 /// What is known of an inode only while somebody uses it.
 #[derive(Default)]
 pub(crate) struct Live {
@@ -105,8 +100,9 @@ pub(crate) struct Live {
     /// Times that are not in the inode yet.
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
-    /// Reading and overwriting a file, against what changes its size or pages.
-    pub(crate) data: DataLock,
+    /// The last time of a guest that was noted.
+    pub(crate) guest_mtime: Option<Time>,
+    pub(crate) data: Arc<Data>,
 }
 
 /// Everything behind the lock.
@@ -122,6 +118,8 @@ pub(crate) struct Core {
     pub(crate) makes: u64,
     /// What may have times that are not in the inode yet.
     pub(crate) noted: BTreeSet<Ino>,
+    /// Files that have or had guests.
+    pub(crate) boards: BTreeSet<Ino>,
     /// Orphans that are being freed, or left to be.
     pub(crate) going: HashSet<Ino>,
     pub(crate) left: Left,
@@ -154,6 +152,7 @@ impl Core {
             live: HashMap::new(),
             makes: 0,
             noted: BTreeSet::new(),
+            boards: BTreeSet::new(),
             going: HashSet::new(),
             left: Left::default(),
             distrusted: HashSet::new(),
@@ -209,8 +208,11 @@ impl Core {
     /// Adds the times that are not in the inode yet.
     fn add_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live.get(&ino) {
-            inode.mtime = live.mtime.unwrap_or(inode.mtime);
-            inode.ctime = live.mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
+            // A program may set the time back behind what a guest wrote.
+            let by_guest = live.data.written().filter(|at| live.guest_mtime < Some(*at));
+            let mtime = by_guest.or(live.mtime);
+            inode.mtime = mtime.unwrap_or(inode.mtime);
+            inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
             inode.atime = live.atime.unwrap_or(inode.atime);
         }
     }

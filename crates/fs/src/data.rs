@@ -6,7 +6,8 @@
 //! goes in the same transaction as the pages, or is announced by [`TRIM`] before
 //! the first page goes.
 
-use crate::core::{Core, DataLock, Tx, damaged_inode};
+use crate::board::Data;
+use crate::core::{Core, Tx, damaged_inode};
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
 use crate::io::{Overwrite, Pipe, Port};
@@ -20,6 +21,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
@@ -147,10 +149,10 @@ impl Core {
 }
 
 impl Fs {
-    pub(crate) fn data_lock(&self, ino: Ino) -> Result<DataLock> {
+    pub(crate) fn data_lock(&self, ino: Ino) -> Result<Arc<Data>> {
         self.look(|core| {
             core.inode(ino)?;
-            Ok(core.live(ino).data.clone())
+            Ok(Arc::clone(&core.live(ino).data))
         })
     }
 
@@ -257,7 +259,7 @@ impl Fs {
         let bytes = data.len();
         self.look(|core| {
             let live = core.live.get(&ino);
-            let Some(held) = live.and_then(|live| live.data.try_read_arc()) else {
+            let Some(held) = live.and_then(|live| live.data.try_read()) else {
                 return Ok(Tried::InTheWay);
             };
             let requests = core.overwriting(ino, offset, data, durable, now)?;

@@ -269,6 +269,10 @@ impl Inode {
         self.kind() == Kind::Directory
     }
 
+    pub(crate) fn has_xattrs(&self) -> bool {
+        self.xattrs.at != 0
+    }
+
     pub(crate) fn encode(&self) -> [u8; INODE_BYTES] {
         let mut bytes = [0; INODE_BYTES];
         put(&mut bytes, 0, self.mode.to_le_bytes());

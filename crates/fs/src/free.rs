@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::format::{Ino, Inode, Kind, TRIM};
 use crate::io::Port;
 use crate::map::{self, Piece};
+use std::sync::Arc;
 
 /// Spans that are given back together with their inode and its attributes.
 const SPANS_WITH_INODE_MAX: usize = 8;
@@ -92,7 +93,7 @@ impl Fs {
     /// Nobody uses the inode any more: without a name it goes, else its times are
     /// put into it.
     pub(crate) fn let_go(&self, ino: Ino) {
-        {
+        let live = {
             let mut core = self.core();
             let is_used = |live: &Live| live.opens > 0 || live.lookups > 0;
             if core.live.get(&ino).is_some_and(is_used) {
@@ -106,12 +107,17 @@ impl Fs {
                 drop(core);
                 return self.forget_times(ino);
             }
-            core.live.remove(&ino);
+            let live = core.live.remove(&ino);
             if !core.is_running() {
                 // It goes with the next mount that takes changes.
                 core.going.remove(&ino);
                 return;
             }
+            live
+        };
+        // A thread may write while another one closes the file.
+        if let Some(live) = live {
+            live.data.end();
         }
         let mut freed = Ok(true);
         while freed == Ok(true) {
@@ -123,13 +129,23 @@ impl Fs {
 
     /// Puts the noted times of an inode into it, and forgets what was live of it.
     fn forget_times(&self, ino: Ino) {
+        let data = {
+            let mut core = self.core();
+            core.note_guests(ino);
+            core.live.get(&ino).map(|live| Arc::clone(&live.data))
+        };
         if let Err(cause) = self.note_times(ino) {
             tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
         }
-        let mut core = self.core();
-        let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
-        if core.live.get(&ino).is_some_and(is_over) {
-            core.live.remove(&ino);
+        if let Some(data) = data {
+            data.end();
+            let mut core = self.core();
+            let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
+            if core.live.get(&ino).is_some_and(is_over) {
+                core.live.remove(&ino);
+            } else {
+                data.resume();
+            }
         }
     }
 

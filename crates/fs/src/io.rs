@@ -2,7 +2,7 @@
 //! for writes that go on while others begin.
 
 use crate::Borrowed;
-use crate::core::DataGuard;
+use crate::board::DataGuard;
 use crate::error::{FsError, Result};
 use crate::format::Page;
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod board;
 mod cache;
 mod core;
 mod data;
@@ -37,6 +38,7 @@ mod tree;
 mod xattrs;
 
 pub use allocate::{Allocate, Seek};
+pub use board::{Board, span_index, span_pages};
 pub use error::{FsError, Result};
 pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
 pub use io::{Pipe, Port, Wait};

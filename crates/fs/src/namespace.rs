@@ -14,7 +14,9 @@ const SET_UID: u16 = 0o4000;
 const SET_GID: u16 = 0o2000;
 const GROUP_RUNS: u16 = 0o0010;
 /// The attribute that Linux keeps the capabilities of a program in.
-const CAPABILITIES: &[u8] = b"security.capability";
+pub(crate) const CAPABILITIES: &[u8] = b"security.capability";
+/// Bits that a write takes away; guests do not.
+pub(crate) const SET_ID: u16 = 0o6000;
 
 /// Without what raises privileges. The set-group-id bit of what the group may not
 /// run means something else.
@@ -600,6 +602,11 @@ impl Fs {
     pub fn set_attr(&self, ino: Ino, changes: Changes) -> Result<Attr> {
         check_ino(ino)?;
         let now = self.now();
+        let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
+        let armed = arms.then(|| self.data_lock(ino)).transpose()?;
+        let _alone = armed.as_ref().map(|data| data.write());
+        // What guests wrote before has its time.
+        self.core().note_guests(ino);
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             if let Some(mode) = changes.mode {

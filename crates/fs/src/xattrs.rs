@@ -6,6 +6,7 @@ use crate::Fs;
 use crate::core::Tx;
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, Ino, Inode, Xattrs};
+use crate::namespace::CAPABILITIES;
 use crate::spans::Span;
 use pagemesh_base::bytes::get_u32;
 use pagemesh_base::units::PAGE_BYTES;
@@ -144,6 +145,10 @@ impl Fs {
         if value.len() > VALUE_MAX {
             return Err(Errno::TOOBIG.into());
         }
+        // A write takes them away; guests do not.
+        let arms = name == CAPABILITIES;
+        let armed = arms.then(|| self.data_lock(ino)).transpose()?;
+        let _alone = armed.as_ref().map(|data| data.write());
         self.change_xattrs(ino, |all| {
             let found = all.iter_mut().find(|(other, _)| other == name);
             match (found, how) {

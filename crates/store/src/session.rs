@@ -805,6 +805,22 @@ pub fn write<M: Media>(
     data: &[u8],
     stamp: Stamp,
 ) -> Result<(), Failure> {
+    write_numbered(members, offset, data, stamp.epoch, || stamp)
+}
+
+/// The same for who shares pages with others without locks of its own: each record
+/// gets the number that `stamp` takes, of this epoch, behind the lock words of its
+/// pages. So the numbers of a page's records are in the order of their slots.
+///
+/// # Errors
+/// As [`write()`].
+pub fn write_numbered<M: Media>(
+    members: &mut [Member<'_, M>],
+    offset: u64,
+    data: &[u8],
+    epoch: Epoch,
+    stamp: impl Fn() -> Stamp,
+) -> Result<(), Failure> {
     for (index, member) in members.iter().enumerate() {
         let checked = member
             .session
@@ -822,11 +838,11 @@ pub fn write<M: Media>(
         let within = (at % PAGE_BYTES as u64) as usize;
         let taken = if within != 0 || rest.len() < PAGE_BYTES {
             let part = &rest[..rest.len().min(PAGE_BYTES - within)];
-            write_part(members, page, within, part, stamp)?;
+            write_part(members, page, within, part, epoch, &stamp)?;
             part.len()
         } else {
             let pages = whole_pages(members, page, rest);
-            write_pages(members, page, pages, stamp)?;
+            write_pages(members, page, pages, epoch, &stamp)?;
             pages.as_flattened().len()
         };
         at += taken as u64;
@@ -857,14 +873,14 @@ fn enter_all<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
     count: usize,
-    stamp: Stamp,
+    epoch: Epoch,
 ) -> Result<[(usize, u8); 3], Failure> {
     let mut places = [(0, 0); 3];
     let needs = Needs {
         frames: count as u64,
         entry_lines: lines(count),
     };
-    window::enter(members, needs, stamp, |index, member, gate| {
+    window::enter(members, needs, epoch, |index, member, gate| {
         let at = member.session.slot_at(&member.handle, page)?;
         Ok(match at {
             Some(at) => {
@@ -909,9 +925,10 @@ fn write_pages<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
     pages: &[Page],
-    stamp: Stamp,
+    epoch: Epoch,
+    stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
-    let places = enter_all(members, page, pages.len(), stamp)?;
+    let places = enter_all(members, page, pages.len(), epoch)?;
     if let Err(failure) = lock_all(members, page, pages.len() as u64) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
@@ -929,7 +946,8 @@ fn write_pages<M: Media>(
         }
     }
     // Locked instructions wait for streamed bytes, so all of them come first:
-    // locks, seqs. From here on nothing fails.
+    // locks, number, seqs. From here on nothing fails.
+    let stamp = stamp();
     for member in members.iter_mut() {
         let session = &mut *member.session;
         session.take_changes(pages.len());
@@ -999,9 +1017,10 @@ fn write_part<M: Media>(
     page: PageNo,
     within: usize,
     part: &[u8],
-    stamp: Stamp,
+    epoch: Epoch,
+    stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
-    let places = enter_all(members, page, 1, stamp)?;
+    let places = enter_all(members, page, 1, epoch)?;
     if let Err(failure) = lock_all(members, page, 1) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
@@ -1024,6 +1043,7 @@ fn write_part<M: Media>(
             });
         }
     }
+    let stamp = stamp();
     for member in members.iter_mut() {
         member.session.take_changes(1);
         member.session.begin(&member.handle, 0, page, stamp, true);
@@ -1134,7 +1154,8 @@ fn zero_part<M: Media>(
         true => {
             let zeroes = [0; PAGE_BYTES];
             let within = (offset % PAGE_BYTES as u64) as usize;
-            write_part(member, page, within, &zeroes[..len as usize], stamp)
+            let part = &zeroes[..len as usize];
+            write_part(member, page, within, part, stamp.epoch, &|| stamp)
         }
     }
 }

@@ -201,7 +201,7 @@ fn enter<M: Media>(
     needs: Needs,
     stamp: Stamp,
 ) -> Result<(), Failure> {
-    window::enter(members, needs, stamp, |index, member, gate: Gate| {
+    window::enter(members, needs, stamp.epoch, |index, member, gate: Gate| {
         let group = &mut groups[index];
         group.round = gate.round();
         group.places.clear();

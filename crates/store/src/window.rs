@@ -8,8 +8,7 @@
 use crate::object::Gate;
 use crate::session::{Failure, Member, Session};
 use crate::view::StoreError;
-use pagemesh_base::ids::PageNo;
-use pagemesh_base::slice::Stamp;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_pmem::{Media, Unfenced};
 
 /// What an operation needs of every member before it enters.
@@ -27,7 +26,7 @@ pub(crate) struct Needs {
 pub(crate) fn enter<M: Media>(
     members: &mut [Member<'_, M>],
     needs: Needs,
-    stamp: Stamp,
+    epoch: Epoch,
     mut find: impl FnMut(usize, &mut Member<'_, M>, Gate) -> Result<Option<PageNo>, StoreError>,
 ) -> Result<(), Failure> {
     assert!(
@@ -47,7 +46,7 @@ pub(crate) fn enter<M: Media>(
             let member = &mut members[index];
             let entered = member
                 .session
-                .enter(&member.handle, stamp.epoch)
+                .enter(&member.handle, epoch)
                 .and_then(|gate| {
                     let found = find(index, member, gate);
                     if found.is_err() {
@@ -60,7 +59,7 @@ pub(crate) fn enter<M: Media>(
                 Ok(Some(page)) => {
                     members[..=index].iter_mut().for_each(|m| m.session.leave());
                     let member = &mut members[index];
-                    let linked = member.session.link(&member.handle, page, stamp.epoch);
+                    let linked = member.session.link(&member.handle, page, epoch);
                     linked.map_err(|cause| Failure {
                         member: index,
                         cause,

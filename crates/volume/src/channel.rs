@@ -195,6 +195,24 @@ impl Outbox for Ports {
         self.hub.undecided.note(range, self.generation);
     }
 
+    fn keep_guests_out(&mut self) -> bool {
+        let Some(guests) = self.hub.guests.get() else {
+            return true;
+        };
+        guests.segment.close();
+        let is_quiet = guests.segment.is_quiet();
+        if !is_quiet {
+            guests.segment.reopen();
+        }
+        is_quiet
+    }
+
+    fn let_guests_in(&mut self) {
+        if let Some(guests) = self.hub.guests.get() {
+            guests.segment.reopen();
+        }
+    }
+
     fn is_undecided(&self, range: LockRange) -> bool {
         self.hub.undecided.has(&range)
     }

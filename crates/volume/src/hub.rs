@@ -3,6 +3,7 @@
 //! Invariants: a view is replaced as a whole, and its generation rises after
 //! it is in place; nothing here blocks but for a look at a short list.
 
+use crate::guests::Guests;
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
 use crate::losses::Losses;
@@ -16,7 +17,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::Leg;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The keeper's place among the members.
 pub(crate) const KEEPER: u32 = 0;
@@ -104,6 +105,8 @@ pub(crate) struct Hub {
     pub losses: Losses,
     pub undecided: Undecided,
     pub ship: Ship,
+    /// What is shared with guests, once there may be some; numbers are from there then.
+    pub guests: OnceLock<Guests>,
     pub members: Mutex<BTreeMap<u32, Arc<Member>>>,
     pub tally: Tally,
 }
@@ -120,6 +123,7 @@ impl Hub {
             losses: Losses::default(),
             undecided: Undecided::default(),
             ship: Ship::default(),
+            guests: OnceLock::new(),
             members: Mutex::new(BTreeMap::from([(KEEPER, keeper)])),
             tally: Tally::default(),
         }
@@ -160,6 +164,9 @@ impl Hub {
             .view_changes(&present.columns, &view.columns, generation);
         let (before, after) = (present.ship(), view.ship());
         *present = Arc::new(view);
+        if let Some(guests) = self.guests.get() {
+            guests.withdraw();
+        }
         // Nobody has the new view yet, and nobody who has the old one is acknowledged.
         match after {
             _ if before == after => {}
@@ -183,12 +190,16 @@ impl Hub {
 
     /// Taken while a range lock is held.
     pub(crate) fn next_op(&self) -> u64 {
-        self.ops.fetch_add(1, Ordering::Relaxed) + 1
+        match self.guests.get() {
+            None => self.ops.fetch_add(1, Ordering::Relaxed) + 1,
+            Some(guests) => guests.segment.next_op(),
+        }
     }
 
     /// How many operations there were.
     pub(crate) fn ops(&self) -> u64 {
-        self.ops.load(Ordering::Relaxed)
+        let shared = self.guests.get().map(|guests| guests.segment.ops());
+        shared.unwrap_or(&self.ops).load(Ordering::Relaxed)
     }
 
     /// Tells those whose turn has come, `own` apart.

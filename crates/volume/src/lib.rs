@@ -21,6 +21,7 @@ mod channel;
 mod connector;
 mod driven;
 mod engine;
+pub mod guests;
 mod hedge;
 mod hub;
 mod keeper;

@@ -32,6 +32,14 @@ pub const UNDECIDED_MAX: usize = 2048;
 /// Channels of one volume: each takes a session on every brick.
 pub const CHANNELS_MAX: usize = 64;
 
+/// How often the keeper looks whether guests have left: their operations take
+/// microseconds, but their threads may have to wait for a processor.
+pub const GUESTS_LOOK: Duration = Duration::from_millis(1);
+
+/// How long until it is tried again to make alike what a dead guest left: by then a lost
+/// leg is known to be lost.
+pub const HEAL_RETRY: Duration = Duration::from_millis(20);
+
 /// First wait before the manager is asked again.
 pub const MANAGER_RETRY_MIN: Duration = Duration::from_millis(20);
 /// Longest wait before the manager is asked again; bounds the stall of writes

@@ -19,13 +19,13 @@ use pagemesh_base::slice::{
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Mapped;
 use pagemesh_store::requests::{Executed, execute};
-use pagemesh_store::session::{Failure, Member, Session, write};
+use pagemesh_store::session::{Failure, Member, Session, write, write_numbered};
 use pagemesh_store::transaction::transact;
 use pagemesh_store::view::{Handle, View};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
 use std::any::Any;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -159,6 +159,67 @@ impl MappedLeg {
         };
         answers.insert(failed, Err(error));
         answers
+    }
+}
+
+/// What a guest does: it has no engine, and shares pages with others of its kind.
+impl MappedLeg {
+    /// Writes bytes through every leg at once. Each record is of this epoch, and gets a
+    /// number that `next` gives, behind the lock words of its pages.
+    ///
+    /// # Errors
+    /// What the first leg says that failed. Whole pages before the failing one are there.
+    pub fn overwrite_all(
+        legs: &mut [MappedLeg],
+        offset: u64,
+        data: &[u8],
+        epoch: Epoch,
+        next: impl Fn() -> u64,
+    ) -> Result<(), SliceError> {
+        let members = legs.iter_mut().map(|leg| Member {
+            session: &mut leg.session,
+            handle: leg.handle,
+        });
+        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
+        // What this session did before is on all legs.
+        let stamp = || Stamp {
+            epoch,
+            op: next(),
+            open: 0,
+        };
+        let written = write_numbered(&mut members, offset, data, epoch, stamp);
+        written.map_err(|failure| failure.cause.into())
+    }
+
+    /// Reads bytes, each page checked against its checksum.
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn read_into(
+        &mut self,
+        offset: u64,
+        into: &mut [u8],
+        epoch: Epoch,
+    ) -> Result<(), SliceError> {
+        Ok(self.session.read(&self.handle, offset, into, epoch)?)
+    }
+
+    /// A write or read of this place will come: fetches its slot meanwhile.
+    pub fn fetch(&self, offset: u64) {
+        self.expect(offset);
+    }
+
+    /// The descriptors of its brick's connection.
+    pub fn descriptors(&self, into: &mut Vec<RawFd>) {
+        into.push(self.life.socket.as_raw_fd());
+        self.owner.wait_on(into);
+    }
+
+    /// Those of its pool, which all legs of one pool in a process share.
+    pub fn pool_descriptors(&self, into: &mut Vec<RawFd>) {
+        let view = self.session.view();
+        into.push(view.media().file().as_raw_fd());
+        into.push(view.control().shared().file().as_raw_fd());
     }
 }
 

@@ -73,13 +73,17 @@ impl Transports {
         Ok(Box::new(leg))
     }
 
-    fn map(
+    /// A leg whose pool is mapped in this process.
+    ///
+    /// # Errors
+    /// When the brick is not there, refuses, or has no session left.
+    pub fn map(
         &self,
         brick: BrickId,
         socket: &Path,
         slice: SliceId,
         epoch: Epoch,
-    ) -> Result<Box<dyn Leg>, SliceError> {
+    ) -> Result<MappedLeg, SliceError> {
         let (grant, link) = map::connect(socket, self.timeouts)?;
         check_brick(brick, grant.brick)?;
         let number = grant.session;
@@ -89,10 +93,9 @@ impl Transports {
         // A brick that stands still costs writes as much as over tcp.
         let session = Session::new(view, number).with_owner_wait(self.timeouts.stall);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
-        let leg = leg.map_err(|cause| {
+        leg.map_err(|cause| {
             SliceError::Lost(format!("no thread can watch brick {brick}: {cause}"))
-        })?;
-        Ok(Box::new(leg))
+        })
     }
 
     /// The mapping of a granted pool: the present one of this opening, or a
@@ -169,15 +172,19 @@ impl Connector for Transports {
         slice: SliceId,
         epoch: Epoch,
     ) -> Result<Box<dyn Leg>, SliceError> {
+        let map = |socket| {
+            let leg = self.map(brick, socket, slice, epoch)?;
+            Ok(Box::new(leg) as Box<dyn Leg>)
+        };
         let mappable = !address.buffers();
         let socket = address.map_socket.as_deref().map(Path::new);
         match (self.transport, socket) {
-            (Transport::Map, Some(socket)) => self.map(brick, socket, slice, epoch),
+            (Transport::Map, Some(socket)) => map(socket),
             (Transport::Map, None) => Err(SliceError::Refused(format!(
                 "brick {brick} has no map socket; use the tcp transport"
             ))),
             (Transport::Auto, Some(socket)) if mappable && socket.exists() => {
-                match self.map(brick, socket, slice, epoch) {
+                match map(socket) {
                     // The path may be another brick's on this machine, or not
                     // for this user.
                     Err(SliceError::Refused(_) | SliceError::Lost(_)) => {

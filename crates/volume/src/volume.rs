@@ -4,6 +4,7 @@
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
+use crate::guests::{Guests, Picture, Segment};
 use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
@@ -84,6 +85,9 @@ pub struct CheckError {
     /// What went wrong.
     pub cause: String,
 }
+
+/// Numbers that channels may have taken, but not told of, while guests are admitted.
+const FIRST_OP_GAP: u64 = 1 << 16;
 
 /// An attached volume. Dropping it gives it back to the manager.
 pub struct Volume {
@@ -286,6 +290,40 @@ impl Volume {
             // A panic there has been reported where it happened.
             let _ = keeper.join();
         }
+    }
+}
+
+/// What a mount does for its guests.
+impl Volume {
+    /// Lets processes work by [`guests::Picture`](crate::guests::Picture)s from now on,
+    /// while all legs are of the kind for that. What they share lives as long as this.
+    ///
+    /// # Errors
+    /// When the system has no memory for it.
+    pub fn admit_guests(&self) -> Result<&Segment, pagemesh_pmem::MapError> {
+        if let Some(guests) = self.hub.guests.get() {
+            return Ok(&guests.segment);
+        }
+        // Who takes a number beside this takes a smaller one.
+        let guests = Guests::new(self.hub.ops() + FIRST_OP_GAP)?;
+        let guests = self.hub.guests.get_or_init(|| guests);
+        self.mailbox.post(Event::Guests);
+        Ok(&guests.segment)
+    }
+
+    /// What guests work by now; none: they may do nothing.
+    pub fn guest_picture(&self) -> Option<Picture> {
+        self.hub.guests.get()?.picture()
+    }
+
+    /// Makes all legs alike where a guest died inside of an operation. The caller sees to
+    /// it that nobody reads or changes these bytes meanwhile. Blocks until it is done, or
+    /// the volume is over.
+    pub fn heal(&self, offset: u64, len: u64) {
+        let (done, told) = mpsc::channel();
+        self.mailbox.post(Event::Heal(offset, len, done));
+        // Dropped untold: nobody can do anything with the volume any more.
+        let _ = told.recv();
     }
 }
 

@@ -102,11 +102,17 @@ macro_rules! structures {
     )*};
 }
 
+/// In the place of an error, where no request is answered.
+pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+
 structures! {
     /// Before every request.
     InHeader { len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, more: u32 }
     /// Before every answer; `error` is a negative number of an error, or 0.
     OutHeader { len: u32, error: i32, unique: u64 }
+    /// What the kernel keeps of an inode is not so any more: its attributes, and pages from
+    /// this offset on, all of them if the length is 0.
+    NotifyInvalInodeOut { node: u64, offset: i64, len: i64 }
 
     InitIn { major: u32, minor: u32, readahead_max: u32, flags: u32, flags2: u32, unused: [u32; 11] }
     InitOut {
@@ -225,5 +231,6 @@ mod tests {
         assert_eq!((size_of::<StatfsOut>(), size_of::<Dirent>()), (80, 24));
         assert_eq!((size_of::<RingEntry>(), size_of::<RingCommand>()), (32, 24));
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
+        assert_eq!(size_of::<NotifyInvalInodeOut>(), 24);
     }
 }

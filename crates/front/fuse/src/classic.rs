@@ -163,6 +163,25 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
     }
 }
 
+/// Has the kernel forget the attributes and pages of an inode that it keeps.
+pub(crate) fn forget(device: &OwnedFd, node: u64) {
+    let body = abi::NotifyInvalInodeOut {
+        node,
+        ..abi::NotifyInvalInodeOut::default()
+    };
+    let header = abi::OutHeader {
+        len: (size_of::<abi::OutHeader>() + size_of_val(&body)) as u32,
+        error: abi::NOTIFY_INVAL_INODE,
+        unique: 0,
+    };
+    let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body.as_bytes())];
+    match rustix::io::writev(device, &parts) {
+        // It keeps nothing of it.
+        Ok(_) | Err(Errno::NOENT) => {}
+        Err(cause) => tracing::debug!(node, %cause, "the kernel may keep what a guest changed"),
+    }
+}
+
 /// Serves one request after the other, until the mount is no more.
 pub(crate) fn serve(line: &mut Classic, files: &dyn Files) -> io::Result<()> {
     while let Some(incoming) = line.receive()? {

@@ -164,13 +164,13 @@ pub fn mount(
     trouble: Trouble,
     room: Room,
 ) -> Result<Mounted, MountError> {
-    let caretaker = Caretaker::start(&fs)?;
     let served: Arc<dyn files::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
+    let session = Session::start(dir, options, &served)?;
     Ok(Mounted {
-        session: Session::start(dir, options, &served)?,
+        caretaker: Caretaker::start(&fs, &session.device)?,
         freeing: Beside::free(&fs)?,
+        session,
         fs,
-        caretaker,
     })
 }
 
@@ -222,12 +222,13 @@ struct Caretaker {
 }
 
 impl Caretaker {
-    fn start(fs: &Arc<Fs>) -> io::Result<Caretaker> {
+    fn start(fs: &Arc<Fs>, device: &Arc<Device>) -> io::Result<Caretaker> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (fs, told) = (Arc::downgrade(fs), Arc::clone(&end));
+        let device = Arc::clone(&device.file);
         let thread = std::thread::Builder::new()
             .name("fuse-care".into())
-            .spawn(move || take_care(&fs, &told))?;
+            .spawn(move || take_care(&fs, &device, &told))?;
         Ok(Caretaker {
             end,
             thread: Some(thread),
@@ -245,7 +246,7 @@ impl Drop for Caretaker {
     }
 }
 
-fn take_care(fs: &Weak<Fs>, end: &OwnedFd) {
+fn take_care(fs: &Weak<Fs>, device: &OwnedFd, end: &OwnedFd) {
     let mut due = Instant::now() + TIMES_EVERY;
     loop {
         let mut awaited = vec![end.as_raw_fd()];
@@ -253,6 +254,9 @@ fn take_care(fs: &Weak<Fs>, end: &OwnedFd) {
             None => return,
             Some(fs) => {
                 if Instant::now() >= due {
+                    for ino in fs.note_guests() {
+                        classic::forget(device, ino.0);
+                    }
                     if let Err(cause) = fs.put_times() {
                         tracing::debug!(%cause, "times of files were not put down");
                     }

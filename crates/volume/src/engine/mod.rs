@@ -94,6 +94,10 @@ pub(crate) trait Outbox {
     fn is_still(&mut self, range: LockRange, key: u32) -> bool;
     /// A change of this range ends, and some legs may have it and others not.
     fn note_undecided(&mut self, range: LockRange);
+    /// Keeps guests, who know no range locks, away; false, and they are not, if one is
+    /// inside of an operation.
+    fn keep_guests_out(&mut self) -> bool;
+    fn let_guests_in(&mut self);
     /// Whether such a change of this range has not been decided since.
     fn is_undecided(&self, range: LockRange) -> bool;
     /// The volume's next operation number.
@@ -363,6 +367,7 @@ impl Engine {
         let was_change = piece.is_change();
         if let Act::Repair { .. } = piece.act {
             self.repairs -= 1;
+            out.let_guests_in();
         } else if let Some(job) = self.jobs.get_mut(piece.job as usize) {
             job.flying -= 1;
             if job.token.is_none() {

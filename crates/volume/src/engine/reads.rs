@@ -211,6 +211,10 @@ impl Engine {
         if self.repairs >= REPAIRS_MAX || self.pieces.len() >= PIECES_MAX {
             return;
         }
+        // A guest that is inside may be writing the page; a scrub repairs it then.
+        if !out.keep_guests_out() {
+            return;
+        }
         self.repairs += 1;
         let page = PAGE_BYTES as u64;
         let offset = offset / page * page;

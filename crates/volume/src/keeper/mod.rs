@@ -14,6 +14,7 @@ mod check;
 mod control;
 mod copy;
 mod follow;
+mod heal;
 mod model;
 mod reform;
 mod report;
@@ -69,6 +70,11 @@ pub(crate) enum Event {
     Check(Arc<CheckJob>),
     /// The copies are to be scrubbed, or not.
     Scrub(ScrubOrder),
+    /// Guests are let in from now on.
+    Guests,
+    /// A guest died inside of an operation on these bytes; whoever has this is told when
+    /// all legs have them alike.
+    Heal(u64, u64, Sender<()>),
     /// The volume is to be given back.
     Detach,
 }
@@ -255,6 +261,10 @@ impl Keeper {
                 }
                 Event::Refresh(answer) => {
                     let task = start::refresh(Rc::clone(&self.state), answer);
+                    self.tasks.push(Box::pin(task));
+                }
+                Event::Heal(offset, len, done) => {
+                    let task = heal::heal(Rc::clone(&self.state), offset, len, done);
                     self.tasks.push(Box::pin(task));
                 }
                 Event::Detach => {

@@ -8,14 +8,15 @@ use super::call::{Call, Outcome};
 use super::model::{ColumnKeep, LegKeep};
 use super::state::State;
 use super::{bring_back, settle, start};
-use crate::authority::AuthorityError;
+use crate::authority::{AuthorityError, BrickAddress};
+use crate::guests::{self, Picture};
 use crate::hub::{KEEPER, Link, Member, Note};
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN};
 use crate::status::Count;
 use crate::view::{Gate, View};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
-use pagemesh_base::layout::LegState;
+use pagemesh_base::layout::{BrickId, LegState};
 use pagemesh_base::slice::{SliceError, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
@@ -284,6 +285,44 @@ fn seats(view: &View) -> BTreeMap<(usize, usize), u64> {
     legs.filter(|(_, serial)| *serial != 0).collect()
 }
 
+/// Lets guests in by the view that is shown, if they can do all that channels do: every
+/// leg that is written is in-sync and mapped, and there is nothing to be told or flushed
+/// afterwards.
+pub(super) fn offer(state: &State) {
+    let Some(guests) = state.hub.guests.get() else {
+        return;
+    };
+    let model = state.model();
+    let (generation, view) = state.hub.view();
+    if let Some(seats) = guest_seats(&view, &model.bricks) {
+        guests.offer(Picture {
+            generation,
+            epoch: view.epoch,
+            seats,
+        });
+    }
+}
+
+fn guest_seats(view: &View, bricks: &BTreeMap<BrickId, BrickAddress>) -> Option<Vec<guests::Seat>> {
+    let [column] = view.columns.as_slice() else {
+        return None;
+    };
+    let is_plain = column.gate == Gate::Open && !view.fenced && view.ship() == 0;
+    if !is_plain || column.written() != column.in_sync() || view.buffers() {
+        return None;
+    }
+    let legs = column.written().legs().map(|leg| column.legs[leg]);
+    legs.map(|leg| {
+        let socket = bricks.get(&leg.brick)?.map_socket.as_deref()?;
+        Some(guests::Seat {
+            brick: leg.brick,
+            slice: leg.slice,
+            socket: socket.into(),
+        })
+    })
+    .collect()
+}
+
 type Wanted = (Arc<Member>, Seat);
 
 /// A connection for a member, not handed over yet.
@@ -414,8 +453,9 @@ fn publish(state: &State) {
         let mut channels = members.iter().filter(|(number, _)| **number != KEEPER);
         channels.all(|(_, member)| *crate::hub::guard(&member.links) == seats)
     };
-    if !state.hub.publish_if(view.clone(), ready) {
-        state.joined.set(true);
+    match state.hub.publish_if(view.clone(), ready) {
+        true => offer(state),
+        false => state.joined.set(true),
     }
     state.act();
     state.touched.set(true);

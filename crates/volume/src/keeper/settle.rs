@@ -36,6 +36,7 @@ pub(super) struct Unequal {
 }
 
 pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupted> {
+    let _guests = state.keep_guests_out().await;
     // What becomes of changes that nobody acknowledged was not sent to it.
     follow::end(state, column, "the other copies are made equal");
     let (settling, stale) = {

@@ -4,9 +4,11 @@ use super::call::{Call, Caller, Outcome};
 use super::control::Control;
 use super::model::Model;
 use super::scrub::{Order, Scrub};
-use super::{AttachFailure, Event, Task, report};
+use super::{AttachFailure, Event, Task, reform, report};
 use crate::authority::{Attached, AuthorityError, BrickAddress};
+use crate::guests::Guests;
 use crate::hub::{Hub, KEEPER};
+use crate::limits::GUESTS_LOOK;
 use crate::locks::{Holder, LockRange};
 use crate::status::Count;
 use pagemesh_base::layout::{BrickId, LegState, Name};
@@ -145,6 +147,7 @@ impl State {
             } => self.lose_if(column, leg, serial, &why),
             Event::Fenced => self.fence(),
             Event::Joined => self.joined.set(true),
+            Event::Guests => reform::offer(self),
             Event::Called(id, outcome) => {
                 if let Some(slot) = self.calls.borrow_mut().get_mut(&id) {
                     *slot = Some(outcome);
@@ -154,6 +157,7 @@ impl State {
             | Event::Check(_)
             | Event::Scrub(_)
             | Event::Refresh(_)
+            | Event::Heal(..)
             | Event::Detach => {}
         }
     }
@@ -283,12 +287,37 @@ impl State {
             state: self,
             range,
             key,
+            _guests: GuestGuard::new(self.hub.guests.get()),
         };
         if !self.hub.locks.acquire(range, guard.holder()) {
             self.until(|| self.granted.borrow_mut().remove(&key)).await;
             self.act();
         }
+        self.await_guests().await;
         guard
+    }
+
+    /// Keeps guests away for as long as the guard lives, once those are out that were
+    /// inside.
+    pub(super) async fn keep_guests_out(&self) -> GuestGuard<'_> {
+        let guard = GuestGuard::new(self.hub.guests.get());
+        self.await_guests().await;
+        guard
+    }
+
+    /// Their operations take microseconds, unless one stands still: its mount sees to that.
+    async fn await_guests(&self) {
+        let Some(guests) = self.hub.guests.get() else {
+            return;
+        };
+        self.until(|| {
+            let is_quiet = guests.segment.is_quiet();
+            if !is_quiet {
+                self.wake_at(self.now() + GUESTS_LOOK);
+            }
+            is_quiet || self.is_over()
+        })
+        .await;
     }
 
     // What happens to legs.
@@ -383,11 +412,32 @@ impl State {
     }
 }
 
-/// A range lock of the keeper.
+/// Keeps guests away.
+pub(super) struct GuestGuard<'a>(Option<&'a Guests>);
+
+impl<'a> GuestGuard<'a> {
+    fn new(guests: Option<&'a Guests>) -> GuestGuard<'a> {
+        if let Some(guests) = guests {
+            guests.segment.close();
+        }
+        GuestGuard(guests)
+    }
+}
+
+impl Drop for GuestGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(guests) = self.0 {
+            guests.segment.reopen();
+        }
+    }
+}
+
+/// A range lock of the keeper. Guests do not know range locks, and are kept out of all.
 pub(super) struct RangeGuard<'a> {
     state: &'a State,
     range: LockRange,
     key: u32,
+    _guests: GuestGuard<'a>,
 }
 
 impl RangeGuard<'_> {

@@ -1,0 +1,62 @@
+//! `pagemesh exec`: runs a program whose threads reach files of mounts themselves.
+
+use crate::args::Exec;
+use anyhow::{Context, bail};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The library that catches the program's calls.
+const LIBRARY: &str = "libpagemesh_preload.so";
+/// Where it is, from the directory of this program.
+const PLACES: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Becomes the program.
+pub fn run(args: &Exec) -> anyhow::Result<()> {
+    let Some((program, rest)) = args.command.split_first() else {
+        bail!("say which program is to run: pagemesh exec -- PROGRAM ARGUMENT…");
+    };
+    let library = match &args.library {
+        Some(path) => checked(path)?,
+        None => found()?,
+    };
+    let mut preload = OsString::from(library);
+    if let Some(others) = std::env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let cause = Command::new(program)
+        .args(rest)
+        .env(PRELOAD, preload)
+        .exec();
+    Err(cause).with_context(|| format!("cannot run {}", Path::new(program).display()))
+}
+
+fn checked(path: &Path) -> anyhow::Result<PathBuf> {
+    let path = path.canonicalize();
+    let path = path.context("the library of the direct path is not where --library says")?;
+    // The loader divides what it is told at these.
+    match path.to_str() {
+        Some(text) if !text.contains([':', ' ']) => Ok(path),
+        _ => bail!(
+            "{}: a path with colons or blanks cannot be loaded; move the library",
+            path.display()
+        ),
+    }
+}
+
+fn found() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let mut places = PLACES.iter().map(|place| beside.join(place).join(LIBRARY));
+    match places.find(|path| path.is_file()) {
+        Some(path) => checked(&path),
+        None => bail!(
+            "{LIBRARY} is not beside {}, nor in ../lib; build it (cargo build --release -p \
+             pagemesh-preload), or say where it is: pagemesh exec --library FILE -- PROGRAM",
+            program.display()
+        ),
+    }
+}

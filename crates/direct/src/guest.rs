@@ -1,0 +1,532 @@
+//! The side of a process that reaches files of mounts itself.
+//!
+//! Each mount has a few **stations**: a row, and a session of every leg. A thread always uses
+//! the same one; two that share one take turns, and who would have to wait is served by the kernel.
+//!
+//! Invariants: nothing is done but inside of the row's operation, after a look that nobody
+//! keeps guests away; whatever fails is left to the kernel, which does all of it again. What
+//! belongs to a brick that is gone is dropped at once, by a thread that waits for that:
+//! else the next brick would have to end this process.
+
+use crate::board::Board;
+use crate::wire::{self, Answer, Question};
+use arrayvec::ArrayVec;
+use pagemesh_base::key::{KEY_BYTES, Key};
+use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
+use pagemesh_base::wait::until_readable;
+use pagemesh_fabric::limits::Timeouts;
+use pagemesh_volume::guests::{Picture, Place, Row, Segment};
+use pagemesh_volume::{MappedLeg, Transport, Transports};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::net::{connect, sockopt};
+use rustix::process::geteuid;
+use rustix::time::{ClockId, clock_gettime};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fs::File as SystemFile;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+/// Mounts that one process reaches; the kernel serves further ones.
+const MOUNTS_MAX: usize = 16;
+/// Stations of one process and mount: more than it has processors in most machines, and few
+/// of the sessions that a pool has.
+const STATIONS: usize = 16;
+/// Looks at a busy station before the kernel serves the call: operations take a microsecond
+/// or two.
+const SPINS: u32 = 400;
+/// Between attempts to be let in, or to have the legs of a new picture.
+const RETRY: Duration = Duration::from_millis(10);
+/// Calls that the kernel serves after a file's size or pages changed, before the mount is asked
+/// how it is: whoever makes a file longer all the time would ask for nothing.
+const MISSES_MAX: u32 = 4;
+/// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Where the kernel says who somebody is no key is asked for.
+const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
+
+/// Runs something with all signals kept away from the threads that it starts.
+pub type Masked = fn(&mut dyn FnMut());
+
+/// What a process has of mounts.
+pub struct Guest {
+    mounts: Mutex<Vec<(u64, Arc<Mount>)>>,
+    masked: Masked,
+}
+
+/// A file on the direct path.
+pub struct File {
+    mount: Arc<Mount>,
+    board: Arc<Board>,
+    ino: u64,
+    misses: AtomicU32,
+}
+
+struct Mount {
+    device: String,
+    transports: Transports,
+    masked: Masked,
+    segment: Segment,
+    stations: [Mutex<Station>; STATIONS],
+    /// For questions about files.
+    asker: Mutex<Link>,
+    boards: Mutex<HashMap<u64, Weak<Board>>>,
+    is_gone: AtomicBool,
+    /// When a station may try again, in milliseconds of the monotonic clock.
+    retry_at: AtomicU64,
+    /// Wakes the thread that waits for ends.
+    changed: OwnedFd,
+}
+
+/// A connection to a mount.
+struct Link(OwnedFd);
+
+#[derive(Default)]
+struct Station {
+    link: Option<Link>,
+    row: usize,
+    /// What the legs are of.
+    picture: Option<Picture>,
+    legs: ArrayVec<MappedLeg, COPIES_MAX>,
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// The number of this thread, for its station.
+fn thread_number() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(THREADS.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+impl Guest {
+    /// Of nothing yet.
+    #[must_use]
+    pub const fn new(masked: Masked) -> Guest {
+        Guest {
+            mounts: Mutex::new(Vec::new()),
+            masked,
+        }
+    }
+
+    /// The file with this device number and inode, if its mount lets this process in and
+    /// the file is of a kind for that. Whoever calls has it open until the [`File`] is
+    /// dropped.
+    #[must_use]
+    pub fn open(&self, device: u64, ino: u64) -> Option<File> {
+        let mount = self.mount(device)?;
+        let board = mount.board(ino)?;
+        Some(File {
+            mount,
+            board,
+            ino,
+            misses: AtomicU32::new(0),
+        })
+    }
+
+    fn mount(&self, device: u64) -> Option<Arc<Mount>> {
+        // Whoever is in a handler of a signal does not wait for whom it interrupted.
+        let mut mounts = match self.mounts.try_lock() {
+            Ok(mounts) => mounts,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        mounts.retain(|(_, mount)| !mount.is_gone.load(Ordering::Acquire));
+        if let Some((_, mount)) = mounts.iter().find(|(known, _)| *known == device) {
+            return Some(Arc::clone(mount));
+        }
+        if mounts.len() == MOUNTS_MAX {
+            return None;
+        }
+        let mut opened = None;
+        (self.masked)(&mut || opened = Mount::open(device, self.masked).ok());
+        let mount = opened?;
+        mounts.push((device, Arc::clone(&mount)));
+        Some(mount)
+    }
+
+    /// Descriptors that belong to this and not to the program.
+    pub fn descriptors(&self, into: &mut Vec<RawFd>) {
+        for (_, mount) in guard(&self.mounts).iter() {
+            into.push(guard(&mount.asker).0.as_raw_fd());
+            into.push(mount.changed.as_raw_fd());
+            into.push(mount.segment.file().as_raw_fd());
+            for station in &mount.stations {
+                let station = guard(station);
+                into.extend(station.link.as_ref().map(|link| link.0.as_raw_fd()));
+                for leg in &station.legs {
+                    leg.descriptors(into);
+                    leg.pool_descriptors(into);
+                }
+            }
+        }
+    }
+}
+
+impl Link {
+    fn connect(device: &str) -> io::Result<Link> {
+        let socket = wire::socket()?;
+        connect(&socket, &wire::address(device)?)?;
+        // Anybody can listen under a name of this kind.
+        let peer = sockopt::socket_peercred(&socket)?;
+        if !peer.uid.is_root() && peer.uid != geteuid() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;
+        Ok(Link(socket))
+    }
+
+    fn ask(&self, question: Question) -> io::Result<(Answer, Option<SystemFile>)> {
+        wire::send(self.0.as_fd(), &question.encode(), None)?;
+        let answered = wire::receive(self.0.as_fd())?;
+        let (bytes, memory) = answered.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let answer = Answer::decode(&bytes).map_err(io::Error::other)?;
+        Ok((answer, memory.map(SystemFile::from)))
+    }
+}
+
+impl Mount {
+    fn open(device: u64, masked: Masked) -> io::Result<Arc<Mount>> {
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let device = format!("{major}:{minor}");
+        let link = Link::connect(&device)?;
+        let (answer, memory) = link.ask(Question::Join)?;
+        let (Answer::Joined(row, _), Some(memory)) = (answer, memory) else {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        };
+        let first = Station {
+            link: Some(link),
+            row: row as usize,
+            ..Station::default()
+        };
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let mount = Arc::new(Mount {
+            transports: Transports::new(Key::from_bytes(NO_KEY), Transport::Map, Timeouts::default()),
+            masked,
+            segment: Segment::open(memory).map_err(io::Error::other)?,
+            stations: std::array::from_fn(|_| Mutex::default()),
+            asker: Mutex::new(Link::connect(&device)?),
+            boards: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+            retry_at: AtomicU64::new(0),
+            changed: rustix::event::eventfd(0, flags)?,
+            device,
+        });
+        *guard(&mount.stations[thread_number() % STATIONS]) = first;
+        let watched = Arc::clone(&mount);
+        std::thread::Builder::new()
+            .name("pagemesh-guest".into())
+            .spawn(move || watched.await_ends())?;
+        Ok(mount)
+    }
+
+    fn board(&self, ino: u64) -> Option<Arc<Board>> {
+        let answered = self.asker.try_lock().ok()?.ask(Question::Board(ino));
+        match answered {
+            Ok((Answer::Yes, Some(memory))) => {
+                let mut boards = guard(&self.boards);
+                boards.retain(|_, board| board.strong_count() > 0);
+                if let Some(known) = boards.get(&ino).and_then(Weak::upgrade) {
+                    // The number may be another file's by now.
+                    if is_same(known.file(), &memory) {
+                        return Some(known);
+                    }
+                }
+                let board = Arc::new(Board::open(memory).ok()?);
+                boards.insert(ino, Arc::downgrade(&board));
+                Some(board)
+            }
+            Ok(_) => None,
+            Err(_) => {
+                // An answer that comes late would be taken for that of the next question.
+                self.end();
+                None
+            }
+        }
+    }
+
+    fn end(&self) {
+        self.is_gone.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // Its counter is far from full.
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+    }
+
+    /// This thread's station, if nobody else is at it.
+    #[inline]
+    fn station(&self) -> Option<MutexGuard<'_, Station>> {
+        let station = &self.stations[thread_number() % STATIONS];
+        for _ in 0..SPINS {
+            if let Ok(station) = station.try_lock() {
+                return Some(station);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Whether a station may work by what counts now.
+    #[inline]
+    fn is_ready(&self, station: &Station) -> bool {
+        let generation = self.segment.generation();
+        let has = station.picture.as_ref().map(|picture| picture.generation);
+        generation != 0 && has == Some(generation)
+    }
+
+    /// Gets a station what it needs, now and then.
+    #[cold]
+    fn equip(&self, station: &mut Station) -> bool {
+        let now = now_ms();
+        if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
+            return false;
+        }
+        let retry_at = now + RETRY.as_millis() as u64;
+        let mut equipped = false;
+        (self.masked)(&mut || equipped = self.try_equip(station).is_ok());
+        if !equipped {
+            station.legs.clear();
+            station.picture = None;
+            self.retry_at.store(retry_at, Ordering::Relaxed);
+        }
+        self.wake();
+        equipped
+    }
+
+    fn try_equip(&self, station: &mut Station) -> io::Result<()> {
+        // A session that is not used any more may be the one that the brick lacks.
+        station.legs.clear();
+        station.picture = None;
+        let question = match station.link {
+            None => Question::Join,
+            Some(_) => Question::Look,
+        };
+        let link = match station.link.take() {
+            None => Link::connect(&self.device)?,
+            Some(link) => link,
+        };
+        let (answer, _) = link.ask(question)?;
+        station.link = Some(link);
+        let Answer::Joined(row, picture) = answer else {
+            // There may be a row for it another time.
+            station.link = None;
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        station.row = row as usize;
+        let picture = picture.ok_or(io::ErrorKind::WouldBlock)?;
+        for seat in &picture.seats {
+            let leg = self
+                .transports
+                .map(seat.brick, &seat.socket, seat.slice, picture.epoch);
+            let pushed = station.legs.try_push(leg.map_err(io::Error::other)?);
+            pushed.map_err(|_| io::Error::other("too many legs"))?;
+        }
+        station.picture = Some(picture);
+        Ok(())
+    }
+
+    /// Waits for bricks that go, and for the mount.
+    fn await_ends(&self) {
+        let mut descriptors = Vec::new();
+        while !self.is_gone.load(Ordering::Acquire) {
+            descriptors.clear();
+            descriptors.push(self.changed.as_raw_fd());
+            let asker = guard(&self.asker).0.as_raw_fd();
+            descriptors.push(asker);
+            for station in &self.stations {
+                guard(station)
+                    .legs
+                    .iter()
+                    .for_each(|leg| leg.descriptors(&mut descriptors));
+            }
+            if until_readable(&descriptors, None).is_err() {
+                break;
+            }
+            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+            for station in &self.stations {
+                let mut station = guard(station);
+                if station.legs.iter_mut().any(|leg| leg.ended().is_some()) {
+                    station.legs.clear();
+                    station.picture = None;
+                }
+            }
+            if self.has_lost_mount() {
+                break;
+            }
+        }
+        self.is_gone.store(true, Ordering::Release);
+        for station in &self.stations {
+            *guard(station) = Station::default();
+        }
+    }
+
+    fn has_lost_mount(&self) -> bool {
+        // Whoever asks reads the answer, and would notice the end itself.
+        let Ok(asker) = self.asker.try_lock() else {
+            return false;
+        };
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let peeked = rustix::net::recv(&asker.0, &mut [0u8; 1], flags);
+        matches!(peeked, Ok((_, 0)))
+    }
+}
+
+fn is_same(one: &SystemFile, other: &SystemFile) -> bool {
+    let stats = rustix::fs::fstat(one).and_then(|one| Ok((one, rustix::fs::fstat(other)?)));
+    stats.is_ok_and(|(one, other)| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+}
+
+/// Inside of the row's operation, until it is dropped.
+struct Inside<'m>(Row<'m>);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl File {
+    /// Reads bytes, fewer at the end; none: the kernel does it.
+    #[must_use]
+    pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
+        let (mut station, inside) = self.enter(offset, into.len())?;
+        let size = self.board.size();
+        let len = usize::try_from(size.saturating_sub(offset).min(into.len() as u64)).ok()?;
+        let mut done = 0;
+        while done < len {
+            let run = self.board.run(offset + done as u64, (len - done) as u64)?;
+            inside.0.say(run.offset, 0);
+            let part = &mut into[done..done + run.len as usize];
+            let epoch = station.picture.as_ref()?.epoch;
+            let read = station.legs.first_mut()?.read_into(run.offset, part, epoch);
+            match read {
+                Ok(()) => done += run.len as usize,
+                Err(error) => return self.fail(station, inside, &error),
+            }
+        }
+        Some(done)
+    }
+
+    /// Overwrites bytes that the file has; none: the kernel does it, all of it.
+    #[must_use]
+    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
+        let (mut station, inside) = self.enter(offset, data.len())?;
+        let end = offset.checked_add(data.len() as u64)?;
+        if end > self.board.size() {
+            return None;
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let run = self
+                .board
+                .run(offset + done as u64, (data.len() - done) as u64)?;
+            inside.0.say(run.offset, run.len);
+            let part = &data[done..done + run.len as usize];
+            let epoch = station.picture.as_ref()?.epoch;
+            let segment = &self.mount.segment;
+            let written =
+                MappedLeg::overwrite_all(&mut station.legs, run.offset, part, epoch, || {
+                    segment.next_op()
+                });
+            match written {
+                Ok(()) => done += run.len as usize,
+                Err(error) => return self.fail(station, inside, &error),
+            }
+        }
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        self.board.note_written(now_ns);
+        Some(done)
+    }
+
+    /// Whether everything that was confirmed is durable as it is.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        // Guests are let in where nothing is buffered.
+        self.mount.segment.generation() != 0 && !self.mount.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Begins an operation, if guests may, and this one can.
+    #[inline]
+    fn enter(&self, offset: u64, len: usize) -> Option<(MutexGuard<'_, Station>, Inside<'_>)> {
+        let mount = &*self.mount;
+        if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
+            return None;
+        }
+        if mount.is_gone.load(Ordering::Relaxed) {
+            return None;
+        }
+        if self.board.is_outdated() && !self.renew() {
+            return None;
+        }
+        let mut station = mount.station()?;
+        if !mount.is_ready(&station) && !mount.equip(&mut station) {
+            return None;
+        }
+        if let Some(run) = self.board.run(offset, len as u64) {
+            station.legs.iter().for_each(|leg| leg.fetch(run.offset));
+        }
+        let row = mount.segment.row(station.row);
+        row.enter(Place {
+            file: self.ino,
+            offset: 0,
+            len: 0,
+        });
+        let inside = Inside(row);
+        // Only now: whoever keeps guests away sees the row, or is seen here.
+        let may = mount.is_ready(&station)
+            && !mount.segment.is_closed()
+            && !self.board.is_closed()
+            && !self.board.is_outdated();
+        may.then_some((station, inside))
+    }
+
+    /// Asks how the file is now, now and then. Whether it may be tried.
+    #[cold]
+    fn renew(&self) -> bool {
+        if self.misses.fetch_add(1, Ordering::Relaxed) % MISSES_MAX != MISSES_MAX - 1 {
+            return false;
+        }
+        // The board is the same one as long as the file is open.
+        self.mount.board(self.ino).is_some() && !self.board.is_outdated()
+    }
+
+    /// A leg did not do it: what it can do no more is dropped.
+    #[cold]
+    fn fail(
+        &self,
+        mut station: MutexGuard<'_, Station>,
+        inside: Inside<'_>,
+        error: &SliceError,
+    ) -> Option<usize> {
+        drop(inside);
+        if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
+            station.legs.clear();
+            station.picture = None;
+            let retry_at = now_ms() + RETRY.as_millis() as u64;
+            self.mount.retry_at.store(retry_at, Ordering::Relaxed);
+            self.mount.wake();
+        }
+        None
+    }
+}

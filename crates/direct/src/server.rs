@@ -1,0 +1,358 @@
+//! The mount's side: lets guests in, shows them files, keeps them away, and cleans up behind
+//! those that are gone.
+//!
+//! Invariants: a row belongs to one connection, and is given to another only when it is
+//! not active; one that its guest left active is cleared only when its bytes are alike on all
+//! legs. Only processes of the mount's user, or of root, are let in, by the kernel's word
+//! about them.
+
+use crate::board;
+use crate::wire::{self, Answer, Question};
+use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
+use pagemesh_fs::{Board, Fs, Ino, Time};
+use pagemesh_volume::Volume;
+use pagemesh_volume::guests::{ROWS, Row, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown, sockopt};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections that the kernel keeps before they are accepted.
+const BACKLOG: i32 = 64;
+/// Looks at a guest that is inside before the thread gives up its processor: operations take
+/// a microsecond or two.
+const SPINS: u32 = 200;
+/// Between two later looks.
+const NAP: Duration = Duration::from_micros(50);
+/// How long a guest may stand still inside of an operation that somebody waits for, or after its
+/// connection ended; then its process is ended, as bricks do.
+const STILL_MAX: Duration = Duration::from_secs(2);
+
+/// Lets guests of a mount in, until it is dropped.
+pub struct Server {
+    host: Arc<Host>,
+    listener: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What all connections share.
+struct Host {
+    volume: Arc<Volume>,
+    fs: Weak<Fs>,
+    /// By row: the process that has it.
+    rows: Mutex<Vec<Option<Arc<Guest>>>>,
+    boards: Mutex<HashMap<Ino, Weak<FileBoard>>>,
+    is_ending: AtomicBool,
+}
+
+/// A process at the other end of a connection.
+struct Guest {
+    process: OwnedFd,
+    pid: Pid,
+    socket: OwnedFd,
+}
+
+struct FileBoard {
+    board: board::Board,
+    ino: Ino,
+    host: Arc<Host>,
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// Listens for guests of the mount with this device number (`major:minor`).
+    ///
+    /// # Errors
+    /// When the system has no socket, memory or thread for it.
+    pub fn start(volume: Arc<Volume>, fs: &Arc<Fs>, device: &str) -> io::Result<Server> {
+        volume.admit_guests().map_err(io::Error::other)?;
+        let listener = Arc::new(wire::socket()?);
+        bind(&*listener, &wire::address(device)?)?;
+        listen(&*listener, BACKLOG)?;
+        let host = Arc::new(Host {
+            volume,
+            fs: Arc::downgrade(fs),
+            rows: Mutex::new(vec![None; ROWS]),
+            boards: Mutex::default(),
+            is_ending: AtomicBool::new(false),
+        });
+        let (served, listened) = (Arc::clone(&host), Arc::clone(&listener));
+        let thread = std::thread::Builder::new()
+            .name("guests".into())
+            .spawn(move || accept_all(&served, &listened))?;
+        Ok(Server {
+            host,
+            listener,
+            thread: Some(thread),
+        })
+    }
+
+    /// Whether nobody is waited for any more, as the mount is being taken away.
+    pub fn give_up(&self) {
+        self.host.is_ending.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.give_up();
+        // Wakes who accepts; it fails only for a socket that does not listen.
+        let _ = shutdown(&*self.listener, Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        for guest in guard(&self.host.rows).iter().flatten() {
+            let _ = shutdown(&guest.socket, Shutdown::Both);
+        }
+    }
+}
+
+fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
+    while !host.is_ending.load(Ordering::Acquire) {
+        let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(cause) => {
+                if !host.is_ending.load(Ordering::Acquire) {
+                    tracing::warn!(%cause, "no more guests of the mount are let in");
+                }
+                return;
+            }
+        };
+        let host = Arc::clone(host);
+        let thread = std::thread::Builder::new().name("guest".into());
+        if let Err(cause) = thread.spawn(move || serve(&host, socket)) {
+            tracing::warn!(%cause, "a guest of the mount was not let in");
+        }
+    }
+}
+
+/// The process at the other end, if it may be let in.
+fn admit(socket: OwnedFd) -> io::Result<Guest> {
+    let peer = sockopt::socket_peercred(&socket)?;
+    if !peer.uid.is_root() && peer.uid != geteuid() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(Guest {
+        process: pidfd_open(peer.pid, PidfdFlags::empty())?,
+        pid: peer.pid,
+        socket,
+    })
+}
+
+fn serve(host: &Arc<Host>, socket: OwnedFd) {
+    let guest = match admit(socket) {
+        Ok(guest) => Arc::new(guest),
+        Err(cause) => return tracing::debug!(%cause, "who wanted to be a guest was refused"),
+    };
+    let mut row = None;
+    if let Err(cause) = answer_all(host, &guest, &mut row) {
+        tracing::debug!(%cause, pid = guest.pid.as_raw_pid(), "a guest's connection ended");
+    }
+    if let Some(number) = row {
+        host.clean_up(number, &guest);
+    }
+}
+
+fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> io::Result<()> {
+    let socket = guest.socket.as_fd();
+    while let Some((bytes, _)) = wire::receive(socket)? {
+        match Question::decode(&bytes).map_err(io::Error::other)? {
+            Question::Join => {
+                if row.is_none() {
+                    *row = host.take_row(guest);
+                }
+                let (answer, segment) = host.joined(*row);
+                let memory = segment.map(|segment| segment.file().as_fd());
+                wire::send(socket, &answer.encode(), memory)?;
+            }
+            Question::Look => wire::send(socket, &host.joined(*row).0.encode(), None)?,
+            Question::Board(ino) => {
+                let (answer, board) = host.shown(Ino(ino));
+                let memory = board.as_ref().map(|board| board.board.file().as_fd());
+                wire::send(socket, &answer.encode(), memory)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Host {
+    fn segment(&self) -> Option<&Segment> {
+        self.volume.admit_guests().ok()
+    }
+
+    fn take_row(&self, guest: &Arc<Guest>) -> Option<usize> {
+        let mut rows = guard(&self.rows);
+        let number = rows.iter().position(Option::is_none)?;
+        rows[number] = Some(Arc::clone(guest));
+        Some(number)
+    }
+
+    fn joined(&self, row: Option<usize>) -> (Answer, Option<&Segment>) {
+        match row.zip(self.segment()) {
+            Some((row, segment)) => {
+                let picture = self.volume.guest_picture();
+                (Answer::Joined(row as u32, picture), Some(segment))
+            }
+            None => (Answer::No, None),
+        }
+    }
+
+    /// The board of a file, as the file is now.
+    fn shown(self: &Arc<Host>, ino: Ino) -> (Answer, Option<Arc<FileBoard>>) {
+        let Some(fs) = self.fs.upgrade() else {
+            return (Answer::No, None);
+        };
+        let shown = fs.show(ino, || {
+            let board = match board::Board::create() {
+                Ok(board) => board,
+                Err(cause) => {
+                    tracing::warn!(%cause, "there is no memory to show a file to guests");
+                    return None;
+                }
+            };
+            let made = Arc::new(FileBoard {
+                board,
+                ino,
+                host: Arc::clone(self),
+            });
+            let mut boards = guard(&self.boards);
+            boards.retain(|_, board| board.strong_count() > 0);
+            boards.insert(ino, Arc::downgrade(&made));
+            Some(made as Arc<dyn Board>)
+        });
+        match shown {
+            Ok(Some(_)) => {
+                let board = guard(&self.boards).get(&ino).and_then(Weak::upgrade);
+                match board {
+                    Some(board) => (Answer::Yes, Some(board)),
+                    None => (Answer::No, None),
+                }
+            }
+            Ok(None) => (Answer::No, None),
+            Err(cause) => {
+                tracing::debug!(%cause, ino = ino.0, "a file was not shown to a guest");
+                (Answer::No, None)
+            }
+        }
+    }
+
+    /// Waits until no guest is inside of an operation on a file.
+    fn await_quiet(&self, ino: Ino) {
+        let Some(segment) = self.segment() else {
+            return;
+        };
+        let inside = || {
+            let mut active = segment.active();
+            active.find(|(_, place)| place.file == ino.0)
+        };
+        for _ in 0..SPINS {
+            if inside().is_none() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while let Some((number, _)) = inside() {
+            self.await_row(segment.row(number), number);
+            if self.is_ending.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a guest has left its operation, and ends its process if it stands still. Who
+    /// is gone is cleaned up behind by the thread of its connection.
+    fn await_row(&self, row: Row<'_>, number: usize) {
+        let inside = row.active();
+        let until = Instant::now() + STILL_MAX;
+        while row.active() == inside && inside % 2 == 1 {
+            if self.is_ending.load(Ordering::Acquire) {
+                return;
+            }
+            if Instant::now() >= until {
+                let guest = guard(&self.rows)[number].clone();
+                if let Some(guest) = guest {
+                    guest.end("it stood still inside of an operation");
+                }
+                return std::thread::sleep(NAP);
+            }
+            std::thread::yield_now();
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// A guest's connection has ended.
+    fn clean_up(&self, number: usize, guest: &Guest) {
+        let Some(segment) = self.segment() else {
+            return;
+        };
+        let row = segment.row(number);
+        if row.place().is_some() {
+            // It may have closed the connection by accident, and go on.
+            if !guest.is_gone(Duration::ZERO) {
+                self.await_row(row, number);
+            }
+            if let Some(place) = row.place() {
+                guest.end("it was inside of an operation when its connection ended");
+                guest.is_gone(STILL_MAX);
+                // What a dead guest said may be anything.
+                let len = place.len.min(u64::from(SLICE_IO_BYTES_MAX));
+                if place.offset.checked_add(len).is_some() {
+                    self.volume.heal(place.offset, len);
+                }
+                row.leave();
+            }
+        }
+        guard(&self.rows)[number] = None;
+    }
+}
+
+impl Guest {
+    /// Whether its process has ended, after so long.
+    fn is_gone(&self, wait: Duration) -> bool {
+        let until = Timespec::try_from(wait).unwrap_or_default();
+        let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
+        matches!(poll(&mut polled, Some(&until)), Ok(ended) if ended > 0)
+    }
+
+    fn end(&self, why: &str) {
+        if !self.is_gone(Duration::ZERO) {
+            tracing::warn!(pid = self.pid.as_raw_pid(), why, "a guest is ended");
+            // It may have ended by itself meanwhile.
+            let _ = pidfd_send_signal(&self.process, Signal::KILL);
+        }
+    }
+}
+
+impl Board for FileBoard {
+    fn close(&self) {
+        self.board.close();
+        self.host.await_quiet(self.ino);
+    }
+
+    fn reopen(&self) {
+        self.board.reopen();
+    }
+
+    fn outdate(&self) {
+        self.board.outdate();
+    }
+
+    fn show(&self, size: u64, spans: &[u64]) {
+        self.board.show(size, spans);
+    }
+
+    fn written(&self) -> Option<Time> {
+        self.board.written()
+    }
+}

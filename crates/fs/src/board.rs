@@ -1,0 +1,247 @@
+//! Files that other processes read and overwrite themselves, as guests (RFD 015): what they
+//! are told of a file, and how they are kept away from it.
+//!
+//! Invariants: whoever holds a file's lock has its guests out. What changes a file's size
+//! or pages outdates what they were told, before they are let in again. So guests meet
+//! nobody but guests.
+
+use crate::Fs;
+use crate::core::Core;
+use crate::data::PAGE;
+use crate::error::Result;
+use crate::format::{Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
+use crate::namespace::SET_ID;
+use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock};
+
+/// What the guests of a file are told.
+pub trait Board: Send + Sync {
+    /// Keeps guests away until [`Board::reopen`], and returns once none is inside.
+    fn close(&self);
+    /// Lets guests in, but for others who keep them away.
+    fn reopen(&self);
+    /// What was told last is not so any more. Guests are away.
+    fn outdate(&self);
+    /// Tells how long the file is, and where each of its spans begins, in pages of the
+    /// space; see [`span_index`]. Guests are away.
+    fn show(&self, size: u64, spans: &[u64]);
+    /// When a guest wrote last.
+    fn written(&self) -> Option<Time>;
+}
+
+/// In which span of a file its page lies, and where in it.
+#[must_use]
+pub fn span_index(page: u64) -> (usize, u64) {
+    match page < SMALL_PAGES {
+        true => {
+            let (index, first) = span_of(page);
+            (index, page - first)
+        }
+        false => {
+            let chunk = (page / SMALL_PAGES - 1) as usize;
+            (SPANS + chunk, page % SMALL_PAGES)
+        }
+    }
+}
+
+/// Pages of a span of this number.
+#[must_use]
+pub fn span_pages(index: usize) -> u64 {
+    match index < SPANS {
+        true => 1 << span_order(index),
+        false => SMALL_PAGES,
+    }
+}
+
+/// A file's lock: reading and overwriting, against what changes its size or pages; and
+/// both against guests.
+#[derive(Default)]
+pub(crate) struct Data {
+    pub(crate) lock: Arc<RwLock<()>>,
+    board: OnceLock<Arc<dyn Board>>,
+}
+
+/// Held, it keeps what changes a file's size or pages away. Of a file without guests.
+pub(crate) type DataGuard = ArcRwLockReadGuard<RawRwLock, ()>;
+
+/// Keeps guests out, if the file has any.
+struct Out<'d>(Option<&'d Arc<dyn Board>>);
+
+impl<'d> Out<'d> {
+    /// With the lock held: a board comes with it held alone.
+    fn of(data: &'d Data) -> Out<'d> {
+        let board = data.board.get();
+        if let Some(board) = board {
+            board.close();
+        }
+        Out(board)
+    }
+}
+
+impl Drop for Out<'_> {
+    fn drop(&mut self) {
+        if let Some(board) = self.0 {
+            board.reopen();
+        }
+    }
+}
+
+/// The file is shared with those who leave its size and pages as they are.
+pub(crate) struct Shared<'d> {
+    _out: Out<'d>,
+    _lock: RwLockReadGuard<'d, ()>,
+}
+
+/// Nobody else has the file.
+pub(crate) struct Alone<'d> {
+    out: Out<'d>,
+    _lock: RwLockWriteGuard<'d, ()>,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        if let Some(board) = self.out.0 {
+            board.outdate();
+        }
+    }
+}
+
+impl Data {
+    pub(crate) fn read(&self) -> Shared<'_> {
+        let lock = self.lock.read();
+        Shared {
+            _out: Out::of(self),
+            _lock: lock,
+        }
+    }
+
+    pub(crate) fn write(&self) -> Alone<'_> {
+        let lock = self.lock.write();
+        Alone {
+            out: Out::of(self),
+            _lock: lock,
+        }
+    }
+
+    /// The lock, if nobody is in the way and there are no guests.
+    pub(crate) fn try_read(&self) -> Option<DataGuard> {
+        let held = self.lock.try_read_arc()?;
+        self.board.get().is_none().then_some(held)
+    }
+
+    /// When a guest wrote last.
+    pub(crate) fn written(&self) -> Option<Time> {
+        self.board.get()?.written()
+    }
+
+    /// Keeps guests out for good: nobody has the file open, and whoever still has
+    /// something of it, such as a thread whose descriptor another one closes, may do
+    /// nothing any more.
+    pub(crate) fn end(&self) {
+        std::mem::forget(Out::of(self));
+    }
+
+    /// Takes [`Data::end`] back: somebody has opened the file meanwhile.
+    pub(crate) fn resume(&self) {
+        drop(Out(self.board.get()));
+    }
+}
+
+impl Core {
+    /// Where the spans of a file begin, if guests can do with that: it has no holes, and
+    /// shares nothing, and a write to it changes nothing else.
+    fn plain_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
+        let inode = self.inode(ino)?;
+        let is_sound = self.check_trusted(ino).is_ok() && self.is_running();
+        // What a write takes away.
+        let is_armed = inode.mode & SET_ID != 0 || inode.has_xattrs();
+        if inode.kind() != Kind::File || !inode.is_dense() || !is_sound || is_armed {
+            return Ok(None);
+        }
+        let pieces = self.pieces(&inode, 0, usize::MAX)?;
+        let needed = match inode.size.div_ceil(PAGE).checked_sub(1) {
+            None => 0,
+            Some(last) => span_index(last).0 + 1,
+        };
+        if pieces.iter().any(|piece| piece.is_shared) || pieces.len() < needed {
+            return Ok(None);
+        }
+        let numbered = pieces.iter().enumerate();
+        let in_order = numbered.take(needed).all(|(index, piece)| span_index(piece.at) == (index, 0));
+        let spans = pieces.iter().map(|piece| piece.span.page);
+        Ok(in_order.then(|| (inode.size, spans.take(needed).collect())))
+    }
+}
+
+impl Core {
+    /// Notes when guests wrote to a file, if they did since.
+    pub(crate) fn note_guests(&mut self, ino: Ino) -> bool {
+        let Some(live) = self.live.get_mut(&ino) else {
+            return false;
+        };
+        let written = live.data.written();
+        if written <= live.guest_mtime {
+            return false;
+        }
+        live.guest_mtime = written;
+        if let Some(at) = written {
+            self.note_write(ino, at);
+        }
+        true
+    }
+}
+
+impl Fs {
+    /// Tells guests what an open file is like now, by its board, or by the one that
+    /// `make` makes if it has none. Returns the board; none: guests cannot have the file
+    /// as it is.
+    ///
+    /// # Errors
+    /// `ESTALE`, and what the volume says.
+    pub fn show(
+        &self,
+        ino: Ino,
+        make: impl FnOnce() -> Option<Arc<dyn Board>>,
+    ) -> Result<Option<Arc<dyn Board>>> {
+        let data = self.data_lock(ino)?;
+        let lock = data.lock.write();
+        // Looked at first: a directory gets no board, nor what nobody has open.
+        let found = self.look(|core| {
+            let is_open = core.live.get(&ino).is_some_and(|live| live.opens > 0);
+            match is_open {
+                true => core.plain_spans(ino),
+                false => Ok(None),
+            }
+        })?;
+        let Some((size, spans)) = found else {
+            return Ok(None);
+        };
+        if data.board.get().is_none()
+            && let Some(board) = make()
+        {
+            // Nobody else can: the lock is held.
+            let _ = data.board.set(board);
+            self.core().boards.insert(ino);
+        }
+        let Some(board) = data.board.get() else {
+            return Ok(None);
+        };
+        let out = Out::of(&data);
+        board.show(size, &spans);
+        drop(out);
+        drop(lock);
+        Ok(Some(Arc::clone(board)))
+    }
+
+    /// Notes when guests wrote. To be called once in a while, before
+    /// [`Fs::put_times`]. Returns the files that they wrote to since.
+    pub fn note_guests(&self) -> Vec<Ino> {
+        let mut core = self.core();
+        let mut boards = std::mem::take(&mut core.boards);
+        boards.retain(|ino| core.live.contains_key(ino));
+        let files = boards.iter().copied();
+        let changed = files.filter(|&ino| core.note_guests(ino)).collect();
+        core.boards = boards;
+        changed
+    }
+}

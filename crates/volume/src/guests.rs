@@ -1,0 +1,325 @@
+//! What a volume shares with its guests: processes whose own threads read and overwrite
+//! what lies in its legs (RFD 015). Volatile; offsets only, never pointers.
+//!
+//! ```text
+//!     0  magic 8, version 4, rows 4
+//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away)
+//!   128  number of the last operation 8           (every writer's shared line)
+//!  4096  rows of 64 bytes:
+//!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8
+//! ```
+//!
+//! Invariants: a guest sets its row active, and only then looks whether it may; who keeps
+//! guests away counts itself, and only then looks at rows. So one of the two sees the
+//! other. A row has one writer at a time: the guest that was given it, and when that is
+//! gone whoever cleans up behind it.
+
+use crate::hub::guard;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{MapError, Shared};
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Threads of guests at the same time: more than a pool has sessions.
+pub const ROWS: usize = 256;
+/// Bytes of a segment.
+pub const SEGMENT_BYTES: usize = ROWS_AT + ROWS * ROW_BYTES;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
+const VERSION: u32 = 0;
+const VERSION_AT: usize = 8;
+const ROWS_NUMBER_AT: usize = 12;
+const GENERATION_AT: usize = 64;
+const CLOSED_AT: usize = 72;
+const OPS_AT: usize = 128;
+const ROWS_AT: usize = PAGE_BYTES;
+const ROW_BYTES: usize = 64;
+const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
+
+/// The shared memory.
+pub struct Segment(Shared);
+
+/// A guest thread's row.
+#[derive(Clone, Copy)]
+pub struct Row<'s> {
+    shared: &'s Shared,
+    at: usize,
+}
+
+/// What an operation is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file, by a number that its mount knows.
+    pub file: u64,
+    /// The first byte of the volume.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+}
+
+impl Segment {
+    /// Makes one whose operations are numbered from here on.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn create(last_op: u64) -> Result<Segment, MapError> {
+        let shared = Shared::create(SEGMENT_BYTES)?;
+        shared.half(VERSION_AT).store(VERSION, Ordering::Relaxed);
+        shared
+            .half(ROWS_NUMBER_AT)
+            .store(ROWS as u32, Ordering::Relaxed);
+        shared.word(OPS_AT).store(last_op, Ordering::Relaxed);
+        shared.word(0).store(MAGIC, Ordering::Release);
+        Ok(Segment(shared))
+    }
+
+    /// Takes one that another process made.
+    ///
+    /// # Errors
+    /// What about it is not as expected.
+    pub fn open(file: File) -> Result<Segment, String> {
+        let shared = Shared::open(file, SEGMENT_BYTES).map_err(|cause| cause.to_string())?;
+        let version = shared.half(VERSION_AT).load(Ordering::Relaxed);
+        let rows = shared.half(ROWS_NUMBER_AT).load(Ordering::Relaxed);
+        if shared.word(0).load(Ordering::Acquire) != MAGIC {
+            return Err("it is no direct segment".into());
+        }
+        if (version, rows as usize) != (VERSION, ROWS) {
+            return Err("the direct segment has another version; use the mount's".into());
+        }
+        Ok(Segment(shared))
+    }
+
+    /// The memory's file, to be passed to guests.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.0.file()
+    }
+
+    fn closed(&self) -> &AtomicU64 {
+        self.0.word(CLOSED_AT)
+    }
+
+    /// The number of the picture that guests may work by; 0: none.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.0.word(GENERATION_AT).load(Ordering::SeqCst)
+    }
+
+    fn set_generation(&self, generation: u64) {
+        self.0
+            .word(GENERATION_AT)
+            .store(generation, Ordering::SeqCst);
+    }
+
+    /// Whether anybody keeps guests away.
+    #[inline]
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed().load(Ordering::SeqCst) != 0
+    }
+
+    /// Keeps guests from beginning anything until [`Segment::reopen`]. Those that are
+    /// inside go on: see [`Segment::is_quiet`].
+    pub fn close(&self) {
+        self.closed().fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Lets guests in, but for others who keep them away.
+    pub fn reopen(&self) {
+        let before = self.closed().fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before > 0, "it was closed");
+    }
+
+    /// The number of a new operation of a guest, or of the volume.
+    #[inline]
+    pub fn next_op(&self) -> u64 {
+        self.ops().fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn ops(&self) -> &AtomicU64 {
+        self.0.word(OPS_AT)
+    }
+
+    /// A row.
+    ///
+    /// # Panics
+    /// When there is none of this number.
+    #[inline]
+    #[must_use]
+    pub fn row(&self, number: usize) -> Row<'_> {
+        assert!(number < ROWS, "row {number} of {ROWS}");
+        Row {
+            shared: &self.0,
+            at: ROWS_AT + number * ROW_BYTES,
+        }
+    }
+
+    /// Rows that are inside of an operation, with what it is about.
+    pub fn active(&self) -> impl Iterator<Item = (usize, Place)> + '_ {
+        (0..ROWS).filter_map(|number| Some((number, self.row(number).place()?)))
+    }
+
+    /// Whether no guest is inside of an operation.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.active().next().is_none()
+    }
+}
+
+impl<'s> Row<'s> {
+    #[inline]
+    fn word(self, index: usize) -> &'s AtomicU64 {
+        self.shared.word(self.at + index * 8)
+    }
+
+    /// Says what will be done next, and that it begins. The guest looks behind this
+    /// whether it may.
+    #[inline]
+    pub fn enter(self, place: Place) {
+        self.word(1).store(place.file, Ordering::Relaxed);
+        self.say(place.offset, place.len);
+        let active = self.word(0).load(Ordering::Relaxed);
+        self.word(0).swap(active | 1, Ordering::SeqCst);
+    }
+
+    /// Says where it goes on, inside of an operation.
+    #[inline]
+    pub fn say(self, offset: u64, len: u64) {
+        self.word(2).store(offset, Ordering::Relaxed);
+        self.word(3).store(len, Ordering::Release);
+    }
+
+    /// The operation has ended.
+    #[inline]
+    pub fn leave(self) {
+        let active = self.word(0).load(Ordering::Relaxed);
+        self.word(0).store((active | 1) + 1, Ordering::Release);
+    }
+
+    /// How many operations it has begun and ended: what tells one from the next.
+    #[must_use]
+    pub fn active(self) -> u64 {
+        self.word(0).load(Ordering::SeqCst)
+    }
+
+    /// What the operation that it is inside of is about.
+    #[must_use]
+    pub fn place(self) -> Option<Place> {
+        (self.active() % 2 == 1).then(|| Place {
+            file: self.word(1).load(Ordering::Relaxed),
+            len: self.word(3).load(Ordering::Acquire),
+            offset: self.word(2).load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// A leg that a guest works on, and where its session comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Whose pool.
+    pub brick: BrickId,
+    /// The slice in it.
+    pub slice: SliceId,
+    /// The brick's `map` socket.
+    pub socket: PathBuf,
+}
+
+/// What a guest works by: all legs that are written, each in-sync and mapped. The first
+/// is the one that is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// It counts while the segment says this number.
+    pub generation: u64,
+    /// The epoch of its operations.
+    pub epoch: Epoch,
+    /// The legs.
+    pub seats: Vec<Seat>,
+}
+
+/// The segment, and what guests may work by at the moment.
+pub(crate) struct Guests {
+    pub segment: Segment,
+    picture: Mutex<Option<Picture>>,
+}
+
+impl Guests {
+    pub(crate) fn new(last_op: u64) -> Result<Guests, MapError> {
+        Ok(Guests {
+            segment: Segment::create(last_op)?,
+            picture: Mutex::default(),
+        })
+    }
+
+    /// A new view is shown: what guests had is over.
+    pub(crate) fn withdraw(&self) {
+        let mut picture = guard(&self.picture);
+        self.segment.set_generation(0);
+        *picture = None;
+    }
+
+    /// Guests may work by this.
+    pub(crate) fn offer(&self, offered: Picture) {
+        let mut picture = guard(&self.picture);
+        self.segment.set_generation(offered.generation);
+        *picture = Some(offered);
+    }
+
+    pub(crate) fn picture(&self) -> Option<Picture> {
+        guard(&self.picture).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_closes_sees_who_is_inside() {
+        let segment = Segment::create(7).expect("a segment");
+        assert_eq!(segment.next_op(), 8);
+        let place = Place {
+            file: 3,
+            offset: 4096,
+            len: 100,
+        };
+        assert!(segment.is_quiet() && !segment.is_closed());
+        segment.row(9).enter(place);
+        segment.close();
+        segment.close();
+        assert_eq!(segment.active().collect::<Vec<_>>(), [(9, place)]);
+        segment.row(9).say(8192, 50);
+        assert_eq!(segment.row(9).place().map(|it| it.offset), Some(8192));
+        let inside = segment.row(9).active();
+        segment.row(9).leave();
+        assert!(segment.is_quiet() && segment.is_closed());
+        segment.row(9).enter(place);
+        assert_ne!(segment.row(9).active(), inside, "another operation");
+        segment.reopen();
+        assert!(segment.is_closed());
+        segment.reopen();
+        assert!(!segment.is_closed());
+    }
+
+    #[test]
+    fn what_is_no_segment_is_refused() {
+        let other = Shared::create(SEGMENT_BYTES).expect("memory");
+        let copy = |shared: &Shared| shared.file().try_clone().expect("a descriptor");
+        assert!(Segment::open(copy(&other)).is_err());
+        let short = Shared::create(PAGE_BYTES).expect("memory");
+        assert!(Segment::open(copy(&short)).is_err());
+        let segment = Segment::create(0).expect("a segment");
+        let again = Segment::open(segment.file().try_clone().expect("a descriptor"));
+        let again = again.expect("the same");
+        again.close();
+        assert!(segment.is_closed());
+        segment.0.half(VERSION_AT).store(9, Ordering::Relaxed);
+        let newer = segment.file().try_clone().expect("a descriptor");
+        assert!(Segment::open(newer).is_err());
+    }
+}
