@@ -1,0 +1,307 @@
+//! The functions that programs call.
+//!
+//! Each does as little as it can and ends by calling the real one. A thread may be cancelled
+//! there, and then these functions are left without returning; so they hold nothing, own
+//! nothing, and call only what does not unwind. What the engine does is no place to be
+//! cancelled; so each asks before whether it is to be, as POSIX wants of these functions.
+//!
+//! `open`, `fcntl` and `syscall` are variadic in C. Here they have their last arguments
+//! always: on x86-64 (System V ABI, 3.2.3 and 3.5.7) integers go to the same registers
+//! either way, one that was not passed is whatever its register has, and the real function
+//! reads it only where it was.
+
+use crate::data::{self, BY_KERNEL};
+use crate::process::Since;
+use crate::{descriptors, real, signals, table, thread, vector};
+use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
+use libc::{sigaction as action, size_t, ssize_t};
+
+/// `PTHREAD_CANCEL_ASYNCHRONOUS`
+const CANCEL_ASYNCHRONOUS: c_int = 1;
+
+type Path = *const c_char;
+type Buffer = *mut c_void;
+type Parts = *const iovec;
+
+macro_rules! export {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty $body:block)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            unsafe extern "C" fn $name($($arg: $kind),*) -> $result $body
+        )*
+    };
+}
+
+/// By `data` or `vector` if the descriptor is ours, or else by the real one.
+macro_rules! transfer {
+    ($($name:ident($fd:ident: c_int $(, $arg:ident: $kind:ty)*) -> $result:ty = $direct:expr;)*) => {
+        export! {
+            $($name($fd: c_int $(, $arg: $kind)*) -> $result {
+                if table::is_ours($fd) {
+                    // SAFETY: nothing is held here.
+                    unsafe { real::pthread_testcancel() };
+                    let result = $direct;
+                    if result != BY_KERNEL {
+                        return result as $result;
+                    }
+                }
+                // SAFETY: the arguments are the caller's.
+                unsafe { real::$name($fd $(, $arg)*) }
+            })*
+        }
+    };
+}
+
+transfer! {
+    read(fd: c_int, into: Buffer, len: size_t) -> ssize_t = data::read(fd, into, len);
+    write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t = data::write(fd, from, len);
+    pread(fd: c_int, into: Buffer, len: size_t, offset: off64_t) -> ssize_t
+        = data::pread(fd, into, len, offset);
+    pread64(fd: c_int, into: Buffer, len: size_t, offset: off64_t) -> ssize_t
+        = data::pread(fd, into, len, offset);
+    pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t
+        = data::pwrite(fd, from, len, offset);
+    pwrite64(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t
+        = data::pwrite(fd, from, len, offset);
+    // A buffer that is too small is the real function's to complain about.
+    __read_chk(fd: c_int, into: Buffer, len: size_t, room: size_t) -> ssize_t
+        = if len > room { BY_KERNEL } else { data::read(fd, into, len) };
+    __pread_chk(fd: c_int, into: Buffer, len: size_t, offset: off64_t, room: size_t) -> ssize_t
+        = if len > room { BY_KERNEL } else { data::pread(fd, into, len, offset) };
+    __pread64_chk(fd: c_int, into: Buffer, len: size_t, offset: off64_t, room: size_t) -> ssize_t
+        = if len > room { BY_KERNEL } else { data::pread(fd, into, len, offset) };
+    readv(fd: c_int, parts: Parts, count: c_int) -> ssize_t = vector::readv(fd, parts, count, 0);
+    writev(fd: c_int, parts: Parts, count: c_int) -> ssize_t = vector::writev(fd, parts, count, 0);
+    preadv(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t
+        = vector::preadv(fd, parts, count, offset);
+    preadv64(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t
+        = vector::preadv(fd, parts, count, offset);
+    pwritev(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t
+        = vector::pwritev(fd, parts, count, offset);
+    pwritev64(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t
+        = vector::pwritev(fd, parts, count, offset);
+    preadv2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
+        = vector::preadv2(fd, parts, count, offset, flags);
+    preadv64v2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
+        = vector::preadv2(fd, parts, count, offset, flags);
+    pwritev2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
+        = vector::pwritev2(fd, parts, count, offset, flags);
+    pwritev64v2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
+        = vector::pwritev2(fd, parts, count, offset, flags);
+    fsync(fd: c_int) -> c_int = data::sync(fd);
+    fdatasync(fd: c_int) -> c_int = data::sync(fd);
+}
+
+/// No places to be cancelled.
+macro_rules! seek {
+    ($($name:ident)*) => {
+        export! {
+            $($name(fd: c_int, offset: off64_t, whence: c_int) -> off64_t {
+                if table::is_ours(fd) {
+                    let result = data::lseek(fd, offset, whence);
+                    if result != BY_KERNEL {
+                        return result as off64_t;
+                    }
+                }
+                // SAFETY: the arguments are the caller's.
+                unsafe { real::$name(fd, offset, whence) }
+            })*
+        }
+    };
+}
+
+seek! { lseek lseek64 }
+
+macro_rules! opening {
+    ($($name:ident($($arg:ident: $kind:ty),*) with $flags:expr;)*) => {
+        export! {
+            $($name($($arg: $kind),*) -> c_int {
+                let since = Since::now();
+                // SAFETY: the arguments are the caller's.
+                let fd = unsafe { real::$name($($arg),*) };
+                descriptors::opened(fd, $flags, &since)
+            })*
+        }
+    };
+}
+
+opening! {
+    open(path: Path, flags: c_int, mode: mode_t) with flags;
+    open64(path: Path, flags: c_int, mode: mode_t) with flags;
+    openat(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags;
+    openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags;
+    creat(path: Path, mode: mode_t) with libc::O_WRONLY;
+    creat64(path: Path, mode: mode_t) with libc::O_WRONLY;
+    __open_2(path: Path, flags: c_int) with flags;
+    __open64_2(path: Path, flags: c_int) with flags;
+    __openat_2(at: c_int, path: Path, flags: c_int) with flags;
+    __openat64_2(at: c_int, path: Path, flags: c_int) with flags;
+}
+
+/// Something is done about descriptors, and then the real one called.
+macro_rules! before {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $first:expr;)*) => {
+        export! {
+            $($name($($arg: $kind),*) -> $result {
+                // SAFETY: the arguments are the caller's.
+                #[allow(unused_unsafe)]
+                unsafe { $first };
+                // SAFETY: as above.
+                unsafe { real::$name($($arg),*) }
+            })*
+        }
+    };
+}
+
+before! {
+    close(fd: c_int) -> c_int: descriptors::forget(fd);
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int:
+        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
+            descriptors::forget_range(first, last);
+        };
+    closefrom(first: c_int) -> (): descriptors::forget_range(first.max(0) as c_uint, c_uint::MAX);
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
+        -> c_long: descriptors::called(number, a, b, c);
+    sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
+        descriptors::sent(message);
+    sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int:
+        for at in 0..count as usize {
+            descriptors::sent((&raw const (*messages.add(at)).msg_hdr).cast());
+        };
+    fdopen(fd: c_int, mode: Path) -> Buffer: descriptors::streamed(fd);
+    fclose(stream: Buffer) -> c_int: descriptors::stream_ends(stream);
+    freopen(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::stream_ends(stream);
+    freopen64(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::stream_ends(stream);
+    // Of streams that are open only these may have a descriptor of ours.
+    fcloseall() -> c_int: descriptors::forget_range(0, 2);
+}
+
+export! {
+    daemon(stay: c_int, keep: c_int) -> c_int {
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::daemon(stay, keep) };
+        // In the child they are other descriptors now.
+        descriptors::forget_range(0, 2);
+        result
+    }
+
+    dup(fd: c_int) -> c_int {
+        // SAFETY: it touches no memory; here and below.
+        descriptors::named(fd, unsafe { real::dup(fd) })
+    }
+
+    dup2(fd: c_int, to: c_int) -> c_int {
+        descriptors::replaced(fd, to);
+        // SAFETY: as above.
+        descriptors::named(fd, unsafe { real::dup2(fd, to) })
+    }
+
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        descriptors::replaced(fd, to);
+        // SAFETY: as above.
+        descriptors::named(fd, unsafe { real::dup3(fd, to, flags) })
+    }
+
+    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::fcntl(fd, command, argument) };
+        if table::is_ours(fd) {
+            return descriptors::controlled(fd, command, argument, result);
+        }
+        result
+    }
+
+    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::fcntl64(fd, command, argument) };
+        if table::is_ours(fd) {
+            return descriptors::controlled(fd, command, argument, result);
+        }
+        result
+    }
+}
+
+/// A limit of file sizes is the kernel's to enforce.
+macro_rules! limits {
+    ($($name:ident($($arg:ident: $kind:ty),*) of $what:expr;)*) => {
+        export! {
+            $($name($($arg: $kind),*) -> c_int {
+                // SAFETY: the arguments are the caller's.
+                let result = unsafe { real::$name($($arg),*) };
+                if $what == libc::RLIMIT_FSIZE as c_int && !thread::this().is_vforked() {
+                    data::look_at_limits();
+                }
+                result
+            })*
+        }
+    };
+}
+
+limits! {
+    setrlimit(what: c_int, limit: *const c_void) of what;
+    setrlimit64(what: c_int, limit: *const c_void) of what;
+    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) of what;
+    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) of what;
+}
+
+export! {
+    sigaction(signal: c_int, new: *const action, old: *mut action) -> c_int {
+        // SAFETY: the arguments are the caller's.
+        unsafe { signals::change(signal, new, old) }
+    }
+
+    signal(signal: c_int, handler: size_t) -> size_t {
+        let flags = if signals::interrupts(signal) { 0 } else { libc::SA_RESTART };
+        signals::set(signal, handler, flags, true)
+    }
+
+    bsd_signal(signal: c_int, handler: size_t) -> size_t {
+        let flags = if signals::interrupts(signal) { 0 } else { libc::SA_RESTART };
+        signals::set(signal, handler, flags, true)
+    }
+
+    ssignal(signal: c_int, handler: size_t) -> size_t {
+        let flags = if signals::interrupts(signal) { 0 } else { libc::SA_RESTART };
+        signals::set(signal, handler, flags, true)
+    }
+
+    sysv_signal(signal: c_int, handler: size_t) -> size_t {
+        signals::set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER, false)
+    }
+
+    __sysv_signal(signal: c_int, handler: size_t) -> size_t {
+        signals::set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER, false)
+    }
+
+    sigset(signal: c_int, handler: size_t) -> size_t {
+        let known = signals::known(signal);
+        // SAFETY: the arguments are the caller's.
+        let seen = unsafe { real::sigset(signal, handler) };
+        signals::adopt(signal, seen, known)
+    }
+
+    siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::siginterrupt(signal, interrupts) };
+        if result == 0 {
+            signals::set_interrupts(signal, interrupts != 0);
+        }
+        result
+    }
+
+    pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+        // Before, when it may be cancelled anywhere from now on.
+        let is_anywhere = kind == CANCEL_ASYNCHRONOUS;
+        if is_anywhere {
+            thread::this().set_cancelled_anywhere(true);
+        }
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::pthread_setcanceltype(kind, old) };
+        if result == 0 {
+            thread::this().set_cancelled_anywhere(is_anywhere);
+        }
+        result
+    }
+}

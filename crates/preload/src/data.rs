@@ -1,0 +1,257 @@
+//! Reading, writing and syncing.
+//!
+//! Each call here is done by the engine, or else by the kernel: then it gives [`BY_KERNEL`]
+//! and the caller calls the real function, holding nothing.
+//!
+//! **Offsets.** The kernel's offset is the truth, since other descriptors, children and
+//! `lseek` know only that. A call at the offset moves it first, by one `lseek`, which says
+//! where it was, and moves it back by what was not read or written. Meanwhile the
+//! description's lock is held, by everything in this process that uses its offset: also by
+//! what the kernel does in the end, by a bare system call, since a thread that was cancelled
+//! there would keep the lock. A busy lock is waited for: passing its holder, a call would
+//! see an offset that never was. Where another process may have the description, the
+//! kernel does all of it.
+
+use crate::engine::File;
+use crate::entry::{Entry, Mode};
+use crate::table::{self, Use};
+use crate::thread::{self, Inside};
+use crate::{buffer, engine, process, sys};
+use libc::{c_int, c_void, off64_t, size_t};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// No result of a system call.
+pub const BY_KERNEL: isize = isize::MIN;
+
+/// What is longer is done by the kernel: there the call into it costs least, and signals and
+/// other threads wait for the engine no longer than for this much.
+pub const DIRECT_BYTES_MAX: usize = 1 << 20;
+
+/// The process has a limit of file sizes, which the kernel has to see to.
+pub static IS_SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
+
+/// A call that is under way on an entry. What it uses ends before it is no longer inside.
+pub struct Call {
+    pub entry: Use,
+    inside: Inside,
+}
+
+impl Call {
+    /// None: the kernel's.
+    #[inline]
+    pub fn begin(fd: c_int) -> Option<Call> {
+        let inside = thread::this().enter()?;
+        if !process::is_ours() {
+            return None;
+        }
+        let entry = table::enter(fd)?;
+        Some(Call { entry, inside })
+    }
+
+    /// The file, if the engine has it now and may do this with it.
+    #[inline]
+    pub fn file(&self, is_write: bool) -> Option<&File> {
+        if self.entry.mode() != Mode::Direct {
+            return None;
+        }
+        let facts = self.entry.facts();
+        let may = match is_write {
+            true => facts.is_writable && !IS_SIZE_LIMITED.load(Relaxed),
+            false => facts.is_readable,
+        };
+        // SAFETY: it is used, and the mode was looked at.
+        may.then(|| unsafe { self.entry.file() })
+    }
+
+    /// Asks the engine for a file of the parent.
+    #[inline]
+    pub fn ask(&self, fd: c_int) {
+        if self.entry.mode() == Mode::Inherited {
+            self.ask_again(fd);
+        }
+    }
+
+    #[cold]
+    fn ask_again(&self, fd: c_int) {
+        if !self.inside.thread().is_handling() && self.entry.begin_asking() {
+            let facts = self.entry.facts();
+            let (may_read, may_write) = (facts.is_readable, facts.is_writable);
+            let file = engine::open(fd, facts.dev, facts.ino, may_read, may_write);
+            self.entry.end_asking(file);
+        }
+    }
+}
+
+#[inline]
+fn is_direct(len: usize) -> bool {
+    (1..=DIRECT_BYTES_MAX).contains(&len)
+}
+
+/// None where the kernel has an error to tell: a negative offset, or an end past all.
+#[inline]
+pub fn start(len: usize, offset: off64_t) -> Option<u64> {
+    offset.checked_add(off64_t::try_from(len).ok()?)?;
+    u64::try_from(offset).ok()
+}
+
+/// The engine reads into a program's memory. None: the kernel has to.
+#[inline]
+pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize> {
+    if !buffer::is_writable(into, len) {
+        return None;
+    }
+    // SAFETY: each page was just written to. That nobody else uses the memory meanwhile is
+    // the program's business, as it is with the kernel.
+    let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
+    file.read(into, at)
+}
+
+/// The engine writes from a program's memory. None: the kernel has to.
+#[inline]
+pub fn put(call: &Call, from: *const c_void, len: usize, at: u64) -> Option<usize> {
+    let file = call.file(true)?;
+    if !buffer::is_readable(from, len) {
+        return None;
+    }
+    // SAFETY: as in `fill`, read.
+    let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
+    file.write(from, at)
+}
+
+/// Makes what was just written durable, if that is wanted. An error is the call's.
+pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize {
+    if !is_durable && !call.entry.facts().is_durable {
+        return written as isize;
+    }
+    let is_synced = call.file(true).is_some_and(File::sync);
+    if is_synced {
+        return written as isize;
+    }
+    match sys::fdatasync(fd) {
+        0 => written as isize,
+        error => sys::returned(error),
+    }
+}
+
+#[inline]
+pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> isize {
+    let read = || {
+        let at = start(len, offset).filter(|_| is_direct(len))?;
+        let call = Call::begin(fd)?;
+        call.ask(fd);
+        fill(call.file(false)?, into, len, at)
+    };
+    read().map_or(BY_KERNEL, |n| n as isize)
+}
+
+#[inline]
+pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> isize {
+    let write = || {
+        let at = start(len, offset).filter(|_| is_direct(len))?;
+        let call = Call::begin(fd)?;
+        call.ask(fd);
+        let written = put(&call, from, len, at)?;
+        Some(settle(&call, fd, false, written))
+    };
+    write().unwrap_or(BY_KERNEL)
+}
+
+/// Does `direct` at the offset and moves it, or else `kernel`, which moves it itself.
+pub fn at_offset(
+    fd: c_int,
+    len: usize,
+    direct: impl FnOnce(&Call, u64) -> Option<usize>,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let Some(call) = Call::begin(fd) else {
+        return BY_KERNEL;
+    };
+    if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
+        return BY_KERNEL;
+    }
+    let held = call.entry.offset.hold();
+    // Whoever shared it waits for the lock after saying so.
+    if call.entry.is_shared() {
+        return BY_KERNEL;
+    }
+    let done = if is_direct(len) {
+        moved(fd, len, |at| direct(&call, at))
+    } else {
+        None
+    };
+    let result = done.map_or_else(kernel, |n| n as isize);
+    drop(held);
+    sys::returned(result)
+}
+
+/// Moves the offset by what `direct` did.
+fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<usize>) -> Option<usize> {
+    let len = len as off64_t;
+    let end = sys::lseek(fd, len, libc::SEEK_CUR) as off64_t;
+    if end < 0 {
+        return None;
+    }
+    let done = u64::try_from(end - len).ok().and_then(direct);
+    let back = len - done.map_or(0, |done| done as off64_t);
+    if back != 0 {
+        sys::lseek(fd, -back, libc::SEEK_CUR);
+    }
+    done
+}
+
+pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
+    let direct = |call: &Call, at| fill(call.file(false)?, into, len, at);
+    // SAFETY: the arguments are the caller's.
+    at_offset(fd, len, direct, || unsafe { sys::read(fd, into, len) })
+}
+
+pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
+    // SAFETY: the arguments are the caller's.
+    let kernel = || unsafe { sys::write(fd, from, len) };
+    written(fd, len, false, |call, at| put(call, from, len, at), kernel)
+}
+
+/// `at_offset` for writing.
+pub fn written(
+    fd: c_int,
+    len: usize,
+    is_durable: bool,
+    direct: impl FnOnce(&Call, u64) -> Option<usize>,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let mut settled = 0;
+    let direct = |call: &Call, at| {
+        let written = direct(call, at)?;
+        settled = settle(call, fd, is_durable, written);
+        Some(written)
+    };
+    let result = at_offset(fd, len, direct, kernel);
+    if settled < 0 { settled } else { result }
+}
+
+/// In its turn among the calls that move the offset.
+pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
+    at_offset(fd, 0, |_, _| None, || sys::lseek(fd, offset, whence))
+}
+
+pub extern "C" fn sync(fd: c_int) -> isize {
+    let is_synced = || Some(any_file(&Call::begin(fd)?)?.sync());
+    if is_synced() == Some(true) {
+        0
+    } else {
+        BY_KERNEL
+    }
+}
+
+/// Syncing needs no right to read or write.
+fn any_file(call: &Call) -> Option<&File> {
+    let entry: &Entry = &call.entry;
+    // SAFETY: it is used, and the mode is looked at.
+    (entry.mode() == Mode::Direct).then(|| unsafe { entry.file() })
+}
+
+/// The limit of file sizes may have changed.
+pub fn look_at_limits() {
+    IS_SIZE_LIMITED.store(sys::is_file_size_limited(), Relaxed);
+}

@@ -1,0 +1,237 @@
+//! Descriptors come, go, and get second names.
+//!
+//! What the C library closes or replaces by itself never comes here: a stream's descriptor.
+//! So a descriptor that is given to a stream is the kernel's from then on, and one whose
+//! stream is closed is taken out.
+
+use crate::data::Call;
+use crate::entry::{Facts, Mode};
+use crate::process::Since;
+use crate::thread::{self, Changing};
+use crate::{engine, process, signals, sys, table};
+use libc::{c_int, c_long, c_uint, c_void, msghdr};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Devices that cannot be ours are remembered here: as many file systems as a program has
+/// open at a time, roughly. More only cost a question more per file.
+const FOREIGN_MAX: usize = 32;
+static FOREIGN: [AtomicU64; FOREIGN_MAX] = [const { AtomicU64::new(0) }; FOREIGN_MAX];
+
+fn may_be_on(fd: c_int, dev: u64) -> bool {
+    // A device number is never 0, as its file systems are counted from 1.
+    let place = &FOREIGN[(dev ^ dev >> 8) as usize % FOREIGN_MAX];
+    if place.load(Relaxed) == dev {
+        return false;
+    }
+    let may_be = sys::fs_type(fd).is_some_and(engine::may_be_on);
+    if !may_be {
+        place.store(dev, Relaxed);
+    }
+    may_be
+}
+
+/// What opening with these flags leaves to the engine. None: nothing.
+fn facts_of(flags: c_int) -> Option<Facts> {
+    let access = flags & libc::O_ACCMODE;
+    let is_writable = access != libc::O_RDONLY;
+    let other = libc::O_PATH | if is_writable { libc::O_APPEND } else { 0 };
+    // `O_TMPFILE` has the bit of `O_DIRECTORY`, and makes a regular file.
+    let is_directory = flags & libc::O_TMPFILE == libc::O_DIRECTORY;
+    if access == libc::O_ACCMODE || flags & other != 0 || is_directory {
+        return None;
+    }
+    let is_readable = access != libc::O_WRONLY;
+    let is_durable = flags & libc::O_DSYNC != 0;
+    Some(Facts {
+        dev: 0,
+        ino: 0,
+        is_readable,
+        is_writable,
+        is_durable,
+    })
+}
+
+/// A file was opened; gives its descriptor.
+pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
+    if fd >= 0
+        && let Some(facts) = facts_of(flags)
+    {
+        consider(fd, facts, since);
+    }
+    fd
+}
+
+fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
+    let thread = thread::this();
+    let _inside = thread.enter()?;
+    if thread.is_handling() || !process::is_ours() {
+        return None;
+    }
+    let stat = sys::fstat(fd)?;
+    let is_file = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    if !is_file || !may_be_on(fd, stat.st_dev) || !process::may_change() {
+        return None;
+    }
+    table::sweep();
+    let facts = Facts {
+        dev: stat.st_dev,
+        ino: stat.st_ino,
+        ..facts
+    };
+    let file = engine::open(
+        fd,
+        facts.dev,
+        facts.ino,
+        facts.is_readable,
+        facts.is_writable,
+    )?;
+    signals::guard();
+    let entry = table::add(fd, facts, file)?;
+    if since.may_be_copied() {
+        entry.set_shared();
+    }
+    Some(())
+}
+
+/// Inside, if this process may change the table. Else nothing is to be done: a descriptor of
+/// a child in the same memory.
+fn changing() -> Option<Changing> {
+    thread::this()
+        .enter_to_change()
+        .filter(|_| process::may_change())
+}
+
+/// Before a descriptor goes.
+pub extern "C" fn forget(fd: c_int) {
+    if table::is_ours(fd)
+        && let Some(_inside) = changing()
+    {
+        table::remove(fd);
+    }
+}
+
+/// Before all descriptors of a range go.
+pub extern "C" fn forget_range(first: c_uint, last: c_uint) {
+    if let Some(_inside) = changing() {
+        table::ours_in(first, last).for_each(table::remove);
+    }
+}
+
+/// A second descriptor of the same description came. Gives it.
+pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {
+    if new >= 0
+        && fd != new
+        && table::is_ours(fd)
+        && let Some(call) = Call::begin(fd)
+        && process::may_change()
+    {
+        table::add_name(new, &call.entry);
+    }
+    new
+}
+
+/// Before `dup2`.
+pub extern "C" fn replaced(fd: c_int, new: c_int) {
+    if fd != new {
+        forget(new);
+    }
+}
+
+/// After `fcntl`; gives its result.
+pub extern "C" fn controlled(fd: c_int, command: c_int, argument: c_long, result: c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => named(fd, result),
+        libc::F_SETFL if result == 0 => {
+            flags_changed(fd, argument as c_int);
+            result
+        }
+        _ => result,
+    }
+}
+
+/// Who appends is the kernel's from then on, under all names.
+fn flags_changed(fd: c_int, flags: c_int) {
+    if flags & libc::O_APPEND != 0
+        && let Some(call) = Call::begin(fd)
+    {
+        call.entry.set_mode(Mode::Kernel);
+    }
+}
+
+/// A stream reads and writes this descriptor now, past us.
+pub extern "C" fn streamed(fd: c_int) {
+    if table::is_ours(fd) {
+        share(fd);
+        forget(fd);
+    }
+}
+
+/// Others may move the offset from now on.
+pub fn share(fd: c_int) {
+    if let Some(call) = Call::begin(fd) {
+        call.entry.set_shared();
+        drop(call.entry.offset.hold());
+    }
+}
+
+/// Before a stream is closed or opened again.
+///
+/// # Safety
+/// The stream is null or open.
+pub unsafe fn stream_ends(stream: *mut c_void) {
+    if !stream.is_null() {
+        // SAFETY: the caller's.
+        forget(unsafe { libc::fileno(stream.cast()) });
+    }
+}
+
+/// A message may take descriptors to another process.
+///
+/// # Safety
+/// As of `sendmsg`: all pointers are good.
+pub unsafe fn sent(message: *const msghdr) {
+    // SAFETY: the caller's.
+    let Some(header) = (unsafe { message.as_ref() }) else {
+        return;
+    };
+    if header.msg_controllen < size_of::<libc::cmsghdr>() {
+        return;
+    }
+    // SAFETY: the caller's, here and below: headers that lie within the message.
+    unsafe {
+        let mut part = libc::CMSG_FIRSTHDR(message);
+        while let Some(found) = part.as_ref() {
+            if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
+                share_each(libc::CMSG_DATA(part).cast(), found.cmsg_len);
+            }
+            part = libc::CMSG_NXTHDR(message, part);
+        }
+    }
+}
+
+/// # Safety
+/// Descriptors lie there, as many as a part of a message of this length has.
+unsafe fn share_each(fds: *const c_int, part_len: usize) {
+    // SAFETY: it is arithmetic.
+    let head = unsafe { libc::CMSG_LEN(0) } as usize;
+    for at in 0..part_len.saturating_sub(head) / size_of::<c_int>() {
+        // SAFETY: the caller's.
+        let fd = unsafe { fds.add(at).read_unaligned() };
+        if table::is_ours(fd) {
+            share(fd);
+        }
+    }
+}
+
+/// Before a system call by its number: what closes or replaces a descriptor.
+pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long) {
+    match number {
+        libc::SYS_close => forget(a as c_int),
+        libc::SYS_dup2 | libc::SYS_dup3 => replaced(a as c_int, b as c_int),
+        libc::SYS_close_range if c as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 => {
+            forget_range(a as c_uint, b as c_uint);
+        }
+        _ => {}
+    }
+}

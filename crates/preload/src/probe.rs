@@ -1,0 +1,214 @@
+//! An engine for tests: does by system calls what it is asked, and counts.
+//!
+//! Only in builds with debug assertions or the feature `probe`, and only where the
+//! environment names a directory. Below it every regular file is on the direct path.
+//!
+//! - `PAGEMESH_PROBE_DIR`: that directory.
+//! - `PAGEMESH_PROBE_COUNTS`: a file of [`COUNTS`] words; all processes count in it.
+//! - `PAGEMESH_PROBE_DECLINE=n`: of every n calls it leaves one to the kernel.
+//! - `PAGEMESH_PROBE_DWELL_US`: how long it stays inside.
+//! - `PAGEMESH_PROBE_NULL`: says that it did what it was asked, and does nothing.
+
+use crate::sys;
+use libc::{c_char, c_int, c_void};
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// opens, reads, writes, syncs, ends, forks, calls that began inside another of the same
+/// thread, calls that began, calls that ended
+const COUNTS: usize = 9;
+
+/// The order of the words, for the tests.
+#[derive(Clone, Copy)]
+enum Count {
+    Opens,
+    Reads,
+    Writes,
+    Syncs,
+    Ends,
+    Forks,
+    Reentered,
+    Begun,
+    Ended,
+}
+
+static DIRECTORY: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+static COUNTERS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+static DECLINE: AtomicU64 = AtomicU64::new(0);
+static DWELL_US: AtomicU64 = AtomicU64::new(0);
+static IS_NULL: AtomicBool = AtomicBool::new(false);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+pub struct File {
+    fd: c_int,
+}
+
+fn variable(name: &CStr) -> *mut c_char {
+    // SAFETY: a string; the environment is only read, before the program runs.
+    unsafe { libc::getenv(name.as_ptr()) }
+}
+
+fn number(name: &CStr) -> u64 {
+    let text = variable(name);
+    if text.is_null() {
+        return 0;
+    }
+    // SAFETY: a string of the environment.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str()
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    DIRECTORY.store(variable(c"PAGEMESH_PROBE_DIR"), SeqCst);
+    DECLINE.store(number(c"PAGEMESH_PROBE_DECLINE"), SeqCst);
+    DWELL_US.store(number(c"PAGEMESH_PROBE_DWELL_US"), SeqCst);
+    IS_NULL.store(!variable(c"PAGEMESH_PROBE_NULL").is_null(), SeqCst);
+    let path = variable(c"PAGEMESH_PROBE_COUNTS");
+    if !path.is_null() {
+        COUNTERS.store(map(path), SeqCst);
+    }
+}
+
+fn map(path: *const c_char) -> *mut AtomicU64 {
+    const BYTES: usize = COUNTS * size_of::<AtomicU64>();
+    // SAFETY: a path, and a mapping wherever there is room, which stays.
+    unsafe {
+        let fd = crate::real::open(path, libc::O_RDWR | libc::O_CLOEXEC, 0);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let page = libc::mmap(ptr::null_mut(), BYTES, protection, libc::MAP_SHARED, fd, 0);
+        crate::real::close(fd);
+        if page == libc::MAP_FAILED {
+            ptr::null_mut()
+        } else {
+            page.cast()
+        }
+    }
+}
+
+fn count(what: Count) {
+    let counters = COUNTERS.load(Relaxed);
+    if !counters.is_null() {
+        // SAFETY: a mapped array of `COUNTS` words that stays.
+        unsafe { &*counters.add(what as usize) }.fetch_add(1, Relaxed);
+    }
+}
+
+/// Whether any kind of file system may be meant.
+pub fn is_on_all() -> bool {
+    !DIRECTORY.load(Relaxed).is_null()
+}
+
+pub fn open(fd: c_int, _dev: u64, _ino: u64, _reads: bool, _writes: bool) -> Option<File> {
+    if !is_on_all() || !is_below(fd) {
+        return None;
+    }
+    count(Count::Opens);
+    // Descriptors with high numbers are its own, as those of a real engine are.
+    // SAFETY: no memory is touched.
+    let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 1000) };
+    // Another opening, so that its offset and flags are its own.
+    (fd >= 0).then_some(File { fd })
+}
+
+fn is_below(fd: c_int) -> bool {
+    let name = format!("/proc/self/fd/{fd}\0");
+    let mut path = [0u8; 4096];
+    // SAFETY: a string that ends with a zero, and a buffer with its length.
+    let len = unsafe { libc::readlink(name.as_ptr().cast(), path.as_mut_ptr().cast(), path.len()) };
+    // SAFETY: a string of the environment.
+    let directory = unsafe { CStr::from_ptr(DIRECTORY.load(Relaxed)) };
+    usize::try_from(len).is_ok_and(|len| path[..len].starts_with(directory.to_bytes()))
+}
+
+impl File {
+    pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
+        let _visit = Visit::begin(Count::Reads)?;
+        if IS_NULL.load(Relaxed) {
+            return Some(into.len());
+        }
+        // SAFETY: a buffer with its length.
+        let read = unsafe { sys::pread(self.fd, into.as_mut_ptr().cast(), into.len(), offset) };
+        usize::try_from(read).ok()
+    }
+
+    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
+        let _visit = Visit::begin(Count::Writes)?;
+        if IS_NULL.load(Relaxed) {
+            return Some(data.len());
+        }
+        let from = data.as_ptr().cast::<c_void>();
+        // SAFETY: a buffer with its length.
+        let written = unsafe { sys::pwrite(self.fd, from, data.len(), offset) };
+        usize::try_from(written).ok()
+    }
+
+    pub fn sync(&self) -> bool {
+        Visit::begin(Count::Syncs).is_some()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        count(Count::Ends);
+        // SAFETY: it is this file's own.
+        unsafe { libc::close(self.fd) };
+    }
+}
+
+/// Between the beginning and the end of a call.
+struct Visit;
+
+impl Visit {
+    fn begin(what: Count) -> Option<Visit> {
+        let decline = DECLINE.load(Relaxed);
+        if decline != 0 && CALLS.fetch_add(1, Relaxed).is_multiple_of(decline) {
+            return None;
+        }
+        if COUNTERS.load(Relaxed).is_null() {
+            return Some(Visit);
+        }
+        count(what);
+        count(Count::Begun);
+        if IS_INSIDE.replace(true) {
+            count(Count::Reentered);
+        }
+        dwell();
+        Some(Visit)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if !COUNTERS.load(Relaxed).is_null() {
+            IS_INSIDE.set(false);
+            count(Count::Ended);
+        }
+    }
+}
+
+fn dwell() {
+    let dwell_us = DWELL_US.load(Relaxed);
+    if dwell_us != 0 {
+        let end = Instant::now() + Duration::from_micros(dwell_us);
+        while Instant::now() < end {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+pub fn forked() {
+    count(Count::Forks);
+    IS_INSIDE.set(false);
+}

@@ -1,0 +1,217 @@
+//! One process after another in the same memory: `fork`, `vfork`, and what calls them.
+//!
+//! A descriptor is shared with a child, and so is its offset. From then on the kernel alone
+//! moves the offset (`table::share_all`); reading and writing at a given place stays direct.
+//! The child asks the engine again for what it inherited.
+//!
+//! A child of `fork` is told by `pthread_atfork`; any other copy of this memory (`_Fork`,
+//! `clone` by a raw system call) by a page that the kernel clears in copies. A child of
+//! `vfork` runs in its parent's memory with descriptors of its own, so all of its calls go
+//! to the kernel and change nothing here. A process made by `clone` with the memory but not
+//! the descriptors of its parent is kept from changing the table by its number.
+
+use crate::{engine, real, signals, sys, table, thread};
+use libc::{c_int, c_long, c_void, pid_t};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+
+/// A word that is 1 in the process that this library knows itself to be in, and 0 in a copy
+/// of it. None before the library is ready.
+static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+static PID: AtomicI32 = AtomicI32::new(0);
+
+/// Calls that may copy descriptors into another process.
+static COPIES_BEGUN: AtomicU64 = AtomicU64::new(0);
+static COPIES_ENDED: AtomicU64 = AtomicU64::new(0);
+
+fn born() -> Option<&'static AtomicU32> {
+    // SAFETY: null, or a page that is never unmapped.
+    NonNull::new(BORN.load(Relaxed)).map(|word| unsafe { word.as_ref() })
+}
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    let Some(page) = wiped_page() else { return };
+    // SAFETY: the handlers are functions that live as long as the process.
+    if unsafe { libc::pthread_atfork(Some(before_copy), Some(after_copy), Some(in_child)) } != 0 {
+        return;
+    }
+    PID.store(sys::getpid(), Relaxed);
+    // SAFETY: a fresh page, aligned and zeroed.
+    unsafe { page.as_ref() }.store(1, Relaxed);
+    BORN.store(page.as_ptr(), SeqCst);
+}
+
+fn wiped_page() -> Option<NonNull<AtomicU32>> {
+    const BYTES: usize = 4096;
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: a fresh mapping wherever there is room.
+    let page = unsafe { libc::mmap(ptr::null_mut(), BYTES, protection, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the page is ours. An old kernel does not know the advice.
+    if unsafe { libc::madvise(page, BYTES, libc::MADV_WIPEONFORK) } != 0 {
+        return None;
+    }
+    NonNull::new(page.cast())
+}
+
+/// Whether the table is this process's; a copy that was not told makes it so. False before
+/// the library is ready. The caller's thread is inside, or has its signals blocked.
+#[inline]
+pub fn is_ours() -> bool {
+    let Some(born) = born() else { return false };
+    if born.load(Relaxed) == 0 {
+        adopt();
+    }
+    true
+}
+
+/// Whether this process may change the table: it is not another one in the same memory.
+pub fn may_change() -> bool {
+    is_ours() && sys::getpid() == PID.load(Relaxed)
+}
+
+fn adopt() {
+    engine::forked();
+    table::inherit();
+    signals::forked();
+    PID.store(sys::getpid(), Relaxed);
+    if let Some(born) = born() {
+        born.store(1, Relaxed);
+    }
+}
+
+/// Before descriptors may be copied into another process.
+pub extern "C" fn before_copy() {
+    COPIES_BEGUN.fetch_add(1, SeqCst);
+    // No handler while locks are held, whatever the thread is doing.
+    let mask = sys::mask(libc::SIG_SETMASK, signals::ALL);
+    if is_ours() {
+        table::share_all();
+    }
+    sys::mask(libc::SIG_SETMASK, mask);
+}
+
+pub extern "C" fn after_copy() {
+    COPIES_ENDED.fetch_add(1, SeqCst);
+}
+
+extern "C" fn in_child() {
+    thread::this().set_vforked(false);
+    COPIES_ENDED.store(COPIES_BEGUN.load(SeqCst), SeqCst);
+    let inside = thread::this().enter();
+    if born().is_some() {
+        adopt();
+    }
+    drop(inside);
+}
+
+/// Taken before a descriptor is made. It is the kernel's offset alone if descriptors were
+/// perhaps copied since.
+pub struct Since(Option<u64>);
+
+impl Since {
+    pub fn now() -> Since {
+        let ended = COPIES_ENDED.load(SeqCst);
+        Since((COPIES_BEGUN.load(SeqCst) == ended).then_some(ended))
+    }
+
+    pub fn may_be_copied(&self) -> bool {
+        Some(COPIES_BEGUN.load(SeqCst)) != self.0
+    }
+}
+
+extern "C" fn begin_vfork() {
+    before_copy();
+    thread::this().set_vforked(true);
+}
+
+/// In the parent, when the child is gone from its memory.
+extern "C" fn end_vfork(result: isize) -> pid_t {
+    thread::this().set_vforked(false);
+    after_copy();
+    sys::returned(result) as pid_t
+}
+
+/// The child returns from here first and overwrites the stack above; so the return address
+/// waits in a register, which the kernel keeps for each of the two, as in the C library's own.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn vfork() -> pid_t {
+    std::arch::naked_asm!(
+        "sub rsp, 8",
+        "call {begin}",
+        "add rsp, 8",
+        "pop rdi",
+        "mov eax, {vfork}",
+        "syscall",
+        "push rdi",
+        "test rax, rax",
+        "jz 2f",
+        "mov rdi, rax",
+        "sub rsp, 8",
+        "call {end}",
+        "add rsp, 8",
+        "2: ret",
+        begin = sym begin_vfork,
+        end = sym end_vfork,
+        vfork = const libc::SYS_vfork as i32,
+    )
+}
+
+macro_rules! copying {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
+                before_copy();
+                // SAFETY: the arguments are the caller's.
+                let result = unsafe { real::$name($($arg),*) };
+                after_copy();
+                result
+            }
+        )*
+    };
+}
+
+// The C library makes the child past `fork` in all of these. Whoever is cancelled in one of
+// them never says that it ended, and later files keep to the kernel's offset.
+copying! {
+    posix_spawn(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
+    posix_spawnp(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
+    system(command: *const c_void) -> c_int;
+    popen(command: *const c_void, kind: *const c_void) -> *mut c_void;
+    _Fork() -> pid_t;
+}
+
+/// # Safety
+/// As the C library's. It takes up to seven arguments, of which the last is read from where
+/// the caller has put it or has something else; on x86-64 both are the same call.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn clone(
+    run: *const c_void,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    local: *mut c_void,
+    child: c_long,
+) -> c_int {
+    if flags & libc::CLONE_FILES != 0 {
+        // SAFETY: the arguments are the caller's.
+        return unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
+    }
+    before_copy();
+    // SAFETY: as above.
+    let result = unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
+    after_copy();
+    result
+}

@@ -1,0 +1,147 @@
+//! The functions that ours stand in front of.
+//!
+//! Each is looked for once, behind this library in the order of loading, so that others that
+//! are preloaded keep their turn. All are found when the library is loaded, since looking is
+//! nothing for a signal handler. None of these calls holds anything of ours: a thread may be
+//! cancelled in them.
+
+use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
+use libc::{sigaction as action, siginfo_t, size_t, ssize_t};
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// In place of a function that this C library does not have.
+extern "C" fn missing() -> isize {
+    crate::sys::returned(-(libc::ENOSYS as isize))
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn find(cell: &AtomicPtr<c_void>, name: *const c_char) -> *mut c_void {
+    // SAFETY: the name ends with a zero, as `name` made it.
+    let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+    if found.is_null() {
+        found = missing as *mut c_void;
+    }
+    cell.store(found, Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
+        #[allow(non_upper_case_globals)]
+        mod cells {
+            use super::{AtomicPtr, c_void, ptr};
+            $(pub static $name: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());)*
+        }
+
+        $(
+            /// # Safety
+            /// As the C library's.
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments, non_snake_case)]
+            pub unsafe fn $name($($arg: $kind),*) -> $result {
+                let mut found = cells::$name.load(Relaxed);
+                if found.is_null() {
+                    found = find(&cells::$name, name(concat!(stringify!($name), "\0")));
+                }
+                type Function = unsafe extern "C" fn($($kind),*) -> $result;
+                // SAFETY: the function of this name has this signature.
+                let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
+                // SAFETY: the caller's.
+                unsafe { function($($arg),*) }
+            }
+        )*
+
+        pub fn find_all() {
+            $(find(&cells::$name, name(concat!(stringify!($name), "\0")));)*
+        }
+    };
+}
+
+fn name(with_zero: &'static str) -> *const c_char {
+    CStr::from_bytes_until_nul(with_zero.as_bytes())
+        .unwrap_or(c"")
+        .as_ptr()
+}
+
+type Path = *const c_char;
+type Buffer = *mut c_void;
+type Parts = *const iovec;
+
+real! {
+    open(path: Path, flags: c_int, mode: mode_t) -> c_int;
+    open64(path: Path, flags: c_int, mode: mode_t) -> c_int;
+    openat(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
+    openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
+    creat(path: Path, mode: mode_t) -> c_int;
+    creat64(path: Path, mode: mode_t) -> c_int;
+    __open_2(path: Path, flags: c_int) -> c_int;
+    __open64_2(path: Path, flags: c_int) -> c_int;
+    __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;
+    __openat64_2(at: c_int, path: Path, flags: c_int) -> c_int;
+
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    closefrom(first: c_int) -> ();
+    dup(fd: c_int) -> c_int;
+    dup2(fd: c_int, to: c_int) -> c_int;
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fdopen(fd: c_int, mode: Path) -> *mut c_void;
+    fclose(stream: *mut c_void) -> c_int;
+    fcloseall() -> c_int;
+    freopen(path: Path, mode: Path, stream: *mut c_void) -> *mut c_void;
+    freopen64(path: Path, mode: Path, stream: *mut c_void) -> *mut c_void;
+    daemon(stay: c_int, keep: c_int) -> c_int;
+
+    read(fd: c_int, into: Buffer, len: size_t) -> ssize_t;
+    write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;
+    pread(fd: c_int, into: Buffer, len: size_t, offset: off64_t) -> ssize_t;
+    pread64(fd: c_int, into: Buffer, len: size_t, offset: off64_t) -> ssize_t;
+    pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t;
+    pwrite64(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> ssize_t;
+    __read_chk(fd: c_int, into: Buffer, len: size_t, room: size_t) -> ssize_t;
+    __pread_chk(fd: c_int, into: Buffer, len: size_t, offset: off64_t, room: size_t) -> ssize_t;
+    __pread64_chk(fd: c_int, into: Buffer, len: size_t, offset: off64_t, room: size_t) -> ssize_t;
+    readv(fd: c_int, parts: Parts, count: c_int) -> ssize_t;
+    writev(fd: c_int, parts: Parts, count: c_int) -> ssize_t;
+    preadv(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t;
+    preadv64(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t;
+    pwritev(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t;
+    pwritev64(fd: c_int, parts: Parts, count: c_int, offset: off64_t) -> ssize_t;
+    preadv2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    preadv64v2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwritev64v2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    lseek(fd: c_int, offset: off64_t, whence: c_int) -> off64_t;
+    lseek64(fd: c_int, offset: off64_t, whence: c_int) -> off64_t;
+    fsync(fd: c_int) -> c_int;
+    fdatasync(fd: c_int) -> c_int;
+
+    posix_spawn(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
+    posix_spawnp(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
+    system(command: *const c_void) -> c_int;
+    popen(command: *const c_void, kind: *const c_void) -> *mut c_void;
+    _Fork() -> pid_t;
+    clone(run: *const c_void, stack: Buffer, flags: c_int, argument: Buffer, parent: Buffer, local: Buffer, child: c_long) -> c_int;
+    setrlimit(what: c_int, limit: *const c_void) -> c_int;
+    setrlimit64(what: c_int, limit: *const c_void) -> c_int;
+    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+
+    sigaction(signal: c_int, new: *const action, old: *mut action) -> c_int;
+    sigset(signal: c_int, handler: size_t) -> size_t;
+    siginterrupt(signal: c_int, interrupts: c_int) -> c_int;
+    pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+    pthread_testcancel() -> ();
+}
+
+/// What a handler with all arguments looks like.
+pub type Handler = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);

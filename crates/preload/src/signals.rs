@@ -1,0 +1,410 @@
+//! No handler of the program runs inside an engine call.
+//!
+//! A handler may read and write the same pages, whose locks its own thread holds, or leave
+//! by `longjmp` and never let go of them. So the kernel is given [`on_signal`] in place of
+//! every handler. A signal that finds its thread inside is sent again to the same thread,
+//! with all that came with it, and blocked in the mask that the interrupted code returns to.
+//! So it waits in the kernel, with the kernel's rules for how often and in what order, until
+//! the thread is outside and unblocks it; then it is delivered as any other: mask, stack and
+//! flags are the kernel's work. What is sent to the process is so bound to one thread.
+//!
+//! Faults (SEGV and the like that the kernel raised) are the call's own and are passed at
+//! once, but for those of `buffer`.
+//!
+//! What the program asks about its handlers is answered with its own. A handler is one word,
+//! so that a signal sees the old or the new one whole.
+
+use crate::lock::{Held, Lock};
+use crate::thread::{self, Thread};
+use crate::{buffer, real, sys};
+use libc::{c_int, c_void, sigaction as Action, siginfo_t, ucontext_t};
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// Every signal that a handler can be deferred for.
+pub const ALL: u64 = u64::MAX;
+
+const SIGNALS: usize = 65;
+/// A handler's address has 47 bits; above it lie its flags.
+const ADDRESS: u64 = (1 << 48) - 1;
+const WITH_INFO: u64 = 1 << 48;
+const ONCE: u64 = 1 << 49;
+
+/// The program's handlers. One counts only while the kernel has `on_signal` for it.
+static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+/// What each of them is to have blocked.
+static MASKS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+static CHANGING: Lock = Lock::new();
+/// `buffer` needs SIGSEGV and SIGBUS, also without a handler of the program.
+static IS_GUARDED: AtomicBool = AtomicBool::new(false);
+
+fn bit(signal: c_int) -> u64 {
+    1u64.checked_shl(signal as u32 - 1).unwrap_or(0)
+}
+
+fn is_fault(signal: c_int) -> bool {
+    matches!(
+        signal,
+        libc::SIGSEGV
+            | libc::SIGBUS
+            | libc::SIGFPE
+            | libc::SIGILL
+            | libc::SIGTRAP
+            | libc::SIGSYS
+            | libc::SIGABRT
+    )
+}
+
+fn guards(signal: c_int) -> bool {
+    matches!(signal, libc::SIGSEGV | libc::SIGBUS)
+}
+
+fn wrapper() -> usize {
+    on_signal as *const () as usize
+}
+
+unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: what the kernel gave.
+    if guards(signal) && unsafe { buffer::is_caught(context) } {
+        return;
+    }
+    let thread = thread::this();
+    // SAFETY: as above.
+    if thread.is_inside() && unsafe { defer(thread, signal, info, context) } {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe {
+        release_before(thread, signal, context);
+        deliver(thread, signal, info, context);
+    }
+}
+
+/// Leaves it for later. False: it is the call's own fault, or the kernel has no room for it;
+/// then it runs inside, as the lesser evil than losing it.
+///
+/// # Safety
+/// The arguments are those of a handler.
+unsafe fn defer(
+    thread: &Thread,
+    signal: c_int,
+    info: *mut siginfo_t,
+    context: *mut c_void,
+) -> bool {
+    // SAFETY: the caller's.
+    let is_own = is_fault(signal) && unsafe { (*info).si_code > 0 };
+    if is_own || signal == libc::SIGABRT {
+        return false;
+    }
+    // Already so, but for a handler that may be interrupted by its own signal.
+    let before = sys::mask(libc::SIG_BLOCK, bit(signal));
+    // SAFETY: the caller's.
+    if !unsafe { sys::send_again(signal, info) } {
+        sys::mask(libc::SIG_SETMASK, before);
+        return false;
+    }
+    thread.defer(bit(signal));
+    // SAFETY: the caller's; the mask of a kernel's context is the first word of it.
+    unsafe { *mask_of(context) |= bit(signal) };
+    true
+}
+
+fn mask_of(context: *mut c_void) -> *mut u64 {
+    let context = context.cast::<ucontext_t>();
+    // SAFETY: only the address is taken.
+    unsafe { (&raw mut (*context).uc_sigmask).cast() }
+}
+
+/// A handler comes between the end of a call and the release of what waited for it, and may
+/// never return there. What it does not itself block comes before it, the rest after it.
+///
+/// # Safety
+/// The context is that of a handler.
+unsafe fn release_before(thread: &Thread, signal: c_int, context: *mut c_void) {
+    if thread.is_inside() {
+        return;
+    }
+    let deferred = thread.take_deferred();
+    if deferred != 0 {
+        // SAFETY: the caller's.
+        unsafe { *mask_of(context) &= !deferred };
+        let blocked = MASKS[signal as usize].load(Relaxed) | bit(signal);
+        sys::mask(libc::SIG_UNBLOCK, deferred & !blocked);
+    }
+}
+
+/// # Safety
+/// The arguments are those of a handler.
+unsafe fn deliver(thread: &Thread, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let handler = HANDLERS[signal as usize].load(SeqCst);
+    if handler & ONCE != 0 && !use_up(signal, handler) {
+        return sys::raise(signal);
+    }
+    let address = (handler & ADDRESS) as usize;
+    if address == libc::SIG_DFL || address == libc::SIG_IGN {
+        // SAFETY: the caller's.
+        return unsafe { by_default(signal, address, info) };
+    }
+    let before = thread.set_handling(range_of(context));
+    // SAFETY: the program said that this is a handler, and of which kind.
+    unsafe {
+        if handler & WITH_INFO != 0 {
+            std::mem::transmute::<usize, real::Handler>(address)(signal, info, context);
+        } else {
+            std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(address)(signal);
+        }
+    }
+    thread.set_handling(before);
+}
+
+/// Where the stack pointer is while this handler runs: below here, on this stack.
+fn range_of(context: *mut c_void) -> (usize, usize) {
+    let here = thread::stack_pointer();
+    // SAFETY: the context is that of a handler, whose alternate stack is in it.
+    let other = unsafe { (*context.cast::<ucontext_t>()).uc_stack };
+    let low = other.ss_sp as usize;
+    let is_on_other = (low..low.saturating_add(other.ss_size)).contains(&here);
+    (if is_on_other { low } else { 0 }, here + 1)
+}
+
+/// A handler for one time: from now on the kernel's default. False: another was first.
+fn use_up(signal: c_int, handler: u64) -> bool {
+    let _changing = Changing::begin();
+    let place = &HANDLERS[signal as usize];
+    if place.compare_exchange(handler, 0, SeqCst, SeqCst).is_err() {
+        return false;
+    }
+    MASKS[signal as usize].store(0, Relaxed);
+    if !(guards(signal) && IS_GUARDED.load(SeqCst)) {
+        set_default(signal);
+    }
+    true
+}
+
+/// The program has no handler, but we do.
+///
+/// # Safety
+/// The info is that of a handler.
+unsafe fn by_default(signal: c_int, address: usize, info: *const siginfo_t) {
+    // SAFETY: the caller's.
+    let is_sent = unsafe { (*info).si_code <= 0 };
+    if is_sent && address == libc::SIG_IGN {
+        return;
+    }
+    {
+        let _changing = Changing::begin();
+        set_default(signal);
+    }
+    if is_sent {
+        sys::raise(signal);
+    }
+    // Else the instruction faults again, and that is the process's end.
+}
+
+fn set_default(signal: c_int) {
+    let none = zeroed();
+    // SAFETY: the default action, with an empty mask and no flags.
+    unsafe { real::sigaction(signal, &none, std::ptr::null_mut()) };
+}
+
+fn zeroed() -> Action {
+    // SAFETY: an action is numbers, one of them the address of a handler, for which 0 is the
+    // default, and a function that may be none.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// One thread changes handlers, and no handler runs on it.
+struct Changing(#[allow(dead_code)] Option<Held<'static>>, u64);
+
+impl Changing {
+    fn begin() -> Self {
+        let mask = sys::mask(libc::SIG_SETMASK, ALL);
+        Changing(Some(CHANGING.hold()), mask)
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        sys::mask(libc::SIG_SETMASK, self.1);
+    }
+}
+
+pub fn forked() {
+    CHANGING.reset();
+}
+
+/// From now on a fault in `buffer` is caught.
+pub fn guard() {
+    if IS_GUARDED.load(Relaxed) || IS_GUARDED.swap(true, SeqCst) {
+        return;
+    }
+    let _changing = Changing::begin();
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        let mut now = zeroed();
+        // SAFETY: both are there.
+        unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
+        if now.sa_sigaction == libc::SIG_DFL {
+            HANDLERS[signal as usize].store(0, SeqCst);
+            let new = guarding();
+            // SAFETY: as above.
+            unsafe { real::sigaction(signal, &new, std::ptr::null_mut()) };
+        }
+    }
+}
+
+fn guarding() -> Action {
+    let mut action = zeroed();
+    action.sa_sigaction = wrapper();
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    action
+}
+
+/// # Safety
+/// As the C library's.
+pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    let is_one = (1..SIGNALS as c_int).contains(&signal);
+    if !is_one || new.is_null() && old.is_null() {
+        // SAFETY: the caller's.
+        return unsafe { real::sigaction(signal, new, old) };
+    }
+    // A child of `vfork` has the parent's memory, but handlers of its own.
+    let may_record = !thread::this().is_vforked();
+    // Read here, since a bad pointer must not fault with the lock held.
+    // SAFETY: the caller's: null or an action.
+    let wanted = unsafe { new.as_ref() }.copied();
+    let mut before = zeroed();
+    let result = {
+        let _changing = Changing::begin();
+        let known = HANDLERS[signal as usize].load(SeqCst);
+        let result = exchange(signal, wanted.filter(|_| may_record), &mut before);
+        show_own(&mut before, known);
+        result
+    };
+    // SAFETY: the caller's: null or room for an action.
+    let old = unsafe { old.as_mut() };
+    if result == 0
+        && let Some(old) = old
+    {
+        *old = before;
+    }
+    if may_record || result != 0 || wanted.is_none() {
+        return result;
+    }
+    // SAFETY: the caller's.
+    unsafe { real::sigaction(signal, new, std::ptr::null_mut()) }
+}
+
+/// Gives the kernel `on_signal` for a handler, and everything else as it is.
+fn exchange(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int {
+    let Some(wanted) = wanted else {
+        // SAFETY: room for an action.
+        return unsafe { real::sigaction(signal, std::ptr::null(), before) };
+    };
+    let (mut given, place) = (wanted, &HANDLERS[signal as usize]);
+    let known = place.load(SeqCst);
+    if wanted.sa_sigaction == wrapper() {
+        // Somebody gives back what he got past us: the handler that is known is meant.
+    } else if wanted.sa_sigaction > libc::SIG_IGN {
+        given.sa_sigaction = wrapper();
+        given.sa_flags = wanted.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
+        place.store(word_of(&wanted), SeqCst);
+        MASKS[signal as usize].store(first_word(&wanted.sa_mask), Relaxed);
+    } else if wanted.sa_sigaction == libc::SIG_DFL && guards(signal) && IS_GUARDED.load(SeqCst) {
+        given = guarding();
+        place.store(0, SeqCst);
+    }
+    // SAFETY: both are there.
+    let result = unsafe { real::sigaction(signal, &given, before) };
+    if result != 0 {
+        place.store(known, SeqCst);
+    }
+    result
+}
+
+fn word_of(action: &Action) -> u64 {
+    let has = |flag, bit| if action.sa_flags & flag != 0 { bit } else { 0 };
+    let address = action.sa_sigaction as u64 & ADDRESS;
+    address | has(libc::SA_SIGINFO, WITH_INFO) | has(libc::SA_RESETHAND, ONCE)
+}
+
+fn first_word(set: &libc::sigset_t) -> u64 {
+    // SAFETY: a set is at least one word long, and the kernel's is just that.
+    unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
+}
+
+/// In place of `on_signal` what the program had set.
+fn show_own(action: &mut Action, known: u64) {
+    if action.sa_sigaction != wrapper() {
+        return;
+    }
+    action.sa_sigaction = (known & ADDRESS) as usize;
+    action.sa_flags &= !(libc::SA_SIGINFO | libc::SA_RESETHAND);
+    if known & WITH_INFO != 0 {
+        action.sa_flags |= libc::SA_SIGINFO;
+    }
+    if known & ONCE != 0 {
+        action.sa_flags |= libc::SA_RESETHAND;
+    }
+    if known == 0 {
+        action.sa_flags &= !libc::SA_ONSTACK;
+    }
+}
+
+/// After the C library set a handler by itself: puts `on_signal` in front of it. Gives the
+/// handler in place of ours, if `seen` is ours.
+pub fn adopt(signal: c_int, seen: usize, known: usize) -> usize {
+    let mut now = zeroed();
+    // SAFETY: room for an action.
+    let result = unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
+    let is_foreign = now.sa_sigaction > libc::SIG_IGN && now.sa_sigaction != wrapper();
+    if result == 0 && is_foreign {
+        // SAFETY: the action that the kernel has.
+        unsafe { change(signal, &now, std::ptr::null_mut()) };
+    }
+    if seen == wrapper() { known } else { seen }
+}
+
+/// The program's handler, as it is known.
+pub fn known(signal: c_int) -> usize {
+    let handler = HANDLERS
+        .get(signal as usize)
+        .map_or(0, |handler| handler.load(SeqCst));
+    (handler & ADDRESS) as usize
+}
+
+/// Signals whose handlers interrupt calls, by `siginterrupt`.
+static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+
+pub fn interrupts(signal: c_int) -> bool {
+    INTERRUPTING.load(Relaxed) & bit(signal) != 0
+}
+
+pub fn set_interrupts(signal: c_int, is_so: bool) {
+    if is_so {
+        INTERRUPTING.fetch_or(bit(signal), Relaxed);
+    } else {
+        INTERRUPTING.fetch_and(!bit(signal), Relaxed);
+    }
+}
+
+/// As `signal` does. Gives the handler before, or `SIG_ERR`.
+pub fn set(signal: c_int, handler: usize, flags: c_int, blocks_itself: bool) -> usize {
+    let (mut new, mut old) = (zeroed(), zeroed());
+    new.sa_sigaction = handler;
+    new.sa_flags = flags;
+    if handler == libc::SIG_ERR {
+        sys::returned(-(libc::EINVAL as isize));
+        return libc::SIG_ERR;
+    }
+    if blocks_itself {
+        // SAFETY: a set, and a number that is refused if it is none.
+        unsafe { libc::sigaddset(&mut new.sa_mask, signal) };
+    }
+    // SAFETY: both are there.
+    match unsafe { change(signal, &new, &mut old) } {
+        0 => old.sa_sigaction,
+        _ => libc::SIG_ERR,
+    }
+}

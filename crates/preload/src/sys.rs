@@ -1,0 +1,199 @@
+//! System calls without the C library.
+//!
+//! They are no cancellation points, leave `errno` alone, and reach the kernel whatever is
+//! interposed, by us or by others. Results are the kernel's: negative is an error number.
+
+use libc::{c_int, c_long, c_void, iovec, off64_t};
+use std::arch::asm;
+use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU32;
+
+/// # Safety
+/// The kernel may read and write whatever the arguments point to.
+unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
+    let result;
+    // SAFETY: the instruction clobbers what is listed; what the kernel does to memory is
+    // the caller's business.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+fn int(value: c_int) -> usize {
+    value as isize as usize
+}
+
+/// Sets `errno` and gives -1 for an error; as the C library returns a result.
+pub fn returned(result: isize) -> isize {
+    if (-4095..0).contains(&result) {
+        // SAFETY: the address of this thread's `errno`, always valid.
+        unsafe { *libc::__errno_location() = (-result) as c_int };
+        return -1;
+    }
+    result
+}
+
+pub fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
+    let args = [int(fd), offset as usize, int(whence), 0, 0, 0];
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_lseek, args) }
+}
+
+/// # Safety
+/// As the kernel's: it checks the pointer, but writes wherever that points.
+pub unsafe fn read(fd: c_int, into: *mut c_void, len: usize) -> isize {
+    // SAFETY: the caller's.
+    unsafe { call(libc::SYS_read, [int(fd), into as usize, len, 0, 0, 0]) }
+}
+
+/// # Safety
+/// The kernel checks the pointer.
+pub unsafe fn write(fd: c_int, from: *const c_void, len: usize) -> isize {
+    // SAFETY: the caller's.
+    unsafe { call(libc::SYS_write, [int(fd), from as usize, len, 0, 0, 0]) }
+}
+
+/// # Safety
+/// As `read`.
+#[cfg(any(debug_assertions, feature = "probe"))]
+pub unsafe fn pread(fd: c_int, into: *mut c_void, len: usize, offset: u64) -> isize {
+    let args = [int(fd), into as usize, len, offset as usize, 0, 0];
+    // SAFETY: the caller's.
+    unsafe { call(libc::SYS_pread64, args) }
+}
+
+/// # Safety
+/// As `write`.
+#[cfg(any(debug_assertions, feature = "probe"))]
+pub unsafe fn pwrite(fd: c_int, from: *const c_void, len: usize, offset: u64) -> isize {
+    let args = [int(fd), from as usize, len, offset as usize, 0, 0];
+    // SAFETY: the caller's.
+    unsafe { call(libc::SYS_pwrite64, args) }
+}
+
+/// `preadv2` or `pwritev2` (the number says which) at the description's own offset.
+///
+/// # Safety
+/// As `read` and `write`.
+pub unsafe fn vector_here(
+    number: c_long,
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> isize {
+    let here = usize::MAX; // -1, in both halves
+    let args = [int(fd), parts as usize, int(count), here, here, int(flags)];
+    // SAFETY: the caller's.
+    unsafe { call(number, args) }
+}
+
+pub fn fdatasync(fd: c_int) -> isize {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_fdatasync, [int(fd), 0, 0, 0, 0, 0]) }
+}
+
+pub fn fstat(fd: c_int) -> Option<libc::stat64> {
+    let mut stat = MaybeUninit::<libc::stat64>::uninit();
+    let args = [int(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel fills a `struct stat`, the same as `stat64` on x86-64.
+    if unsafe { call(libc::SYS_fstat, args) } != 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled it.
+    Some(unsafe { stat.assume_init() })
+}
+
+/// The kind of file system that a descriptor is on.
+pub fn fs_type(fd: c_int) -> Option<i64> {
+    let mut stat = MaybeUninit::<libc::statfs64>::uninit();
+    let args = [int(fd), stat.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel fills a `struct statfs`, the same as `statfs64` on x86-64.
+    if unsafe { call(libc::SYS_fstatfs, args) } != 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled it.
+    Some(unsafe { stat.assume_init() }.f_type)
+}
+
+pub fn getpid() -> c_int {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_getpid, [0; 6]) as c_int }
+}
+
+fn gettid() -> c_int {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_gettid, [0; 6]) as c_int }
+}
+
+/// Sends a signal to this thread, with all that came with it. False: no room in its queue.
+///
+/// # Safety
+/// `info` is what a handler was given.
+pub unsafe fn send_again(signal: c_int, info: *const libc::siginfo_t) -> bool {
+    let args = [
+        int(getpid()),
+        int(gettid()),
+        int(signal),
+        info as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel copies a `siginfo_t`. To itself a thread may send any.
+    unsafe { call(libc::SYS_rt_tgsigqueueinfo, args) == 0 }
+}
+
+/// Sends a bare signal to this thread.
+pub fn raise(signal: c_int) {
+    let args = [int(getpid()), int(gettid()), int(signal), 0, 0, 0];
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_tgkill, args) };
+}
+
+/// Changes this thread's mask (`SIG_BLOCK`, …) and gives what it was.
+pub fn mask(how: c_int, signals: u64) -> u64 {
+    let mut old = 0u64;
+    let new = &raw const signals as usize;
+    let args = [int(how), new, &raw mut old as usize, size_of::<u64>(), 0, 0];
+    // SAFETY: the kernel reads one set of 8 bytes and writes one.
+    unsafe { call(libc::SYS_rt_sigprocmask, args) };
+    old
+}
+
+/// Sleeps while `word` is `seen`.
+pub fn futex_wait(word: &AtomicU32, seen: u32) {
+    let op = int(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG);
+    let args = [word.as_ptr() as usize, op, seen as usize, 0, 0, 0];
+    // SAFETY: the word lives through the call; no time limit is given.
+    unsafe { call(libc::SYS_futex, args) };
+}
+
+pub fn futex_wake_one(word: &AtomicU32) {
+    let op = int(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
+    // SAFETY: the kernel only looks for who sleeps at the address.
+    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, op, 1, 0, 0, 0]) };
+}
+
+/// The process may not write files of any length: who does so is sent a signal.
+pub fn is_file_size_limited() -> bool {
+    let mut limit = [0u64; 2];
+    let args = [
+        0,
+        libc::RLIMIT_FSIZE as usize,
+        0,
+        limit.as_mut_ptr() as usize,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel fills a `struct rlimit64` of two words.
+    let result = unsafe { call(libc::SYS_prlimit64, args) };
+    result != 0 || limit[0] != libc::RLIM64_INFINITY
+}

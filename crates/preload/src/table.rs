@@ -1,0 +1,220 @@
+//! Which descriptors are on the direct path: descriptor → entry.
+//!
+//! A descriptor that is not there is the kernel's, which is always right. So everything
+//! that may end or replace a descriptor takes it out *before* the kernel does it, and only
+//! what has surely made one puts it in, afterwards.
+//!
+//! Looking up a descriptor that is not ours is one load. Nothing here waits or allocates.
+
+use crate::engine::File;
+use crate::entry::{Entry, Facts};
+use crate::thread;
+use libc::c_int;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+/// Descriptors from here on stay with the kernel. It is the limit of open files that
+/// programs are usually given at most, times sixteen.
+pub const FDS_MAX: usize = 65536;
+
+/// Open descriptions on the direct path; further ones stay with the kernel. Each takes about
+/// 700 bytes once it is used.
+pub const ENTRIES_MAX: usize = 8192;
+
+/// 0, or the number of an entry plus one.
+static SLOTS: [AtomicU32; FDS_MAX] = [const { AtomicU32::new(0) }; FDS_MAX];
+static ENTRIES: [Entry; ENTRIES_MAX] = [const { Entry::new() }; ENTRIES_MAX];
+
+/// Entries below it were used at least once.
+static TOUCHED: AtomicU32 = AtomicU32::new(0);
+/// Descriptors from here on never were in the table.
+static FDS_END: AtomicU32 = AtomicU32::new(0);
+/// The first free entry plus one; above it a count of changes, against ABA (Treiber's stack).
+static FREE: AtomicU64 = AtomicU64::new(0);
+/// Some entry could not be buried where it lost its last name.
+static IS_LEFT: AtomicBool = AtomicBool::new(false);
+
+#[inline]
+fn slot(fd: c_int) -> Option<&'static AtomicU32> {
+    SLOTS.get(fd as u32 as usize)
+}
+
+#[inline]
+pub fn is_ours(fd: c_int) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Relaxed) != 0)
+}
+
+/// An entry that is used: it stays what it is until this is dropped. Its thread is *inside*.
+pub struct Use {
+    entry: &'static Entry,
+    number: u32,
+    thread: u32,
+}
+
+/// None: not ours, or no longer. The caller's thread is inside.
+#[inline]
+pub fn enter(fd: c_int) -> Option<Use> {
+    let slot = slot(fd)?;
+    let number = slot.load(SeqCst);
+    let entry = ENTRIES.get((number as usize).wrapping_sub(1))?;
+    let thread = thread::this().number();
+    entry.count_in(thread);
+    let found = Use {
+        entry,
+        number,
+        thread,
+    };
+    (slot.load(SeqCst) == number).then_some(found)
+}
+
+impl std::ops::Deref for Use {
+    type Target = Entry;
+
+    #[inline]
+    fn deref(&self) -> &Entry {
+        self.entry
+    }
+}
+
+impl Drop for Use {
+    #[inline]
+    fn drop(&mut self) {
+        self.entry.count_out(self.thread);
+        if self.entry.is_unnamed() {
+            bury(self.number);
+        }
+    }
+}
+
+/// Puts in a description that was just opened. None: there are too many.
+pub fn add(fd: c_int, facts: Facts, file: File) -> Option<&'static Entry> {
+    slot(fd)?;
+    let number = take_free()?;
+    let entry = &ENTRIES[number as usize - 1];
+    entry.begin(facts, file);
+    set(fd, number);
+    Some(entry)
+}
+
+/// A second descriptor of a description.
+pub fn add_name(fd: c_int, of: &Use) {
+    if slot(fd).is_some() {
+        of.add_name();
+        set(fd, of.number);
+    }
+}
+
+fn set(fd: c_int, number: u32) {
+    FDS_END.fetch_max(fd as u32 + 1, SeqCst);
+    let Some(slot) = slot(fd) else { return };
+    drop_name(slot.swap(number, SeqCst));
+}
+
+/// Takes a descriptor out. The caller's thread is inside.
+pub fn remove(fd: c_int) {
+    if let Some(slot) = slot(fd) {
+        drop_name(slot.swap(0, SeqCst));
+    }
+}
+
+/// Descriptors that are in the table, of these.
+pub fn ours_in(first: u32, last: u32) -> impl Iterator<Item = c_int> {
+    let end = FDS_END.load(SeqCst).min(last.saturating_add(1));
+    (first..end).map(|fd| fd as c_int).filter(|fd| is_ours(*fd))
+}
+
+fn drop_name(number: u32) {
+    if let Some(entry) = ENTRIES.get((number as usize).wrapping_sub(1)) {
+        entry.drop_name();
+        if entry.is_unnamed() {
+            bury(number);
+        }
+    }
+}
+
+/// Ends a file without a name, unless the engine must not be called now.
+fn bury(number: u32) {
+    if thread::this().is_handling() {
+        IS_LEFT.store(true, SeqCst);
+    } else if ENTRIES[number as usize - 1].bury() {
+        put_free(number);
+    }
+}
+
+/// Buries what was left. The caller's thread is inside, and in no handler.
+pub fn sweep() {
+    if IS_LEFT.load(Relaxed) && IS_LEFT.swap(false, SeqCst) {
+        for number in 1..=touched() {
+            if ENTRIES[number as usize - 1].is_unnamed() {
+                bury(number);
+            }
+        }
+    }
+}
+
+fn touched() -> u32 {
+    TOUCHED.load(SeqCst).min(ENTRIES_MAX as u32)
+}
+
+fn take_free() -> Option<u32> {
+    let mut head = FREE.load(SeqCst);
+    while head as u32 != 0 {
+        let number = head as u32;
+        let next = ENTRIES[number as usize - 1].next_free.load(SeqCst);
+        let new = changed(head, next);
+        match FREE.compare_exchange(head, new, SeqCst, SeqCst) {
+            Ok(_) => return Some(number),
+            Err(now) => head = now,
+        }
+    }
+    let below = |touched| (touched < ENTRIES_MAX as u32).then_some(touched + 1);
+    let before = TOUCHED.fetch_update(SeqCst, SeqCst, below).ok()?;
+    Some(before + 1)
+}
+
+fn put_free(number: u32) {
+    let mut head = FREE.load(SeqCst);
+    loop {
+        ENTRIES[number as usize - 1]
+            .next_free
+            .store(head as u32, SeqCst);
+        match FREE.compare_exchange(head, changed(head, number), SeqCst, SeqCst) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
+    }
+}
+
+fn changed(head: u64, number: u32) -> u64 {
+    (head >> 32).wrapping_add(1) << 32 | u64::from(number)
+}
+
+/// From now on the offset of every open description is the kernel's alone. Returns when no
+/// call is under way that thought otherwise.
+pub fn share_all() {
+    for entry in &ENTRIES[..touched() as usize] {
+        if !entry.is_buried() {
+            entry.set_shared();
+            drop(entry.offset.hold());
+        }
+    }
+}
+
+/// In a child, whose only thread this is: its descriptors are the parent's, and the engine
+/// will be asked again about each.
+pub fn inherit() {
+    FREE.store(0, SeqCst);
+    let entries = &ENTRIES[..touched() as usize];
+    entries.iter().for_each(Entry::inherit);
+    for fd in ours_in(0, u32::MAX) {
+        let number = slot(fd).map_or(0, |slot| slot.load(SeqCst));
+        if let Some(entry) = entries.get((number as usize).wrapping_sub(1)) {
+            entry.add_name();
+        }
+    }
+    for (entry, number) in entries.iter().zip(1..) {
+        if entry.bury() {
+            put_free(number);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What a thread remembers of itself.
+//!
+//! A thread is *inside* while it may hold what others wait for: a lock of the engine or of
+//! ours, or a use of an entry. While it is, no handler of the program runs on it (`signals`)
+//! and it is not cancelled, so that it always comes out again.
+//!
+//! The memory is in the static block of the thread: nothing is allocated, and nothing has
+//! to be freed when the thread ends. Only its own thread and handlers on it touch it, so
+//! everything is relaxed.
+
+use crate::{signals, sys};
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence};
+
+pub struct Thread {
+    is_inside: AtomicBool,
+    /// A child of `vfork` runs in this thread's memory.
+    is_vforked: AtomicBool,
+    is_cancelled_anywhere: AtomicBool,
+    /// Its number, or 0.
+    number: AtomicU32,
+    /// Signals that came while it was inside; they are blocked and pending.
+    deferred: AtomicU64,
+    /// A handler runs while the stack pointer is in this range.
+    handler_low: AtomicUsize,
+    handler_high: AtomicUsize,
+    not_sync: PhantomData<*const ()>,
+}
+
+thread_local! {
+    static THREAD: Thread = const { Thread {
+        is_inside: AtomicBool::new(false),
+        is_vforked: AtomicBool::new(false),
+        is_cancelled_anywhere: AtomicBool::new(false),
+        number: AtomicU32::new(0),
+        deferred: AtomicU64::new(0),
+        handler_low: AtomicUsize::new(0),
+        handler_high: AtomicUsize::new(0),
+        not_sync: PhantomData,
+    } };
+}
+
+static THREADS: AtomicU32 = AtomicU32::new(0);
+
+/// This thread. The reference cannot be sent to another.
+#[inline]
+pub fn this() -> &'static Thread {
+    let thread = THREAD.with(|thread| &raw const *thread);
+    // SAFETY: the memory is this thread's as long as it runs code, since nothing in it is
+    // destroyed; and the reference stays here, since `Thread` is not `Sync`.
+    unsafe { &*thread }
+}
+
+impl Thread {
+    /// Nothing forbids the engine on this thread now.
+    #[inline]
+    fn may_enter(&self) -> bool {
+        !(self.is_inside.load(Relaxed)
+            | self.is_vforked.load(Relaxed)
+            | self.is_cancelled_anywhere.load(Relaxed))
+    }
+
+    /// None: everything goes to the kernel.
+    #[inline]
+    pub fn enter(&'static self) -> Option<Inside> {
+        if !self.may_enter() {
+            return None;
+        }
+        self.is_inside.store(true, Relaxed);
+        compiler_fence(SeqCst);
+        Some(Inside(self))
+    }
+
+    /// The same for what must be done also by a thread that may be cancelled anywhere: no
+    /// signal comes meanwhile, and so no cancellation.
+    pub fn enter_to_change(&'static self) -> Option<Changing> {
+        if !self.is_cancelled_anywhere.load(Relaxed) {
+            return Some(Changing {
+                inside: Some(self.enter()?),
+                masked: None,
+            });
+        }
+        let before = sys::mask(libc::SIG_SETMASK, signals::ALL);
+        self.is_cancelled_anywhere.store(false, Relaxed);
+        let inside = self.enter();
+        self.is_cancelled_anywhere.store(true, Relaxed);
+        Some(Changing {
+            inside,
+            masked: Some(before),
+        })
+        .filter(|it| it.inside.is_some())
+    }
+
+    #[inline]
+    pub fn is_inside(&self) -> bool {
+        self.is_inside.load(Relaxed)
+    }
+
+    pub fn is_vforked(&self) -> bool {
+        self.is_vforked.load(Relaxed)
+    }
+
+    pub fn set_vforked(&self, is_vforked: bool) {
+        self.is_vforked.store(is_vforked, Relaxed);
+    }
+
+    pub fn set_cancelled_anywhere(&self, is_so: bool) {
+        self.is_cancelled_anywhere.store(is_so, Relaxed);
+    }
+
+    /// Spreads threads over counters.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        let number = self.number.load(Relaxed);
+        if number != 0 {
+            return number;
+        }
+        let number = THREADS.fetch_add(1, Relaxed) | 1 << 31;
+        self.number.store(number, Relaxed);
+        number
+    }
+
+    pub fn defer(&self, signals: u64) {
+        self.deferred.fetch_or(signals, Relaxed);
+    }
+
+    pub fn take_deferred(&self) -> u64 {
+        self.deferred.swap(0, Relaxed)
+    }
+
+    /// A handler of the program is running, so that whatever it interrupted (`malloc`) must
+    /// not be called. One that was left by `longjmp` is known by the stack pointer.
+    pub fn is_handling(&self) -> bool {
+        let here = stack_pointer();
+        let range = self.handler_low.load(Relaxed)..self.handler_high.load(Relaxed);
+        range.contains(&here)
+    }
+
+    /// Gives what was before, to be put back.
+    pub fn set_handling(&self, (low, high): (usize, usize)) -> (usize, usize) {
+        (
+            self.handler_low.swap(low, Relaxed),
+            self.handler_high.swap(high, Relaxed),
+        )
+    }
+}
+
+#[inline(always)]
+pub fn stack_pointer() -> usize {
+    let here: usize;
+    // SAFETY: it reads a register.
+    unsafe { std::arch::asm!("mov {}, rsp", out(reg) here, options(nomem, nostack)) };
+    here
+}
+
+pub struct Inside(&'static Thread);
+
+impl Inside {
+    pub fn thread(&self) -> &'static Thread {
+        self.0
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(SeqCst);
+        self.0.is_inside.store(false, Relaxed);
+        compiler_fence(SeqCst);
+        if self.0.deferred.load(Relaxed) != 0 {
+            // They were not blocked before, so that now they come.
+            sys::mask(libc::SIG_UNBLOCK, self.0.take_deferred() & signals::ALL);
+        }
+    }
+}
+
+pub struct Changing {
+    inside: Option<Inside>,
+    masked: Option<u64>,
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        drop(self.inside.take());
+        if let Some(before) = self.masked {
+            sys::mask(libc::SIG_SETMASK, before);
+        }
+    }
+}

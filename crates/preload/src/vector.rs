@@ -1,0 +1,209 @@
+//! Reading and writing in several parts.
+//!
+//! One part is done as it is. Several are gathered on the stack, so that the engine sees one
+//! read or one write, as whole as any other; so there is a limit, and longer ones are the
+//! kernel's.
+
+use crate::data::{self, BY_KERNEL, Call};
+use crate::{buffer, sys};
+use libc::{c_int, c_long, iovec, off64_t};
+use std::ptr;
+
+/// Several parts have at most so many bytes in all: half of the smallest stack that a thread
+/// may have.
+const GATHERED_BYTES_MAX: usize = 8192;
+
+/// The kernel's limit (UIO_MAXIOV).
+const PARTS_MAX: usize = 1024;
+
+/// Flags that change nothing here, but that a write is to be durable.
+const FLAGS: c_int = libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_HIPRI;
+
+/// The parts of a call, whose array is known to be readable.
+#[derive(Clone, Copy)]
+struct Parts<'a> {
+    parts: &'a [iovec],
+    len: usize,
+}
+
+impl<'a> Parts<'a> {
+    /// None: the kernel's, with whatever error there is in them.
+    fn of(parts: *const iovec, count: c_int) -> Option<Parts<'a>> {
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| (1..=PARTS_MAX).contains(count))?;
+        if !parts.is_aligned() || !buffer::is_readable(parts.cast(), count * size_of::<iovec>()) {
+            return None;
+        }
+        // SAFETY: readable, as was just seen, and of plain words.
+        let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+        let len = parts
+            .iter()
+            .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))?;
+        let max = if count == 1 {
+            data::DIRECT_BYTES_MAX
+        } else {
+            GATHERED_BYTES_MAX
+        };
+        (1..=max).contains(&len).then_some(Parts { parts, len })
+    }
+
+    fn some(self) -> impl Iterator<Item = &'a iovec> {
+        self.parts.iter().filter(|part| part.iov_len != 0)
+    }
+
+    fn read(self, call: &Call, at: u64) -> Option<usize> {
+        match self.parts {
+            [part] => data::fill(call.file(false)?, part.iov_base, part.iov_len, at),
+            _ => self.scatter(call, at),
+        }
+    }
+
+    #[inline(never)]
+    fn scatter(self, call: &Call, at: u64) -> Option<usize> {
+        if !self
+            .some()
+            .all(|part| buffer::is_writable(part.iov_base, part.iov_len))
+        {
+            return None;
+        }
+        let mut gathered = [0u8; GATHERED_BYTES_MAX];
+        let read = call.file(false)?.read(&mut gathered[..self.len], at)?;
+        let mut rest = gathered.get(..read)?;
+        for part in self.some() {
+            let (now, later) = rest.split_at(part.iov_len.min(rest.len()));
+            // SAFETY: each page was just written to, and `now` is no longer than the part.
+            unsafe { ptr::copy(now.as_ptr(), part.iov_base.cast(), now.len()) };
+            rest = later;
+        }
+        Some(read)
+    }
+
+    fn write(self, call: &Call, at: u64) -> Option<usize> {
+        match self.parts {
+            [part] => data::put(call, part.iov_base, part.iov_len, at),
+            _ => self.gather(call, at),
+        }
+    }
+
+    #[inline(never)]
+    fn gather(self, call: &Call, at: u64) -> Option<usize> {
+        let file = call.file(true)?;
+        let mut gathered = [0u8; GATHERED_BYTES_MAX];
+        let mut end = 0;
+        for part in self.some() {
+            let place = gathered.get_mut(end..end + part.iov_len)?;
+            if !buffer::is_readable(part.iov_base, part.iov_len) {
+                return None;
+            }
+            // SAFETY: readable, as was just seen, and as long as the place.
+            unsafe { ptr::copy(part.iov_base.cast(), place.as_mut_ptr(), place.len()) };
+            end += part.iov_len;
+        }
+        file.write(&gathered[..end], at)
+    }
+}
+
+pub extern "C" fn preadv2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> isize {
+    if flags & !FLAGS != 0 {
+        return kernel(libc::SYS_preadv2, fd, parts, count, offset, flags);
+    }
+    if offset == -1 {
+        return readv(fd, parts, count, flags);
+    }
+    preadv(fd, parts, count, offset)
+}
+
+pub extern "C" fn pwritev2(
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> isize {
+    if flags & !FLAGS != 0 {
+        return kernel(libc::SYS_pwritev2, fd, parts, count, offset, flags);
+    }
+    if offset == -1 {
+        return writev(fd, parts, count, flags);
+    }
+    write_at(fd, parts, count, offset, flags)
+}
+
+/// With flags that the engine does not know; still in its turn if it moves the offset.
+fn kernel(
+    number: c_long,
+    fd: c_int,
+    parts: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> isize {
+    if offset != -1 {
+        return BY_KERNEL;
+    }
+    // SAFETY: the arguments are the caller's.
+    data::at_offset(
+        fd,
+        0,
+        |_, _| None,
+        || unsafe { sys::vector_here(number, fd, parts, count, flags) },
+    )
+}
+
+pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
+    let read = || {
+        let call = Call::begin(fd)?;
+        let parts = Parts::of(parts, count)?;
+        let at = data::start(parts.len, offset)?;
+        call.ask(fd);
+        parts.read(&call, at)
+    };
+    read().map_or(BY_KERNEL, |n| n as isize)
+}
+
+pub extern "C" fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
+    write_at(fd, parts, count, offset, 0)
+}
+
+fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> isize {
+    let write = || {
+        let call = Call::begin(fd)?;
+        let parts = Parts::of(parts, count)?;
+        let at = data::start(parts.len, offset)?;
+        call.ask(fd);
+        let written = parts.write(&call, at)?;
+        Some(data::settle(&call, fd, is_durable(flags), written))
+    };
+    write().unwrap_or(BY_KERNEL)
+}
+
+pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
+    let some = Parts::of(parts, count);
+    let len = some.map_or(0, |some| some.len);
+    let direct = |call: &Call, at| some?.read(call, at);
+    // SAFETY: the arguments are the caller's.
+    data::at_offset(fd, len, direct, || unsafe {
+        sys::vector_here(libc::SYS_preadv2, fd, parts, count, flags)
+    })
+}
+
+pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
+    let some = Parts::of(parts, count);
+    let len = some.map_or(0, |some| some.len);
+    let direct = |call: &Call, at| some?.write(call, at);
+    // SAFETY: the arguments are the caller's.
+    data::written(fd, len, is_durable(flags), direct, || unsafe {
+        sys::vector_here(libc::SYS_pwritev2, fd, parts, count, flags)
+    })
+}
+
+fn is_durable(flags: c_int) -> bool {
+    flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0
+}
