@@ -11,8 +11,8 @@ use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
-use pagemesh_fs::{Fs, FsError};
 use pagemesh_direct::server::Server;
+use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
@@ -166,7 +166,13 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         unmounter.cut_off()
     };
     let unmount = || unmounter.unmount();
-    let served = serve(move || Ok(mounted.serve()?), unmount, cut_off, &dir, &ending);
+    let served = serve(
+        move || Ok(mounted.serve()?),
+        unmount,
+        cut_off,
+        &dir,
+        &ending,
+    );
     drop(guests);
     if fenced.is.load(Ordering::Acquire) {
         let name = &args.name;
@@ -303,7 +309,13 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let (unmount, cut_off) = (|| unmounter.unmount(), || unmounter.cut_off());
-    serve(move || Ok(mounted.serve()?), unmount, cut_off, &dir, &ending)
+    serve(
+        move || Ok(mounted.serve()?),
+        unmount,
+        cut_off,
+        &dir,
+        &ending,
+    )
 }
 
 /// Lets processes reach the files themselves, if they can; without that the kernel serves

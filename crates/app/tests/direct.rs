@@ -57,7 +57,7 @@ fn guest() -> Guest {
 fn check(direct: &Direct, file: &File, offset: u64, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
     until("guests are let in again", || {
-        direct.read(&mut bytes, offset) == Some(expected.len())
+        direct.read(&mut bytes, offset, true) == Some(expected.len())
     });
     assert!(bytes == expected, "directly, at {offset}");
     bytes.fill(0);
@@ -87,31 +87,37 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         match round % 3 {
             0 => file.write_all_at(part, offset).unwrap(),
             _ => until("guests are let in", || {
-                direct.write(part, offset) == Some(len)
+                direct.write(part, offset, true) == Some(len)
             }),
         }
         check(&direct, &file, offset, part);
     }
     // Longer, by the kernel: a guest goes by what the mount tells anew.
-    assert_eq!(direct.write(&[1; 100], model.len() as u64 - 50), None);
+    assert_eq!(direct.write(&[1; 100], model.len() as u64 - 50, true), None);
     model.extend_from_slice(&[7; 5000]);
     file.write_all_at(&[7; 5000], model.len() as u64 - 5000)
         .unwrap();
     let last = model.len() - 9000;
     check(&direct, &file, last as u64, &model[last..]);
     let mut bytes = [0; 100];
-    assert_eq!(direct.read(&mut bytes, model.len() as u64 - 40), Some(40));
-    assert_eq!(direct.read(&mut bytes, model.len() as u64 + 40), Some(0));
+    assert_eq!(
+        direct.read(&mut bytes, model.len() as u64 - 40, true),
+        Some(40)
+    );
+    assert_eq!(
+        direct.read(&mut bytes, model.len() as u64 + 40, true),
+        Some(0)
+    );
     // Shorter: what was cut off is nobody's any more.
     file.set_len(10_000).unwrap();
     until("guests are let in again", || {
-        direct.read(&mut bytes, 9_950) == Some(50)
+        direct.read(&mut bytes, 9_950, true) == Some(50)
     });
-    assert_eq!(direct.write(&[1; 10], 9_995), None);
+    assert_eq!(direct.write(&[1; 10], 9_995, true), None);
     // Holes are the kernel's.
     file.set_len(50_000).unwrap();
     for _ in 0..20 {
-        assert_eq!(direct.read(&mut bytes, 9_950), None);
+        assert_eq!(direct.read(&mut bytes, 9_950, true), None);
     }
     drop((direct, guest, file));
     mount.stop(&cluster);
@@ -130,7 +136,9 @@ fn the_time_of_a_guests_write_is_told() {
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     let guest = guest();
     let direct = direct(&guest, &file).expect("on the direct path");
-    until("guests are let in", || direct.write(&[2; 4096], 0).is_some());
+    until("guests are let in", || {
+        direct.write(&[2; 4096], 0, true).is_some()
+    });
     until("the time is told", || {
         let now = file.metadata().unwrap();
         (now.mtime(), now.mtime_nsec()) > (old.mtime(), old.mtime_nsec())
@@ -156,7 +164,7 @@ fn a_brick_goes_and_returns_under_a_guest() {
         let offset = random.below(255) * 4096;
         let part = &mut model[offset as usize..][..4096];
         random.fill(part);
-        match direct.write(part, offset) {
+        match direct.write(part, offset, true) {
             Some(len) => {
                 assert_eq!(len, 4096);
                 *by_guest += 1;

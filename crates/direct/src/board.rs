@@ -14,6 +14,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{FILE_BYTES_MAX, Time, span_index};
 use pagemesh_pmem::{MapError, Shared};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmboard\0");
@@ -33,7 +34,11 @@ const SPANS_MAX: usize = (FILE_BYTES_MAX >> 21) as usize + PAGE_BYTES / 8;
 const NANOS: u64 = 1_000_000_000;
 
 /// A file's board.
-pub struct Board(Shared);
+pub struct Board {
+    shared: Shared,
+    /// Which memory it is.
+    id: Option<(u64, u64)>,
+}
 
 /// A part of a file that lies in one piece in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +47,11 @@ pub struct Run {
     pub offset: u64,
     /// How many.
     pub len: u64,
+}
+
+fn identity(file: &File) -> Option<(u64, u64)> {
+    let found = file.metadata().ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 impl Board {
@@ -54,14 +64,16 @@ impl Board {
         shared.half(VERSION_AT).store(VERSION, Ordering::Relaxed);
         shared.word(OUTDATED_AT).store(1, Ordering::Relaxed);
         shared.word(0).store(MAGIC, Ordering::Release);
-        Ok(Board(shared))
+        let id = identity(shared.file());
+        Ok(Board { shared, id })
     }
 
-    /// Takes one that a mount made.
+    /// Takes one that a mount made; it takes no descriptor.
     ///
     /// # Errors
     /// What about it is not as expected.
-    pub fn open(file: File) -> Result<Board, String> {
+    pub fn join(file: File) -> Result<Board, String> {
+        let id = identity(&file);
         let shared = Shared::open(file, BOARD_BYTES).map_err(|cause| cause.to_string())?;
         if shared.word(0).load(Ordering::Acquire) != MAGIC {
             return Err("it is no board".into());
@@ -69,17 +81,26 @@ impl Board {
         if shared.half(VERSION_AT).load(Ordering::Relaxed) != VERSION {
             return Err("the board has another version; use the mount's".into());
         }
-        Ok(Board(shared))
+        Ok(Board {
+            shared: shared.without_file(),
+            id,
+        })
+    }
+
+    /// Whether this is its memory.
+    #[must_use]
+    pub fn is_of(&self, memory: &File) -> bool {
+        self.id.is_some() && self.id == identity(memory)
     }
 
     /// The memory's file, to be passed to guests.
     #[must_use]
     pub fn file(&self) -> &File {
-        self.0.file()
+        self.shared.file()
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        self.0.word(at)
+        self.shared.word(at)
     }
 
     /// Keeps guests from beginning anything.
@@ -116,7 +137,8 @@ impl Board {
     pub fn show(&self, size: u64, spans: &[u64]) {
         assert!(spans.len() <= SPANS_MAX, "{} spans", spans.len());
         for (index, &page) in spans.iter().enumerate() {
-            self.word(PLACES_AT + index * 8).store(page, Ordering::Relaxed);
+            self.word(PLACES_AT + index * 8)
+                .store(page, Ordering::Relaxed);
         }
         self.word(SPANS_AT)
             .store(spans.len() as u64, Ordering::Relaxed);
@@ -162,7 +184,7 @@ impl Board {
     #[must_use]
     pub fn written(&self) -> Option<Time> {
         let at = self.word(WRITTEN_AT).load(Ordering::Relaxed);
-        (at != 0).then(|| Time {
+        (at != 0).then_some(Time {
             sec: (at / NANOS) as i64,
             nsec: (at % NANOS) as u32,
         })
@@ -179,7 +201,7 @@ mod tests {
         assert!(board.is_outdated());
         // Spans of 8, 8 and 16 pages.
         board.show(20 * PAGE, &[800, 400, 1600]);
-        let guest = Board::open(board.file().try_clone().expect("a descriptor"));
+        let guest = Board::join(board.file().try_clone().expect("a descriptor"));
         let guest = guest.expect("the same");
         assert!(!guest.is_outdated() && guest.size() == 20 * PAGE);
         let run = |offset, len| guest.run(offset, len).map(|run| (run.offset, run.len));

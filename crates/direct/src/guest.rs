@@ -9,6 +9,7 @@
 //! else the next brick would have to end this process.
 
 use crate::board::Board;
+use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
 use pagemesh_base::key::{KEY_BYTES, Key};
@@ -27,7 +28,7 @@ use std::collections::HashMap;
 use std::fs::File as SystemFile;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 /// Mounts that one process reaches; the kernel serves further ones.
@@ -40,8 +41,9 @@ const STATIONS: usize = 16;
 const SPINS: u32 = 400;
 /// Between attempts to be let in, or to have the legs of a new picture.
 const RETRY: Duration = Duration::from_millis(10);
-/// Calls that the kernel serves after a file's size or pages changed, before the mount is asked
-/// how it is: whoever makes a file longer all the time would ask for nothing.
+/// Calls that the kernel serves after a file was opened, or its size or pages changed, before
+/// the mount is asked how it is: whoever reads a small file once, or makes one longer all the
+/// time, would ask for nothing.
 const MISSES_MAX: u32 = 4;
 /// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -61,7 +63,8 @@ pub struct Guest {
 /// A file on the direct path.
 pub struct File {
     mount: Arc<Mount>,
-    board: Arc<Board>,
+    /// Once it was asked for: the same as long as the file is open.
+    board: OnceLock<Arc<Board>>,
     ino: u64,
     misses: AtomicU32,
 }
@@ -127,19 +130,27 @@ impl Guest {
         }
     }
 
-    /// The file with this device number and inode, if its mount lets this process in and
-    /// the file is of a kind for that. Whoever calls has it open until the [`File`] is
-    /// dropped.
+    /// The file with this device number and inode, if its mount lets this process in.
+    /// Whoever calls has it open until the [`File`] is dropped.
     #[must_use]
     pub fn open(&self, device: u64, ino: u64) -> Option<File> {
-        let mount = self.mount(device)?;
-        let board = mount.board(ino)?;
         Some(File {
-            mount,
-            board,
+            mount: self.mount(device)?,
+            board: OnceLock::new(),
             ino,
             misses: AtomicU32::new(0),
         })
+    }
+
+    /// The file will be mapped by the kernel, which keeps pages of it: no guest may change
+    /// it any more. Returns when that is so.
+    pub fn bar(&self, device: u64, ino: u64) {
+        if let Some(mount) = self.mount(device) {
+            let answered = guard(&mount.asker).ask(Question::Bar(ino));
+            if answered.is_err() {
+                mount.end();
+            }
+        }
     }
 
     fn mount(&self, device: u64) -> Option<Arc<Mount>> {
@@ -162,22 +173,42 @@ impl Guest {
         mounts.push((device, Arc::clone(&mount)));
         Some(mount)
     }
+}
 
-    /// Descriptors that belong to this and not to the program.
-    pub fn descriptors(&self, into: &mut Vec<RawFd>) {
-        for (_, mount) in guard(&self.mounts).iter() {
-            into.push(guard(&mount.asker).0.as_raw_fd());
-            into.push(mount.changed.as_raw_fd());
-            into.push(mount.segment.file().as_raw_fd());
-            for station in &mount.stations {
-                let station = guard(station);
-                into.extend(station.link.as_ref().map(|link| link.0.as_raw_fd()));
-                for leg in &station.legs {
-                    leg.descriptors(into);
-                    leg.pool_descriptors(into);
-                }
-            }
-        }
+impl Station {
+    fn take_legs(&mut self, legs: ArrayVec<MappedLeg, COPIES_MAX>) {
+        self.drop_legs();
+        self.legs = legs;
+        self.legs
+            .iter()
+            .flat_map(all_descriptors)
+            .for_each(owned::add);
+    }
+
+    fn drop_legs(&mut self) {
+        self.picture = None;
+        let descriptors = self.legs.iter().flat_map(all_descriptors);
+        descriptors.for_each(owned::remove);
+        self.legs.clear();
+    }
+}
+
+fn all_descriptors(leg: &MappedLeg) -> Vec<RawFd> {
+    let mut all = Vec::new();
+    leg.descriptors(&mut all);
+    leg.pool_descriptors(&mut all);
+    all
+}
+
+impl Drop for Station {
+    fn drop(&mut self) {
+        self.drop_legs();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        owned::remove(self.0.as_raw_fd());
     }
 }
 
@@ -191,6 +222,7 @@ impl Link {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;
+        owned::add(socket.as_raw_fd());
         Ok(Link(socket))
     }
 
@@ -212,16 +244,15 @@ impl Mount {
         let (Answer::Joined(row, _), Some(memory)) = (answer, memory) else {
             return Err(io::ErrorKind::PermissionDenied.into());
         };
-        let first = Station {
-            link: Some(link),
-            row: row as usize,
-            ..Station::default()
-        };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let mount = Arc::new(Mount {
-            transports: Transports::new(Key::from_bytes(NO_KEY), Transport::Map, Timeouts::default()),
+            transports: Transports::new(
+                Key::from_bytes(NO_KEY),
+                Transport::Map,
+                Timeouts::default(),
+            ),
             masked,
-            segment: Segment::open(memory).map_err(io::Error::other)?,
+            segment: Segment::join(memory).map_err(io::Error::other)?,
             stations: std::array::from_fn(|_| Mutex::default()),
             asker: Mutex::new(Link::connect(&device)?),
             boards: Mutex::default(),
@@ -230,7 +261,12 @@ impl Mount {
             changed: rustix::event::eventfd(0, flags)?,
             device,
         });
-        *guard(&mount.stations[thread_number() % STATIONS]) = first;
+        owned::add(mount.changed.as_raw_fd());
+        {
+            let mut first = guard(&mount.stations[thread_number() % STATIONS]);
+            first.link = Some(link);
+            first.row = row as usize;
+        }
         let watched = Arc::clone(&mount);
         std::thread::Builder::new()
             .name("pagemesh-guest".into())
@@ -246,11 +282,11 @@ impl Mount {
                 boards.retain(|_, board| board.strong_count() > 0);
                 if let Some(known) = boards.get(&ino).and_then(Weak::upgrade) {
                     // The number may be another file's by now.
-                    if is_same(known.file(), &memory) {
+                    if known.is_of(&memory) {
                         return Some(known);
                     }
                 }
-                let board = Arc::new(Board::open(memory).ok()?);
+                let board = Arc::new(Board::join(memory).ok()?);
                 boards.insert(ino, Arc::downgrade(&board));
                 Some(board)
             }
@@ -305,8 +341,7 @@ impl Mount {
         let mut equipped = false;
         (self.masked)(&mut || equipped = self.try_equip(station).is_ok());
         if !equipped {
-            station.legs.clear();
-            station.picture = None;
+            station.drop_legs();
             self.retry_at.store(retry_at, Ordering::Relaxed);
         }
         self.wake();
@@ -315,8 +350,7 @@ impl Mount {
 
     fn try_equip(&self, station: &mut Station) -> io::Result<()> {
         // A session that is not used any more may be the one that the brick lacks.
-        station.legs.clear();
-        station.picture = None;
+        station.drop_legs();
         let question = match station.link {
             None => Question::Join,
             Some(_) => Question::Look,
@@ -334,13 +368,15 @@ impl Mount {
         };
         station.row = row as usize;
         let picture = picture.ok_or(io::ErrorKind::WouldBlock)?;
+        let mut legs = ArrayVec::new();
         for seat in &picture.seats {
             let leg = self
                 .transports
                 .map(seat.brick, &seat.socket, seat.slice, picture.epoch);
-            let pushed = station.legs.try_push(leg.map_err(io::Error::other)?);
+            let pushed = legs.try_push(leg.map_err(io::Error::other)?);
             pushed.map_err(|_| io::Error::other("too many legs"))?;
         }
+        station.take_legs(legs);
         station.picture = Some(picture);
         Ok(())
     }
@@ -366,8 +402,7 @@ impl Mount {
             for station in &self.stations {
                 let mut station = guard(station);
                 if station.legs.iter_mut().any(|leg| leg.ended().is_some()) {
-                    station.legs.clear();
-                    station.picture = None;
+                    station.drop_legs();
                 }
             }
             if self.has_lost_mount() {
@@ -391,11 +426,6 @@ impl Mount {
     }
 }
 
-fn is_same(one: &SystemFile, other: &SystemFile) -> bool {
-    let stats = rustix::fs::fstat(one).and_then(|one| Ok((one, rustix::fs::fstat(other)?)));
-    stats.is_ok_and(|(one, other)| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
-}
-
 /// Inside of the row's operation, until it is dropped.
 struct Inside<'m>(Row<'m>);
 
@@ -406,15 +436,17 @@ impl Drop for Inside<'_> {
 }
 
 impl File {
-    /// Reads bytes, fewer at the end; none: the kernel does it.
+    /// Reads bytes, fewer at the end; none: the kernel does it. Only what `may_prepare`
+    /// allocates, or waits for anything but a station.
     #[must_use]
-    pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, into.len())?;
-        let size = self.board.size();
-        let len = usize::try_from(size.saturating_sub(offset).min(into.len() as u64)).ok()?;
+    pub fn read(&self, into: &mut [u8], offset: u64, may_prepare: bool) -> Option<usize> {
+        let (mut station, inside) = self.enter(offset, into.len(), may_prepare)?;
+        let board = self.board.get()?;
+        let len =
+            usize::try_from(board.size().saturating_sub(offset).min(into.len() as u64)).ok()?;
         let mut done = 0;
         while done < len {
-            let run = self.board.run(offset + done as u64, (len - done) as u64)?;
+            let run = board.run(offset + done as u64, (len - done) as u64)?;
             inside.0.say(run.offset, 0);
             let part = &mut into[done..done + run.len as usize];
             let epoch = station.picture.as_ref()?.epoch;
@@ -427,19 +459,19 @@ impl File {
         Some(done)
     }
 
-    /// Overwrites bytes that the file has; none: the kernel does it, all of it.
+    /// Overwrites bytes that the file has; none: the kernel does it, all of it. See
+    /// [`File::read`].
     #[must_use]
-    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, data.len())?;
+    pub fn write(&self, data: &[u8], offset: u64, may_prepare: bool) -> Option<usize> {
+        let (mut station, inside) = self.enter(offset, data.len(), may_prepare)?;
+        let board = self.board.get()?;
         let end = offset.checked_add(data.len() as u64)?;
-        if end > self.board.size() {
+        if end > board.size() {
             return None;
         }
         let mut done = 0;
         while done < data.len() {
-            let run = self
-                .board
-                .run(offset + done as u64, (data.len() - done) as u64)?;
+            let run = board.run(offset + done as u64, (data.len() - done) as u64)?;
             inside.0.say(run.offset, run.len);
             let part = &data[done..done + run.len as usize];
             let epoch = station.picture.as_ref()?.epoch;
@@ -455,7 +487,7 @@ impl File {
         }
         let now = clock_gettime(ClockId::RealtimeCoarse);
         let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        self.board.note_written(now_ns);
+        board.note_written(now_ns);
         Some(done)
     }
 
@@ -468,7 +500,12 @@ impl File {
 
     /// Begins an operation, if guests may, and this one can.
     #[inline]
-    fn enter(&self, offset: u64, len: usize) -> Option<(MutexGuard<'_, Station>, Inside<'_>)> {
+    fn enter(
+        &self,
+        offset: u64,
+        len: usize,
+        may_prepare: bool,
+    ) -> Option<(MutexGuard<'_, Station>, Inside<'_>)> {
         let mount = &*self.mount;
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
             return None;
@@ -476,14 +513,17 @@ impl File {
         if mount.is_gone.load(Ordering::Relaxed) {
             return None;
         }
-        if self.board.is_outdated() && !self.renew() {
+        let is_shown = |board: &Arc<Board>| !board.is_outdated();
+        let has_it = self.board.get().is_some_and(is_shown);
+        if !(has_it || may_prepare && self.renew()) {
             return None;
         }
+        let board = self.board.get()?;
         let mut station = mount.station()?;
-        if !mount.is_ready(&station) && !mount.equip(&mut station) {
+        if !(mount.is_ready(&station) || may_prepare && mount.equip(&mut station)) {
             return None;
         }
-        if let Some(run) = self.board.run(offset, len as u64) {
+        if let Some(run) = board.run(offset, len as u64) {
             station.legs.iter().for_each(|leg| leg.fetch(run.offset));
         }
         let row = mount.segment.row(station.row);
@@ -496,8 +536,8 @@ impl File {
         // Only now: whoever keeps guests away sees the row, or is seen here.
         let may = mount.is_ready(&station)
             && !mount.segment.is_closed()
-            && !self.board.is_closed()
-            && !self.board.is_outdated();
+            && !board.is_closed()
+            && !board.is_outdated();
         may.then_some((station, inside))
     }
 
@@ -507,8 +547,11 @@ impl File {
         if self.misses.fetch_add(1, Ordering::Relaxed) % MISSES_MAX != MISSES_MAX - 1 {
             return false;
         }
-        // The board is the same one as long as the file is open.
-        self.mount.board(self.ino).is_some() && !self.board.is_outdated()
+        let Some(shown) = self.mount.board(self.ino) else {
+            return false;
+        };
+        let board = self.board.get_or_init(|| Arc::clone(&shown));
+        Arc::ptr_eq(board, &shown) && !board.is_outdated()
     }
 
     /// A leg did not do it: what it can do no more is dropped.
@@ -521,8 +564,7 @@ impl File {
     ) -> Option<usize> {
         drop(inside);
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
-            station.legs.clear();
-            station.picture = None;
+            station.drop_legs();
             let retry_at = now_ms() + RETRY.as_millis() as u64;
             self.mount.retry_at.store(retry_at, Ordering::Relaxed);
             self.mount.wake();

@@ -14,5 +14,6 @@
 
 pub mod board;
 pub mod guest;
+pub mod owned;
 pub mod server;
 pub mod wire;

@@ -176,6 +176,14 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 wire::send(socket, &answer.encode(), memory)?;
             }
             Question::Look => wire::send(socket, &host.joined(*row).0.encode(), None)?,
+            Question::Bar(ino) => {
+                let barred = host.fs.upgrade().map(|fs| fs.bar_guests(Ino(ino)));
+                let answer = match barred {
+                    Some(Ok(())) => Answer::Yes,
+                    _ => Answer::No,
+                };
+                wire::send(socket, &answer.encode(), None)?;
+            }
             Question::Board(ino) => {
                 let (answer, board) = host.shown(Ino(ino));
                 let memory = board.as_ref().map(|board| board.board.file().as_fd());

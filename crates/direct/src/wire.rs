@@ -11,6 +11,7 @@
 //!    │   found or not; board's memory    │
 //!    │◀──────────────────────────────────┤
 //! ```
+//! 3 looks for a newer picture, 4 bars a file.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
 //! (0 yes, 1 no, 2 joined), row 4, legs 4, generation 8, epoch 4; for each leg brick
@@ -54,6 +55,8 @@ pub enum Question {
     Look,
     /// For the board of a file that it has open, as it is now.
     Board(u64),
+    /// For a file to have no guests any more, as the kernel will map it.
+    Bar(u64),
 }
 
 /// What a mount answers.
@@ -69,7 +72,9 @@ pub enum Answer {
 
 /// A packet that makes no sense.
 #[derive(Debug, thiserror::Error)]
-#[error("the other side of the direct path says what makes no sense ({0}); use one version of pagemesh")]
+#[error(
+    "the other side of the direct path says what makes no sense ({0}); use one version of pagemesh"
+)]
 pub struct Strange(&'static str);
 
 impl Question {
@@ -80,6 +85,7 @@ impl Question {
             Question::Join => (1u16, 0),
             Question::Board(file) => (2, file),
             Question::Look => (3, 0),
+            Question::Bar(file) => (4, file),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -103,6 +109,7 @@ impl Question {
             (1, 0) => Ok(Question::Join),
             (2, file) => Ok(Question::Board(file)),
             (3, 0) => Ok(Question::Look),
+            (4, file) => Ok(Question::Bar(file)),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -229,7 +236,12 @@ pub fn address(device: &str) -> io::Result<SocketAddrUnix> {
 /// When the system has none.
 pub fn socket() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
-    Ok(socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
+    Ok(socket_with(
+        AddressFamily::UNIX,
+        kind,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// Sends a packet, with memory if there is some. Does not wait for room: there is one
@@ -237,7 +249,11 @@ pub fn socket() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// What the system says.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
+pub fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    memory: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds: &[BorrowedFd<'_>] = memory.as_slice();
@@ -298,8 +314,16 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for question in [Question::Join, Question::Look, Question::Board(u64::MAX)] {
-            assert_eq!(Question::decode(&question.encode()).expect("sense"), question);
+        for question in [
+            Question::Join,
+            Question::Look,
+            Question::Board(u64::MAX),
+            Question::Bar(7),
+        ] {
+            assert_eq!(
+                Question::decode(&question.encode()).expect("sense"),
+                question
+            );
         }
         let answers = [
             Answer::Joined(255, Some(picture())),
@@ -323,7 +347,10 @@ mod tests {
             changed[at] ^= 0xff;
             // Numbers may be any; what they count may not.
             let decoded = Answer::decode(&changed);
-            assert!(decoded.is_err() || (8..9).contains(&at) || at >= 16, "byte {at}");
+            assert!(
+                decoded.is_err() || (8..9).contains(&at) || at >= 16,
+                "byte {at}"
+            );
         }
         let whole = Question::Board(1).encode();
         for len in 0..whole.len() {

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::format::{Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
 use crate::namespace::SET_ID;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// What the guests of a file are told.
@@ -59,6 +60,8 @@ pub fn span_pages(index: usize) -> u64 {
 pub(crate) struct Data {
     pub(crate) lock: Arc<RwLock<()>>,
     board: OnceLock<Arc<dyn Board>>,
+    /// The kernel keeps pages of the file, which guests would not change.
+    is_mapped: AtomicBool,
 }
 
 /// Held, it keeps what changes a file's size or pages away. Of a file without guests.
@@ -167,7 +170,9 @@ impl Core {
             return Ok(None);
         }
         let numbered = pieces.iter().enumerate();
-        let in_order = numbered.take(needed).all(|(index, piece)| span_index(piece.at) == (index, 0));
+        let in_order = numbered
+            .take(needed)
+            .all(|(index, piece)| span_index(piece.at) == (index, 0));
         let spans = pieces.iter().map(|piece| piece.span.page);
         Ok(in_order.then(|| (inode.size, spans.take(needed).collect())))
     }
@@ -205,6 +210,9 @@ impl Fs {
     ) -> Result<Option<Arc<dyn Board>>> {
         let data = self.data_lock(ino)?;
         let lock = data.lock.write();
+        if data.is_mapped.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         // Looked at first: a directory gets no board, nor what nobody has open.
         let found = self.look(|core| {
             let is_open = core.live.get(&ino).is_some_and(|live| live.opens > 0);
@@ -231,6 +239,20 @@ impl Fs {
         drop(out);
         drop(lock);
         Ok(Some(Arc::clone(board)))
+    }
+
+    /// A file will be mapped by the kernel, which keeps pages of it: it has no guests any more
+    /// as long as somebody uses it.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub fn bar_guests(&self, ino: Ino) -> Result<()> {
+        let data = self.data_lock(ino)?;
+        let _alone = data.lock.write();
+        if !data.is_mapped.swap(true, Ordering::Relaxed) {
+            data.end();
+        }
+        Ok(())
     }
 
     /// Notes when guests wrote. To be called once in a while, before

@@ -209,7 +209,10 @@ impl Core {
     fn add_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live.get(&ino) {
             // A program may set the time back behind what a guest wrote.
-            let by_guest = live.data.written().filter(|at| live.guest_mtime < Some(*at));
+            let by_guest = live
+                .data
+                .written()
+                .filter(|at| live.guest_mtime < Some(*at));
             let mtime = by_guest.or(live.mtime);
             inode.mtime = mtime.unwrap_or(inode.mtime);
             inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));

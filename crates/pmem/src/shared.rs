@@ -16,7 +16,7 @@ use std::time::Duration;
 pub struct Shared {
     base: NonNull<u8>,
     len: usize,
-    file: File,
+    file: Option<File>,
 }
 
 // SAFETY: plain shared memory that is accessed through atomics only.
@@ -98,12 +98,26 @@ impl Shared {
         // SAFETY: our own mapping; the advice changes no bytes.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
         let base = NonNull::new(base.cast()).ok_or(MapError::BadLength(len))?;
-        Ok(Shared { base, len, file })
+        Ok(Shared {
+            base,
+            len,
+            file: Some(file),
+        })
     }
 
     /// The memory's file, to be passed to other processes.
+    ///
+    /// # Panics
+    /// When it was given up by [`Shared::without_file`].
     pub fn file(&self) -> &File {
-        &self.file
+        self.file.as_ref().expect("whoever passes it on keeps it")
+    }
+
+    /// The same without a descriptor: for who does not pass it on.
+    #[must_use]
+    pub fn without_file(mut self) -> Shared {
+        self.file = None;
+        self
     }
 
     /// Bytes.
@@ -179,7 +193,7 @@ impl Shared {
 
 impl AsFd for Shared {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file().as_fd()
     }
 }
 

@@ -12,7 +12,7 @@
 
 use crate::data::{self, BY_KERNEL};
 use crate::process::Since;
-use crate::{descriptors, real, signals, table, thread, vector};
+use crate::{descriptors, engine, real, signals, table, thread, vector};
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, size_t, ssize_t};
 
@@ -156,12 +156,10 @@ macro_rules! before {
 }
 
 before! {
-    close(fd: c_int) -> c_int: descriptors::forget(fd);
-    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int:
-        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 {
-            descriptors::forget_range(first, last);
-        };
-    closefrom(first: c_int) -> (): descriptors::forget_range(first.max(0) as c_uint, c_uint::MAX);
+    mmap(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
+        -> Buffer: descriptors::mapped(fd, flags);
+    mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
+        -> Buffer: descriptors::mapped(fd, flags);
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
         -> c_long: descriptors::called(number, a, b, c);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
@@ -187,18 +185,55 @@ export! {
         result
     }
 
+    // The engine's own are not the program's to close, though it finds them open.
+    close(fd: c_int) -> c_int {
+        if engine::owns(fd) && !thread::this().is_inside() {
+            return crate::sys::returned(-(libc::EBADF as isize)) as c_int;
+        }
+        descriptors::forget(fd);
+        // SAFETY: it touches no memory; here and below.
+        unsafe { real::close(fd) }
+    }
+
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
+            // SAFETY: as above. The engine's close with that anyway.
+            return unsafe { real::close_range(first, last, flags) };
+        }
+        descriptors::forget_range(first, last);
+        // SAFETY: as above.
+        descriptors::close_between(first, last, |from, to| unsafe {
+            real::close_range(from, to, flags)
+        })
+    }
+
+    closefrom(first: c_int) -> () {
+        let first = first.max(0) as c_uint;
+        descriptors::forget_range(first, c_uint::MAX);
+        // SAFETY: as above.
+        descriptors::close_between(first, c_uint::MAX, |from, to| unsafe {
+            real::close_range(from, to, 0)
+        });
+    }
+
     dup(fd: c_int) -> c_int {
         // SAFETY: it touches no memory; here and below.
         descriptors::named(fd, unsafe { real::dup(fd) })
     }
 
     dup2(fd: c_int, to: c_int) -> c_int {
+        if engine::owns(to) {
+            return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
+        }
         descriptors::replaced(fd, to);
         // SAFETY: as above.
         descriptors::named(fd, unsafe { real::dup2(fd, to) })
     }
 
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if engine::owns(to) {
+            return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
+        }
         descriptors::replaced(fd, to);
         // SAFETY: as above.
         descriptors::named(fd, unsafe { real::dup3(fd, to, flags) })

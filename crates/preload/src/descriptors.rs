@@ -118,6 +118,54 @@ pub extern "C" fn forget_range(first: c_uint, last: c_uint) {
     }
 }
 
+/// Closes the descriptors of a range, from one to the next of the engine's. The first error
+/// counts.
+pub fn close_between(
+    first: c_uint,
+    last: c_uint,
+    close: impl Fn(c_uint, c_uint) -> c_int,
+) -> c_int {
+    let mut from = first;
+    let mut result = 0;
+    loop {
+        let owned = engine::owned().map(|fd| fd as c_uint);
+        let next = owned.filter(|fd| (from..=last).contains(fd)).min();
+        let Some(kept) = next else {
+            let closed = if from <= last { close(from, last) } else { 0 };
+            return if result == 0 { closed } else { result };
+        };
+        if from < kept && result == 0 {
+            result = close(from, kept - 1);
+        } else if from < kept {
+            close(from, kept - 1);
+        }
+        from = match kept.checked_add(1) {
+            Some(from) => from,
+            None => return result,
+        };
+    }
+}
+
+/// Before a file is mapped: what the kernel keeps of it must stay right.
+pub extern "C" fn mapped(fd: c_int, flags: c_int) {
+    if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 {
+        return;
+    }
+    let thread = thread::this();
+    let Some(_inside) = thread.enter() else {
+        return;
+    };
+    if thread.is_handling() || !process::is_ours() {
+        return;
+    }
+    let is_file = |stat: &libc::stat64| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+    if let Some(stat) = sys::fstat(fd).filter(is_file)
+        && may_be_on(fd, stat.st_dev)
+    {
+        engine::mapped(stat.st_dev, stat.st_ino);
+    }
+}
+
 /// A second descriptor of the same description came. Gives it.
 pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {
     if new >= 0

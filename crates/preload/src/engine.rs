@@ -9,19 +9,26 @@
 //!
 //! A buffer's pages were touched just before, but another thread may unmap them.
 
+use crate::mounts;
+#[cfg(any(debug_assertions, feature = "probe"))]
+use crate::probe;
 use std::os::fd::RawFd;
 
-#[cfg(not(any(debug_assertions, feature = "probe")))]
-use self::none as inner;
-#[cfg(any(debug_assertions, feature = "probe"))]
-use crate::probe as inner;
-
 /// An open description that is on the direct path.
-pub struct File(inner::File);
+pub enum File {
+    Mounted(mounts::File),
+    #[cfg(any(debug_assertions, feature = "probe"))]
+    Probed(probe::File),
+}
 
 /// None: not on such a mount, or not now.
+#[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
 pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool) -> Option<File> {
-    inner::open(fd, dev, ino, is_readable, is_writable).map(File)
+    #[cfg(any(debug_assertions, feature = "probe"))]
+    if probe::is_on_all() {
+        return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
+    }
+    mounts::open(dev, ino).map(File::Mounted)
 }
 
 /// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not
@@ -29,62 +36,64 @@ pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool)
 pub fn may_be_on(fs_type: i64) -> bool {
     /// `FUSE_SUPER_MAGIC`
     const FUSE: i64 = 0x6573_5546;
-    fs_type == FUSE || inner::is_on_all()
+    #[cfg(any(debug_assertions, feature = "probe"))]
+    if probe::is_on_all() {
+        return true;
+    }
+    fs_type == FUSE
 }
 
 impl File {
     /// Short at the end of the file. None: by the kernel.
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        self.0.read(into, offset)
+        match self {
+            File::Mounted(file) => file.read(into, offset),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(file) => file.read(into, offset),
+        }
     }
 
     /// None: by the kernel.
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        self.0.write(data, offset)
+        match self {
+            File::Mounted(file) => file.write(data, offset),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(file) => file.write(data, offset),
+        }
     }
 
     /// True: nothing is to be done, everything acknowledged is durable.
     #[inline]
     pub fn sync(&self) -> bool {
-        self.0.sync()
+        match self {
+            File::Mounted(file) => file.sync(),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(file) => file.sync(),
+        }
     }
+}
+
+/// The program maps a file: the kernel keeps pages of it from now on.
+pub fn mapped(dev: u64, ino: u64) {
+    mounts::mapped(dev, ino);
+}
+
+/// Whether a descriptor is the engine's own, which the program must not close or replace.
+#[inline]
+pub fn owns(fd: RawFd) -> bool {
+    mounts::owns(fd)
+}
+
+/// The engine's own descriptors, in no order.
+pub fn owned() -> impl Iterator<Item = RawFd> {
+    mounts::owned()
 }
 
 /// In the child, before anything else: forget everything of the parent.
 pub fn forked() {
-    inner::forked();
-}
-
-/// No engine: every file is the kernel's.
-#[cfg(not(any(debug_assertions, feature = "probe")))]
-mod none {
-    use std::os::fd::RawFd;
-
-    pub enum File {}
-
-    pub fn open(_: RawFd, _dev: u64, _ino: u64, _reads: bool, _writes: bool) -> Option<File> {
-        None
-    }
-
-    pub fn is_on_all() -> bool {
-        false
-    }
-
-    impl File {
-        pub fn read(&self, _into: &mut [u8], _offset: u64) -> Option<usize> {
-            match *self {}
-        }
-
-        pub fn write(&self, _data: &[u8], _offset: u64) -> Option<usize> {
-            match *self {}
-        }
-
-        pub fn sync(&self) -> bool {
-            match *self {}
-        }
-    }
-
-    pub fn forked() {}
+    #[cfg(any(debug_assertions, feature = "probe"))]
+    probe::forked();
+    mounts::forked();
 }

@@ -38,6 +38,7 @@ mod descriptors;
 pub mod engine;
 mod entry;
 mod lock;
+mod mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 mod probe;
 mod process;

@@ -85,7 +85,6 @@ real! {
 
     close(fd: c_int) -> c_int;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
-    closefrom(first: c_int) -> ();
     dup(fd: c_int) -> c_int;
     dup2(fd: c_int, to: c_int) -> c_int;
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
@@ -122,6 +121,8 @@ real! {
     pwritev64v2(fd: c_int, parts: Parts, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
     lseek(fd: c_int, offset: off64_t, whence: c_int) -> off64_t;
     lseek64(fd: c_int, offset: off64_t, whence: c_int) -> off64_t;
+    mmap(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> Buffer;
+    mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> Buffer;
     fsync(fd: c_int) -> c_int;
     fdatasync(fd: c_int) -> c_int;
 

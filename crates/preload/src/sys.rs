@@ -96,6 +96,11 @@ pub unsafe fn vector_here(
     unsafe { call(number, args) }
 }
 
+pub fn close(fd: c_int) {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_close, [int(fd), 0, 0, 0, 0, 0]) };
+}
+
 pub fn fdatasync(fd: c_int) -> isize {
     // SAFETY: it touches no memory.
     unsafe { call(libc::SYS_fdatasync, [int(fd), 0, 0, 0, 0, 0]) }

@@ -77,11 +77,11 @@ impl Segment {
         Ok(Segment(shared))
     }
 
-    /// Takes one that another process made.
+    /// Takes one that another process made; it takes no descriptor.
     ///
     /// # Errors
     /// What about it is not as expected.
-    pub fn open(file: File) -> Result<Segment, String> {
+    pub fn join(file: File) -> Result<Segment, String> {
         let shared = Shared::open(file, SEGMENT_BYTES).map_err(|cause| cause.to_string())?;
         let version = shared.half(VERSION_AT).load(Ordering::Relaxed);
         let rows = shared.half(ROWS_NUMBER_AT).load(Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Segment {
         if (version, rows as usize) != (VERSION, ROWS) {
             return Err("the direct segment has another version; use the mount's".into());
         }
-        Ok(Segment(shared))
+        Ok(Segment(shared.without_file()))
     }
 
     /// The memory's file, to be passed to guests.
@@ -310,16 +310,16 @@ mod tests {
     fn what_is_no_segment_is_refused() {
         let other = Shared::create(SEGMENT_BYTES).expect("memory");
         let copy = |shared: &Shared| shared.file().try_clone().expect("a descriptor");
-        assert!(Segment::open(copy(&other)).is_err());
+        assert!(Segment::join(copy(&other)).is_err());
         let short = Shared::create(PAGE_BYTES).expect("memory");
-        assert!(Segment::open(copy(&short)).is_err());
+        assert!(Segment::join(copy(&short)).is_err());
         let segment = Segment::create(0).expect("a segment");
-        let again = Segment::open(segment.file().try_clone().expect("a descriptor"));
+        let again = Segment::join(segment.file().try_clone().expect("a descriptor"));
         let again = again.expect("the same");
         again.close();
         assert!(segment.is_closed());
         segment.0.half(VERSION_AT).store(9, Ordering::Relaxed);
         let newer = segment.file().try_clone().expect("a descriptor");
-        assert!(Segment::open(newer).is_err());
+        assert!(Segment::join(newer).is_err());
     }
 }

@@ -93,9 +93,7 @@ impl Transports {
         // A brick that stands still costs writes as much as over tcp.
         let session = Session::new(view, number).with_owner_wait(self.timeouts.stall);
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), life);
-        leg.map_err(|cause| {
-            SliceError::Lost(format!("no thread can watch brick {brick}: {cause}"))
-        })
+        leg.map_err(|cause| SliceError::Lost(format!("no thread can watch brick {brick}: {cause}")))
     }
 
     /// The mapping of a granted pool: the present one of this opening, or a

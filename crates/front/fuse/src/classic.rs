@@ -174,7 +174,10 @@ pub(crate) fn forget(device: &OwnedFd, node: u64) {
         error: abi::NOTIFY_INVAL_INODE,
         unique: 0,
     };
-    let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body.as_bytes())];
+    let parts = [
+        IoSlice::new(header.as_bytes()),
+        IoSlice::new(body.as_bytes()),
+    ];
     match rustix::io::writev(device, &parts) {
         // It keeps nothing of it.
         Ok(_) | Err(Errno::NOENT) => {}

@@ -1,0 +1,112 @@
+//! Descriptors of this process that belong to the direct path and not to the program.
+//!
+//! A program may close whatever it finds open, or put something else in its place; and a
+//! child of fork has copies of them all. So whoever catches the program's calls asks here.
+//!
+//! Invariants: what is listed is open; it is taken off the list before it is closed. Looking
+//! takes no lock, so that a child can, whatever its parent's threads were doing.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+
+/// Descriptors that can be listed: of 16 mounts with 16 stations of two legs.
+const OWNED_MAX: usize = 2048;
+const NOBODY: RawFd = -1;
+
+static OWNED: [AtomicI32; OWNED_MAX] = [const { AtomicI32::new(NOBODY) }; OWNED_MAX];
+/// No place from here on was ever used.
+static END: AtomicUsize = AtomicUsize::new(0);
+/// How often each is listed.
+static COUNTS: [AtomicU32; OWNED_MAX] = [const { AtomicU32::new(0) }; OWNED_MAX];
+/// Held by who changes the list, for a moment. No mutex: a child has to free it.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+
+struct Changing;
+
+impl Changing {
+    fn begin() -> Changing {
+        while CHANGING.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        Changing
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        CHANGING.store(false, Ordering::Release);
+    }
+}
+
+fn places() -> &'static [AtomicI32] {
+    &OWNED[..END.load(Ordering::Acquire)]
+}
+
+/// Whether a descriptor is one of these.
+#[inline]
+#[must_use]
+pub fn has(fd: RawFd) -> bool {
+    fd >= 0 && all().any(|owned| owned == fd)
+}
+
+/// All of them.
+pub fn all() -> impl Iterator<Item = RawFd> {
+    let listed = places().iter().map(|place| place.load(Ordering::Acquire));
+    listed.filter(|&fd| fd != NOBODY)
+}
+
+fn place_of(fd: RawFd) -> Option<usize> {
+    OWNED
+        .iter()
+        .position(|place| place.load(Ordering::Relaxed) == fd)
+}
+
+/// Lists one, once more. Beyond the limit it is not protected.
+pub(crate) fn add(fd: RawFd) {
+    let _changing = Changing::begin();
+    if let Some(place) = place_of(fd).or_else(|| place_of(NOBODY)) {
+        COUNTS[place].fetch_add(1, Ordering::Relaxed);
+        OWNED[place].store(fd, Ordering::Release);
+        END.fetch_max(place + 1, Ordering::AcqRel);
+    }
+}
+
+/// Takes one off the list, once: it will be closed.
+pub(crate) fn remove(fd: RawFd) {
+    let _changing = Changing::begin();
+    if let Some(place) = place_of(fd)
+        && COUNTS[place].fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        OWNED[place].store(NOBODY, Ordering::Release);
+    }
+}
+
+/// In a child of fork, which has one thread and has closed them all: nothing is listed.
+pub fn forget() {
+    for (place, count) in OWNED.iter().zip(&COUNTS) {
+        place.store(NOBODY, Ordering::Relaxed);
+        count.store(0, Ordering::Relaxed);
+    }
+    END.store(0, Ordering::Release);
+    CHANGING.store(false, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listed_twice_is_there_until_both_are_gone() {
+        // Numbers that no test process has.
+        let (one, other) = (1_000_001, 1_000_002);
+        add(one);
+        add(other);
+        add(one);
+        assert!(has(one) && has(other) && !has(NOBODY));
+        remove(one);
+        assert!(has(one));
+        remove(one);
+        remove(other);
+        assert!(!has(one) && !has(other));
+    }
+}

@@ -1,0 +1,92 @@
+//! The engine: files on mounts, as a guest of theirs.
+
+use crate::{sys, thread};
+use pagemesh_direct::guest::{self, Guest};
+use pagemesh_direct::owned;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+pub struct File(guest::File);
+
+/// Made for the first file on a FUSE mount, and never freed.
+static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
+
+fn guest() -> &'static Guest {
+    let found = GUEST.load(Acquire);
+    let found = match found.is_null() {
+        false => found,
+        true => {
+            let made = Box::into_raw(Box::new(Guest::new(masked)));
+            match GUEST.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
+                Ok(_) => made,
+                Err(other) => {
+                    // SAFETY: nobody else has seen it.
+                    drop(unsafe { Box::from_raw(made) });
+                    other
+                }
+            }
+        }
+    };
+    // SAFETY: it came from a box that is never freed.
+    unsafe { &*found }
+}
+
+/// Threads that are started meanwhile get none of the program's signals.
+fn masked(run: &mut dyn FnMut()) {
+    let before = sys::mask(libc::SIG_BLOCK, crate::signals::ALL);
+    run();
+    sys::mask(libc::SIG_SETMASK, before);
+}
+
+/// Whether something may be allocated: not in a handler of the program, which may have
+/// interrupted that.
+fn may_prepare() -> bool {
+    !thread::this().is_handling()
+}
+
+pub fn open(device: u64, ino: u64) -> Option<File> {
+    guest().open(device, ino).map(File)
+}
+
+impl File {
+    #[inline]
+    pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
+        self.0.read(into, offset, may_prepare())
+    }
+
+    #[inline]
+    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
+        self.0.write(data, offset, may_prepare())
+    }
+
+    #[inline]
+    pub fn sync(&self) -> bool {
+        self.0.is_durable()
+    }
+}
+
+/// What the parent's threads may be changing is left as it is, for ever; the mappings are
+/// not here. Its descriptors would keep bricks from noticing its end.
+pub fn forked() {
+    GUEST.store(ptr::null_mut(), Release);
+    owned::all().for_each(sys::close);
+    owned::forget();
+}
+
+/// The kernel will keep pages of the file.
+pub fn mapped(device: u64, ino: u64) {
+    guest().bar(device, ino);
+}
+
+/// All that the engine has.
+pub fn owned() -> impl Iterator<Item = RawFd> {
+    owned::all()
+}
+
+/// Whether a descriptor is the engine's, which the program must not close or replace.
+#[inline]
+pub fn owns(fd: RawFd) -> bool {
+    owned::has(fd)
+}
