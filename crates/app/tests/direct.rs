@@ -202,3 +202,229 @@ fn a_brick_goes_and_returns_under_a_guest() {
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
+
+/// Pages of the file that everybody hammers.
+const PAGES: u64 = 64;
+const PAGE: usize = 4096;
+/// Kills of a campaign, by `make guests ROUNDS=1000`.
+const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
+/// What a child of the test does, and where.
+const JOB: &str = "PAGEMESH_TEST_GUEST";
+
+/// Every eight bytes of a page say the same: which page it is, and which write.
+fn filled(page: u64, seq: u64) -> Vec<u8> {
+    let word = (page << 48 | seq).to_le_bytes();
+    word.repeat(PAGE / 8)
+}
+
+/// Which write a page is of.
+fn seq_of(page: u64, bytes: &[u8]) -> u64 {
+    let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().unwrap());
+    let first = word(0);
+    let torn = (1..PAGE / 8).find(|&at| word(at) != first);
+    assert!(torn.is_none(), "page {page} is torn at word {torn:?}");
+    assert!(
+        first == 0 || first >> 48 == page,
+        "page {page} is another's"
+    );
+    first & ((1 << 48) - 1)
+}
+
+/// What was acknowledged, by page: a file in memory that all children have.
+struct Acknowledged(File);
+
+impl Acknowledged {
+    fn get(&self, page: u64) -> u64 {
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, page * 8).unwrap();
+        u64::from_le_bytes(word)
+    }
+
+    fn set(&self, page: u64, seq: u64) {
+        self.0.write_all_at(&seq.to_le_bytes(), page * 8).unwrap();
+    }
+
+    fn sum(&self) -> u64 {
+        (0..PAGES).map(|page| self.get(page)).sum()
+    }
+}
+
+/// One of several that write every third page, as often as they can.
+fn hammer(file: &File, acknowledged: &Acknowledged, own: u64) {
+    let mut random = Random::new(own + std::process::id() as u64);
+    let mut bytes = vec![0; PAGE];
+    let mut seqs = [0; PAGES as usize];
+    for page in (own..PAGES).step_by(3) {
+        // One who was killed may have written what it did not acknowledge.
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        seqs[page as usize] = seq_of(page, &bytes);
+        assert!(
+            seqs[page as usize] >= acknowledged.get(page),
+            "page {page} is lost"
+        );
+    }
+    loop {
+        let page = own + random.below((PAGES - own).div_ceil(3)) * 3;
+        let seq = seqs[page as usize] + 1;
+        file.write_all_at(&filled(page, seq), page * PAGE as u64)
+            .unwrap();
+        acknowledged.set(page, seq);
+        seqs[page as usize] = seq;
+    }
+}
+
+/// Reads what others write: nothing that was acknowledged is missing, and nothing that was
+/// seen goes.
+fn watch(file: &File, acknowledged: &Acknowledged) {
+    let mut random = Random::new(std::process::id().into());
+    let mut bytes = vec![0; PAGE];
+    let mut seen = [0; PAGES as usize];
+    loop {
+        let page = random.below(PAGES);
+        let least = acknowledged.get(page).max(seen[page as usize]);
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        let seq = seq_of(page, &bytes);
+        assert!(seq >= least, "page {page}: {seq} after {least}");
+        seen[page as usize] = seq;
+    }
+}
+
+/// Not a test by itself: what the children of the next one run.
+#[test]
+fn child() {
+    let Ok(job) = std::env::var(JOB) else { return };
+    let [what, path, acknowledged] = job.split(',').collect::<Vec<_>>()[..] else {
+        panic!("{job}");
+    };
+    let open = |path: &str| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap()
+    };
+    let (file, acknowledged) = (open(path), Acknowledged(open(acknowledged)));
+    match what.parse() {
+        Ok(own) => hammer(&file, &acknowledged, own),
+        Err(_) => watch(&file, &acknowledged),
+    }
+}
+
+struct Child(std::process::Child);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a child, by the kernel alone or on the direct path.
+fn start(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: bool) -> Child {
+    let own = std::env::current_exe().unwrap();
+    let own = own.to_str().unwrap();
+    let run = ["--exact", "child", "--nocapture"];
+    let mut command = match is_direct {
+        false => std::process::Command::new(own),
+        true => {
+            let mut command = cluster.command(&["exec", "--library"]);
+            command.arg(library()).args(["--", own]);
+            command
+        }
+    };
+    let acknowledged = acknowledged_path(cluster);
+    let job = format!(
+        "{what},{},{}",
+        mount.path("file").display(),
+        acknowledged.display()
+    );
+    command.args(run).env(JOB, job);
+    Child(command.spawn().unwrap())
+}
+
+/// Beside this test, or in the directory above.
+fn library() -> std::path::PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let found = own.ancestors().skip(1).take(2);
+    let mut found = found.map(|dir| dir.join("libpagemesh_preload.so"));
+    found
+        .find(|path| path.exists())
+        .expect("the library is built")
+}
+
+fn acknowledged_path(cluster: &support::Cluster) -> std::path::PathBuf {
+    cluster.dir().join("acknowledged")
+}
+
+/// Writers and readers, some by the kernel, while writers are killed and stand still.
+#[test]
+fn guests_are_killed_beside_others() {
+    let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let rounds = std::env::var(ROUNDS).ok();
+    let rounds: u32 = rounds.map_or(25, |rounds| rounds.parse().unwrap());
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let file = opened(&mount, "file");
+    file.write_all_at(&vec![0; PAGES as usize * PAGE], 0)
+        .unwrap();
+    let acknowledged = File::create_new(acknowledged_path(&cluster)).unwrap();
+    acknowledged.set_len(PAGES * 8).unwrap();
+    drop(acknowledged);
+    let open = OpenOptions::new()
+        .read(true)
+        .open(acknowledged_path(&cluster));
+    let acknowledged = Acknowledged(open.unwrap());
+    let start = |what: &str, is_direct| start(&cluster, &mount, what, is_direct);
+    let mut readers = [start("watch", true), start("watch", false)];
+    let kernel = start("2", false);
+    let mut writers = [start("0", true), start("1", true), kernel];
+    let mut random = Random::new(7);
+    for round in 0..rounds {
+        let before = acknowledged.sum();
+        let more = 50 + random.below(500);
+        until("more is written", || acknowledged.sum() >= before + more);
+        let victim = random.below(3) as usize;
+        if round % 4 == 3 {
+            let pid = rustix::process::Pid::from_child(&writers[victim].0);
+            rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+            let before = acknowledged.sum();
+            until("the others go on", || acknowledged.sum() > before + 20);
+            // One that stood still inside of an operation may have been ended.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+        }
+        writers[victim].0.kill().unwrap();
+        writers[victim].0.wait().unwrap();
+        writers[victim] = start(&victim.to_string(), victim < 2);
+        for reader in &mut readers {
+            assert!(
+                reader.0.try_wait().unwrap().is_none(),
+                "a reader found a fault"
+            );
+        }
+        // A writer that ended by itself found that something was lost.
+        for writer in &mut writers {
+            assert!(
+                writer.0.try_wait().unwrap().is_none(),
+                "a writer found a fault"
+            );
+        }
+    }
+    drop((readers, writers));
+    let mut bytes = vec![0; PAGE];
+    for page in 0..PAGES {
+        file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+        assert!(
+            seq_of(page, &bytes) >= acknowledged.get(page),
+            "page {page}"
+        );
+    }
+    drop(file);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+    for brick in 0..2 {
+        cluster.stop_brick(brick);
+        let pool = cluster.pool(brick).to_str().unwrap().to_owned();
+        cluster.ok(&["pool", "check", &pool]);
+    }
+}

@@ -300,6 +300,11 @@ impl<M: Media> Brick<M> {
             let Err(ObjectError::Stuck { session, pid }) = result else {
                 return result;
             };
+            tries += 1;
+            if dead_inside(&pool).is_some() && tries < STUCK_MAX {
+                pool = self.await_dead(pool);
+                continue;
+            }
             // That one may only wait for a lock of another that is stopped.
             let inside = pool.inside().into_iter();
             let stopped = inside
@@ -311,7 +316,6 @@ impl<M: Media> Brick<M> {
                 pid,
                 "ending a process that is stopped in an operation"
             );
-            tries += 1;
             if tries == STUCK_MAX {
                 return result;
             }
@@ -321,6 +325,19 @@ impl<M: Media> Brick<M> {
             }
             pool = self.await_close(pool, session);
         }
+    }
+
+    /// Waits until those are cleaned up behind who died inside of an operation. Their locks
+    /// hold others up inside, who would be taken for the ones that stand still; and what
+    /// frees the locks needs the pool.
+    fn await_dead<'a>(&self, mut pool: MutexGuard<'a, Pool<M>>) -> MutexGuard<'a, Pool<M>> {
+        while let Some(dead) = dead_inside(&pool) {
+            pool = self.await_close(pool, dead);
+            if pool.is_open(dead) {
+                break;
+            }
+        }
+        pool
     }
 
     /// Waits until a dead session's connection has been noticed.
@@ -386,6 +403,7 @@ impl<M: Media> Brick<M> {
                 if let Some(number) = session {
                     self.supersede(slice, epoch, number)?;
                 }
+                drop(self.await_dead(self.pool()));
                 let raised = self.unstuck(|pool| match is_over(pool) {
                     true => Ok(false),
                     false => pool.raise_epoch(slice, epoch, round).map(|()| true),
@@ -526,6 +544,12 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
 }
 
 /// The error of a pool as a client sees it.
+/// A session that is inside of an operation though its process has ended.
+fn dead_inside<M: Media>(pool: &Pool<M>) -> Option<u32> {
+    let mut inside = pool.inside().into_iter();
+    inside.find(|&number| !process::is_running(pool.process(number), pool.started(number)))
+}
+
 fn refused(cause: ObjectError) -> SliceError {
     match cause {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
