@@ -293,6 +293,10 @@ pub enum SliceError {
     /// The brick cannot do this.
     #[error("{0}")]
     Refused(String),
+    /// The brick has no session or connection left for a new connection. Those that are
+    /// open go on, and one that is closed makes room.
+    #[error("{0}")]
+    NoSession(String),
 }
 
 /// The end of one request.

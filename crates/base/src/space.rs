@@ -147,6 +147,10 @@ pub enum SpaceError {
     /// The space cannot do this, whenever it is asked. Nothing was changed.
     #[error("{0}")]
     Unsupported(String),
+    /// There is no further channel: as many are open as the space, or a brick behind it,
+    /// has room for. Others go on, and one that is closed makes room.
+    #[error("{0}")]
+    Busy(String),
 }
 
 /// The end of one request.
@@ -197,7 +201,8 @@ pub trait Space: Send + Sync {
     /// Opens a channel.
     ///
     /// # Errors
-    /// When there are too many already, or nothing behind it is reachable.
+    /// When there are too many already ([`SpaceError::Busy`], which may also be how its
+    /// requests end, all of them from the first on), or nothing behind it is reachable.
     fn open(&self) -> Result<Box<dyn Channel>, SpaceError>;
 }
 

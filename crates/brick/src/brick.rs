@@ -556,6 +556,7 @@ fn refused(cause: ObjectError) -> SliceError {
         ObjectError::Unknown(slice) => SliceError::NoSuchSlice(slice),
         ObjectError::StaleEpoch { current, .. } => SliceError::StaleEpoch { current },
         ObjectError::Store(cause) => cause.into(),
+        ObjectError::SessionsFull(_) => SliceError::NoSession(cause.to_string()),
         ObjectError::BadSize(_) | ObjectError::Shrinks { .. } => {
             SliceError::OutOfRange(cause.to_string())
         }

@@ -72,7 +72,7 @@ impl MapService for Served {
         let view = brick.view();
         let (media, shared) = (view.media(), view.control().shared());
         let share = |fd: &std::fs::File| fd.as_fd().try_clone_to_owned();
-        let refused = |cause| SliceError::Refused(format!("no descriptor is left: {cause}"));
+        let refused = |cause| SliceError::NoSession(format!("no descriptor is left: {cause}"));
         Ok(Granted {
             session: number,
             incarnation: view.incarnation().0,

@@ -482,6 +482,7 @@ fn sessions_run_out_with_an_error_and_come_back() {
             Err(error) => break error,
         }
     };
+    assert!(matches!(error, SliceError::NoSession(_)), "{error:?}");
     assert!(error.to_string().contains("sessions"), "{error}");
     assert_eq!(
         brick.status().expect("a status").sessions as usize,

@@ -536,7 +536,7 @@ fn more_clients_than_places_are_told_and_let_in_when_one_leaves() {
     let first = attach(&server);
     let connect = || TcpLeg::connect(server.address(), &key(), timeouts(), SLICE, Epoch(1));
     match connect().err() {
-        Some(SliceError::Refused(said)) => assert!(said.contains("too many"), "{said}"),
+        Some(SliceError::NoSession(said)) => assert!(said.contains("too many"), "{said}"),
         other => panic!("{other:?}"),
     }
     drop(first);

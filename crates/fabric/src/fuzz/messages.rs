@@ -154,6 +154,7 @@ fn answers() -> Vec<(Kind, Answer)> {
         (Kind::Read, Err(SliceError::OutOfRange(text()))),
         (Kind::Flush, Err(SliceError::Lost(text()))),
         (Kind::Settled, Err(SliceError::Refused(text()))),
+        (Kind::Attach, Err(SliceError::NoSession(text()))),
     ]
 }
 
@@ -201,9 +202,12 @@ fn check_lengths(answer: &Answer) {
         Ok(Reply::Slice(SliceReply::InFlight(Some(list)))) => (list.len(), LISTED_MAX),
         Ok(Reply::Listed { slices, .. }) => (slices.len(), LISTED_MAX),
         Ok(Reply::Status(status)) => (status.durability.len(), TEXT_BYTES_MAX),
-        Err(SliceError::OutOfRange(text) | SliceError::Lost(text) | SliceError::Refused(text)) => {
-            (text.len(), TEXT_BYTES_MAX)
-        }
+        Err(
+            SliceError::OutOfRange(text)
+            | SliceError::Lost(text)
+            | SliceError::Refused(text)
+            | SliceError::NoSession(text),
+        ) => (text.len(), TEXT_BYTES_MAX),
         _ => (0, 0),
     };
     assert!(len <= max, "{len} of at most {max}: {answer:?}");
@@ -229,5 +233,6 @@ fn error_code(error: &SliceError) -> u8 {
         SliceError::OutOfRange(_) => 6,
         SliceError::Lost(_) => 7,
         SliceError::Refused(_) => 8,
+        SliceError::NoSession(_) => 9,
     }
 }

@@ -59,6 +59,8 @@ enum Failed {
     NoDescriptors,
     #[error("{0}")]
     Refused(String),
+    #[error("{0}")]
+    NoSession(String),
 }
 
 /// Asks the brick behind a unix socket for a session.
@@ -70,6 +72,7 @@ pub fn connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Sl
         let told = format!("the brick at {}: {cause}", socket.display());
         match cause {
             Failed::Socket(_) => SliceError::Lost(told),
+            Failed::NoSession(_) => SliceError::NoSession(told),
             _ => SliceError::Refused(told),
         }
     })
@@ -81,8 +84,12 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Fa
     stream.send_all(&hello(), until)?;
     let (bytes, fds) = receive_grant(&stream, until)?;
     let header = GrantHeader::decode(&bytes)?;
-    if let Some(len) = header.refused {
-        return Err(Failed::Refused(receive_reason(&stream, len, until)?));
+    if let Some(refusal) = header.refused {
+        let reason = receive_reason(&stream, refusal.reason_bytes, until)?;
+        return Err(match refusal.no_session {
+            true => Failed::NoSession(reason),
+            false => Failed::Refused(reason),
+        });
     }
     let [pool, control] = fds.try_into().map_err(|_| Failed::NoDescriptors)?;
     let grant = Grant {

@@ -1,6 +1,8 @@
 //! Fuzz targets of what is said before messages, see `crate::fuzz`.
 
-use super::wire::{GRANT_BYTES, GrantHeader, HELLO_BYTES, NotUnderstood, check_hello, hello};
+use super::wire::{
+    GRANT_BYTES, GrantHeader, HELLO_BYTES, NotUnderstood, Refusal, check_hello, hello,
+};
 use pagemesh_base::checksum::crc32c;
 use pagemesh_base::layout::BrickId;
 use pagemesh_fuzz::{Random, Target};
@@ -43,12 +45,15 @@ fn fuzz_map_grant() {
         pool_bytes: 1 << 40,
         control_bytes: 16 << 20,
     };
-    let refusal = GrantHeader {
-        refused: Some(30),
+    let refusal = |no_session| GrantHeader {
+        refused: Some(Refusal {
+            no_session,
+            reason_bytes: 30,
+        }),
         ..grant
     };
     target("map_grant")
-        .seeds([grant, refusal].map(|header| header.encode().to_vec()))
+        .seeds([grant, refusal(false), refusal(true)].map(|header| header.encode().to_vec()))
         .cases(10_000)
         .bytes_max(GRANT_BYTES)
         .run(|bytes| {
@@ -59,10 +64,10 @@ fn fuzz_map_grant() {
                     let again = header.encode();
                     assert_eq!(GrantHeader::decode(&again), Ok(header));
                     // What says something is the same byte for byte; a status
-                    // has two values, and only a refusal has a reason.
-                    assert!([0, 1].contains(&u16::from_le_bytes([said[10], said[11]])));
+                    // has three values, and only a refusal has a reason.
+                    assert!([0, 1, 2].contains(&u16::from_le_bytes([said[10], said[11]])));
                     assert_eq!(again[..56], said[..56], "{header:?}");
-                    Ok(header.refused.is_some())
+                    Ok(header.refused.map(|refusal| refusal.no_session))
                 }
             })
         });

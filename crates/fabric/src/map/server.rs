@@ -1,6 +1,6 @@
 //! The brick's side: a listening unix socket, and a thread for each session.
 
-use super::wire::{GrantHeader, HELLO_BYTES, NotUnderstood, check_hello};
+use super::wire::{GrantHeader, HELLO_BYTES, NotUnderstood, Refusal, check_hello};
 use crate::guests::{Guests, Place};
 use crate::limits::{HANDSHAKE_LIMIT, MAP_SESSIONS_MAX, MAP_VISITORS_MAX};
 use crate::message::reply::cut;
@@ -201,7 +201,7 @@ impl House {
             )));
         }
         if !place.promote() {
-            return Err(SliceError::Refused(format!(
+            return Err(SliceError::NoSession(format!(
                 "all {MAP_SESSIONS_MAX} map connections are in use; close some"
             )));
         }
@@ -212,7 +212,10 @@ impl House {
         let text = cause.to_string();
         let reason = cut(&text);
         let header = GrantHeader {
-            refused: Some(reason.len() as u32),
+            refused: Some(Refusal {
+                no_session: matches!(cause, TurnedAway::Refused(SliceError::NoSession(_))),
+                reason_bytes: reason.len() as u32,
+            }),
             session: 0,
             incarnation: 0,
             brick: self.service.brick(),

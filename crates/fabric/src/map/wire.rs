@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! hello   0  magic "PMAPHELO"   8  version u16   10  0 u16   12  crc32c 0..12
-//! grant   0  magic "PMAPGRNT"   8  version u16   10  status u16: 0 granted, 1 refused
+//! grant   0  magic "PMAPGRNT"   8  version u16   10  status u16: 0 granted, 1 refused, 2 no session
 //!        12  session u32       16  incarnation u32          20  reason bytes u32
 //!        24  brick uuid        40  pool bytes u64           48  control bytes u64
 //!        56  0 u32             60  crc32c 0..60
@@ -44,13 +44,21 @@ pub(super) enum NotUnderstood {
 /// The first word of a granted session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GrantHeader {
-    /// Bytes of the reason that follows a refusal; a grant has none.
-    pub refused: Option<u32>,
+    /// A grant has none.
+    pub refused: Option<Refusal>,
     pub session: u32,
     pub incarnation: u32,
     pub brick: BrickId,
     pub pool_bytes: u64,
     pub control_bytes: u64,
+}
+
+/// Why there is no grant: a reason of so many bytes follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// All sessions or connections are in use.
+    pub no_session: bool,
+    pub reason_bytes: u32,
 }
 
 /// What follows the version, once magic, checksum and version are right.
@@ -92,10 +100,14 @@ impl GrantHeader {
         let mut bytes = [0; GRANT_BYTES];
         bytes[..8].copy_from_slice(GRANT_MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10..12].copy_from_slice(&u16::from(self.refused.is_some()).to_le_bytes());
+        let (status, reason_bytes): (u16, u32) = match self.refused {
+            None => (0, 0),
+            Some(refusal) => (1 + u16::from(refusal.no_session), refusal.reason_bytes),
+        };
+        bytes[10..12].copy_from_slice(&status.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.session.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.refused.unwrap_or(0).to_le_bytes());
+        bytes[20..24].copy_from_slice(&reason_bytes.to_le_bytes());
         bytes[24..40].copy_from_slice(self.brick.0.as_bytes());
         bytes[40..48].copy_from_slice(&self.pool_bytes.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.control_bytes.to_le_bytes());
@@ -113,7 +125,10 @@ impl GrantHeader {
         let (session, incarnation) = (fields.u32()?, fields.u32()?);
         let refused = match (status, fields.u32()?) {
             (0, 0) => None,
-            (1, reason_bytes) => Some(reason_bytes),
+            (1 | 2, reason_bytes) => Some(Refusal {
+                no_session: status == 2,
+                reason_bytes,
+            }),
             _ => return None,
         };
         Some(GrantHeader {
@@ -145,11 +160,14 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         assert_eq!(check_hello(&hello()), Ok(()));
-        let refused = GrantHeader {
-            refused: Some(99),
+        let refused = |no_session| GrantHeader {
+            refused: Some(Refusal {
+                no_session,
+                reason_bytes: 99,
+            }),
             ..grant()
         };
-        for header in [grant(), refused] {
+        for header in [grant(), refused(false), refused(true)] {
             assert_eq!(GrantHeader::decode(&header.encode()), Ok(header));
         }
     }

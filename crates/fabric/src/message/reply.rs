@@ -239,6 +239,7 @@ fn encode_error(header: &mut Header, error: &SliceError) -> Bytes {
         SliceError::OutOfRange(reason) => (6, text(reason)),
         SliceError::Lost(reason) => (7, text(reason)),
         SliceError::Refused(reason) => (8, text(reason)),
+        SliceError::NoSession(reason) => (9, text(reason)),
     };
     header.handle = code;
     body
@@ -304,6 +305,7 @@ fn decode_error(header: &Header, body: &[u8]) -> Result<SliceError, Malformed> {
         6 => SliceError::OutOfRange(reason()?),
         7 => SliceError::Lost(reason()?),
         8 => SliceError::Refused(reason()?),
+        9 => SliceError::NoSession(reason()?),
         _ => return Err(header.content("an unknown error")),
     };
     match header.handle > 3 || body.is_empty() {

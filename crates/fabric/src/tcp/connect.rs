@@ -56,9 +56,13 @@ pub(super) fn connect(
 ) -> Result<(Stream, BrickId), SliceError> {
     match try_connect(address, key, purpose, timeouts) {
         Ok((stream, agreed)) => Ok((stream, BrickId(agreed.identity))),
-        Err(ConnectError::Auth(cause)) => Err(SliceError::Refused(format!(
-            "the brick at {address}: {cause}"
-        ))),
+        Err(ConnectError::Auth(cause)) => {
+            let told = format!("the brick at {address}: {cause}");
+            Err(match cause {
+                AuthError::Busy => SliceError::NoSession(told),
+                _ => SliceError::Refused(told),
+            })
+        }
         Err(cause) => Err(SliceError::Lost(format!("the brick at {address}: {cause}"))),
     }
 }

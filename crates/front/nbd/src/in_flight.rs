@@ -155,7 +155,7 @@ fn failure(error: &SpaceError) -> Failure {
         SpaceError::NoSpace(_) => Errno::NoSpace,
         SpaceError::Fenced => Errno::Shutdown,
         SpaceError::Unsupported(_) => Errno::NotSupported,
-        SpaceError::Damaged { .. } | SpaceError::Unavailable(_) => Errno::Io,
+        SpaceError::Damaged { .. } | SpaceError::Unavailable(_) | SpaceError::Busy(_) => Errno::Io,
     };
     Failure::new(errno, error.to_string())
 }
