@@ -67,6 +67,8 @@ pub(crate) struct Thread {
     pub(crate) pending: BTreeMap<u64, Asked>,
     /// It looks at no answers until then.
     pub(crate) stopped_until: Duration,
+    /// A brick had no session for it: it ends.
+    pub(crate) is_turned_away: bool,
 }
 
 /// A request without an answer.
@@ -220,6 +222,7 @@ impl Client {
                 channel,
                 pending: BTreeMap::new(),
                 stopped_until: Duration::ZERO,
+                is_turned_away: false,
             }),
             Err(cause) => tell!(
                 self.cluster,

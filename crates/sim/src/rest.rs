@@ -99,6 +99,7 @@ impl Life {
             }
             self.enter();
             self.until_attached()?;
+            self.weed()?;
             self.is_well = true;
             self.read_all()?;
             self.leave(0);
@@ -115,6 +116,7 @@ impl Life {
         }
         // A channel hears that a column is back when it looks at its answers.
         self.reap(0)?;
+        self.weed()?;
         self.is_well = true;
         self.read_all()?;
         // A page that was found damaged may have cost a leg.
@@ -126,6 +128,7 @@ impl Life {
         self.enter();
         self.until_calm()?;
         self.reap(0)?;
+        self.weed()?;
         self.is_well = true;
         self.write_all()?;
         self.is_rewritten = true;
@@ -258,6 +261,16 @@ impl Life {
         self.ensure_thread();
         let sectors = self.sectors;
         self.discard(0, 0, 0..sectors);
+    }
+
+    /// Threads that were turned away, and do not know it, go.
+    fn weed(&mut self) -> Result<(), String> {
+        for thread in 0..self.clients[0].threads.len() {
+            self.flush(0, thread);
+        }
+        self.until_answered()?;
+        self.ensure_thread();
+        Ok(())
     }
 
     fn ensure_thread(&mut self) {

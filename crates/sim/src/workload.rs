@@ -253,7 +253,7 @@ impl Life {
         self.send(at, thread, operation, request);
     }
 
-    fn flush(&mut self, at: usize, thread: usize) {
+    pub(crate) fn flush(&mut self, at: usize, thread: usize) {
         self.send(at, thread, FLUSH, Request::Flush);
     }
 
@@ -287,6 +287,7 @@ impl Life {
                 } = asked
                     .ok_or_else(|| format!("token {token} was answered, but not asked for"))?;
                 let is_done = completion.result.is_ok();
+                thread.is_turned_away |= matches!(completion.result, Err(SpaceError::Busy(_)));
                 self.outcome.acknowledged += u64::from(is_done);
                 self.outcome.failed += u64::from(!is_done);
                 if let Err(cause) = &completion.result {
@@ -332,10 +333,16 @@ impl Life {
                     Err(SpaceError::Unavailable(_) | SpaceError::Fenced) => {
                         self.checker.end(operation, Ending::Unknown)?;
                     }
+                    // It has never been connected.
+                    Err(SpaceError::Busy(_)) => {
+                        self.outcome.count("requests of who was turned away", 1);
+                        self.checker.end(operation, Ending::Decided)?;
+                    }
                     Err(cause) => return Err(format!("#{operation} failed: {cause}")),
                 }
             }
         }
+        threads.retain(|thread| !thread.is_turned_away || !thread.pending.is_empty());
         Ok(acted)
     }
 }

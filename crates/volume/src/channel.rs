@@ -1,6 +1,9 @@
 //! One thread's channel into a volume: the engine, its connections, and the
 //! notes of the others.
 //!
+//! A channel's thread may be elsewhere for long, with the channel in its hands. So the
+//! keeper, too, can have the channel heed its notes, between two calls of the thread.
+//!
 //! Invariants: never blocks, but for a mapped leg that waits for its owner to
 //! grant frames, within the store's limits; what a leg answered is used only after a look at
 //! the generation that came later than the answer, so that a leg which was
@@ -8,13 +11,14 @@
 
 use crate::engine::{After, Answers, Engine, Outbox};
 use crate::hedge::Hedge;
-use crate::hub::{Hub, Link, Member, Note};
+use crate::hub::{Hub, Link, Member, Note, guard};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, LockRange};
 use crate::mapped::MappedLeg;
 use crate::ship::Awaited;
 use crate::status::Count;
+use crate::steps;
 use crate::view::{Gate, Mask, View};
 use arrayvec::ArrayVec;
 use bytes::Bytes;
@@ -25,7 +29,7 @@ use pagemesh_base::slice::{Leg, Part, SliceCompletion, SliceRequest, Stamp};
 use pagemesh_base::space::{Channel, Completion, Request, SpaceError, Token};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 /// Names messages whose answers nobody needs: no piece has it.
@@ -265,13 +269,15 @@ impl Outbox for Ports {
         self.hub.held_epoch()
     }
 
-    fn fence(&mut self) {
+    fn end(&mut self, why: &SpaceError) {
         self.connections.iter_mut().for_each(|c| *c = None);
         self.hedges.clear();
         self.outstanding = 0;
         // Whoever goes on with the leg that follows may not have it.
-        self.fail_held(&SpaceError::Fenced);
-        self.mailbox.post(Event::Fenced);
+        self.fail_held(why);
+        if *why == SpaceError::Fenced {
+            self.mailbox.post(Event::Fenced);
+        }
     }
 
     fn count(&mut self, what: Count, by: u64) {
@@ -532,9 +538,13 @@ impl Core {
     }
 
     fn take_notes(&mut self) {
-        if !self.member.wake.take() {
-            return;
+        if self.member.wake.take() {
+            self.heed();
         }
+    }
+
+    /// Does what the notes say.
+    pub(crate) fn heed(&mut self) {
         for note in self.member.take_notes() {
             match note {
                 Note::Granted(key) => self.ports.granted.push(key),
@@ -544,6 +554,10 @@ impl Core {
                     leg,
                     serial,
                 } => self.end(column, leg, serial),
+                Note::TurnedAway(why) => {
+                    self.arrived.clear();
+                    self.engine.end(SpaceError::Busy(why), &mut self.ports);
+                }
             }
         }
     }
@@ -657,7 +671,7 @@ impl Core {
             self.take_notes();
         }
         self.ports.generation = generation;
-        if view.fenced || self.engine.is_fenced() {
+        if view.fenced || self.engine.is_ended() {
             // Connections that arrive late are not for it any more.
             self.arrived.clear();
             return self.engine.fence(&mut self.ports);
@@ -726,44 +740,46 @@ impl Core {
 
 /// A channel as a front has it.
 pub(crate) struct VolumeChannel {
-    core: Option<Core>,
+    /// With its core, until this is dropped.
+    member: Arc<Member>,
     mailbox: Arc<Mailbox>,
 }
 
 impl VolumeChannel {
-    pub(crate) fn new(core: Core, mailbox: Arc<Mailbox>) -> VolumeChannel {
-        VolumeChannel {
-            core: Some(core),
-            mailbox,
-        }
+    /// The lock is free but for moments: only the keeper takes it beside this channel's
+    /// thread, to end connections.
+    fn core(&self) -> MutexGuard<'_, Option<Box<Core>>> {
+        steps::lock("core", &self.member.core);
+        guard(&self.member.core)
     }
 }
 
 impl Channel for VolumeChannel {
     fn submit(&mut self, token: Token, request: Request) {
-        if let Some(core) = &mut self.core {
+        if let Some(core) = &mut *self.core() {
             core.submit(token, request);
         }
     }
 
     fn reap(&mut self, into: &mut Vec<Completion>) {
-        if let Some(core) = &mut self.core {
+        if let Some(core) = &mut *self.core() {
             core.reap(into);
         }
     }
 
     fn wait_on(&self, into: &mut Vec<RawFd>) {
-        if let Some(core) = &self.core {
+        if let Some(core) = &*self.core() {
             core.wait_on(into);
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.core.as_ref().and_then(Core::deadline)
+        self.core().as_ref().and_then(|core| core.deadline())
     }
 }
 
-/// Opens a channel. The keeper connects it; requests wait until it has.
+/// Opens a channel. The keeper connects it; requests wait until it has, or fail as
+/// [`SpaceError::Busy`] if a brick has no session for it.
 pub(crate) fn open(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Result<VolumeChannel, SpaceError> {
     if hub.view().1.fenced {
         return Err(SpaceError::Fenced);
@@ -772,21 +788,31 @@ pub(crate) fn open(hub: &Arc<Hub>, mailbox: &Arc<Mailbox>) -> Result<VolumeChann
         .map_err(|error| SpaceError::Unavailable(format!("no channel could be opened: {error}")))?;
     let member = Arc::new(member);
     let number = hub.join(&member).ok_or_else(|| {
-        SpaceError::Unavailable(format!(
+        SpaceError::Busy(format!(
             "the volume has {CHANNELS_MAX} channels already; close some"
         ))
     })?;
-    let core = Core::new(Arc::clone(hub), Arc::clone(mailbox), member, number);
+    let core = Core::new(
+        Arc::clone(hub),
+        Arc::clone(mailbox),
+        Arc::clone(&member),
+        number,
+    );
+    *guard(&member.core) = Some(Box::new(core));
     mailbox.post(Event::Joined);
-    Ok(VolumeChannel::new(core, Arc::clone(mailbox)))
+    Ok(VolumeChannel {
+        member,
+        mailbox: Arc::clone(mailbox),
+    })
 }
 
 impl Drop for VolumeChannel {
     /// Changes under way must reach all legs: the keeper drives them to their
     /// end, and gives the range locks back.
     fn drop(&mut self) {
-        if let Some(core) = self.core.take() {
-            self.mailbox.post(Event::Abandoned(Box::new(core)));
+        let core = self.core().take();
+        if let Some(core) = core {
+            self.mailbox.post(Event::Abandoned(core));
         }
     }
 }

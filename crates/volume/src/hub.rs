@@ -3,6 +3,7 @@
 //! Invariants: a view is replaced as a whole, and its generation rises after
 //! it is in place; nothing here blocks but for a look at a short list.
 
+use crate::channel::Core;
 use crate::guests::Guests;
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, RangeLocks};
@@ -16,8 +17,8 @@ use crate::wake::Wake;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::Leg;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 /// The keeper's place among the members.
 pub(crate) const KEEPER: u32 = 0;
@@ -47,6 +48,9 @@ pub(crate) enum Note {
         leg: usize,
         serial: u64,
     },
+    /// A brick has no session for this channel, which has not served yet: why. It is no
+    /// member any more.
+    TurnedAway(String),
 }
 
 pub(crate) struct Member {
@@ -54,6 +58,11 @@ pub(crate) struct Member {
     notes: Mutex<Vec<Note>>,
     /// Serials of the connections it was given, by column and leg.
     pub links: Mutex<BTreeMap<(usize, usize), u64>>,
+    /// Its channel, while that is open. Held by its thread during each call, and by the
+    /// keeper while that ends connections of a channel that nobody looks at.
+    pub core: Mutex<Option<Box<Core>>>,
+    /// It had all connections of a view that had some.
+    served: AtomicBool,
 }
 
 impl Member {
@@ -62,6 +71,8 @@ impl Member {
             wake: Wake::new()?,
             notes: Mutex::default(),
             links: Mutex::default(),
+            core: Mutex::default(),
+            served: AtomicBool::new(false),
         })
     }
 
@@ -71,9 +82,11 @@ impl Member {
         self.wake.raise();
     }
 
-    /// Ends the connections to such places, with such serials.
-    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) {
-        guard(&self.links).retain(|place, serial| {
+    /// Ends the connections to such places, with such serials; whether there were any.
+    pub(crate) fn end_links(&self, is_meant: impl Fn(&(usize, usize), u64) -> bool) -> bool {
+        let mut links = guard(&self.links);
+        let before = links.len();
+        links.retain(|place, serial| {
             let is_meant = is_meant(place, *serial);
             if is_meant {
                 let &(column, leg) = place;
@@ -86,6 +99,28 @@ impl Member {
             }
             !is_meant
         });
+        links.len() < before
+    }
+
+    pub(crate) fn has_served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
+    }
+
+    /// Has the channel do what it was told, on this thread. False: its own is inside of a
+    /// call just now, which may have looked before.
+    pub(crate) fn heed(&self) -> bool {
+        steps::step("core");
+        let mut core = match self.core.try_lock() {
+            Ok(core) => core,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if let Some(core) = core.as_deref_mut() {
+            core.heed();
+            // Its thread sees to what came of that.
+            self.wake.raise();
+        }
+        true
     }
 
     pub(crate) fn take_notes(&self) -> Vec<Note> {
@@ -174,7 +209,12 @@ impl Hub {
             serial => self.ship.open(serial),
         }
         drop(present);
-        members.values().for_each(|member| member.wake.raise());
+        for member in members.values() {
+            if !guard(&member.links).is_empty() {
+                member.served.store(true, Ordering::Relaxed);
+            }
+            member.wake.raise();
+        }
         true
     }
 

@@ -121,6 +121,12 @@ pub const HEDGE_READS: usize = 16;
 pub const HEDGE_DELAY_MIN: Duration = Duration::from_millis(1);
 /// The latest; also for the first reads, while nothing was measured.
 pub const HEDGE_DELAY_MAX: Duration = Duration::from_millis(50);
+/// How soon a brick that had no session for a channel is asked again: others give theirs
+/// back within moments, or not for long.
+pub const SESSION_RETRY: Duration = Duration::from_millis(50);
+/// How soon a channel is tried again whose thread was inside of a call when the keeper
+/// was to end a connection of it: calls take microseconds, unless an owner stands still.
+pub(crate) const END_RETRY: Duration = Duration::from_millis(10);
 /// How long a volume that is dropped waits for its keeper to end.
 pub const DETACH_LIMIT: Duration = Duration::from_secs(2);
 /// How often the manager is told that a volume is given back, while it is out of reach.

@@ -21,7 +21,7 @@ use pagemesh_volume::{
     Volume, VolumeState, VolumeStatus,
 };
 use std::collections::BTreeMap;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -108,6 +108,8 @@ struct Owner {
     slice: SliceId,
     session: u32,
     done: Vec<SliceCompletion>,
+    /// Readable when the brick has ended.
+    life: OwnedFd,
 }
 
 impl Leg for Owner {
@@ -121,7 +123,14 @@ impl Leg for Owner {
         into.append(&mut self.done);
     }
 
-    fn wait_on(&self, _into: &mut Vec<RawFd>) {}
+    fn ended(&mut self) -> Option<SliceError> {
+        let is_gone = self.brick.view().is_gone();
+        is_gone.then(|| SliceError::Lost("it has ended".into()))
+    }
+
+    fn wait_on(&self, into: &mut Vec<RawFd>) {
+        into.push(self.life.as_raw_fd());
+    }
 
     fn deadline(&self) -> Option<Instant> {
         (!self.done.is_empty()).then(Instant::now)
@@ -159,6 +168,7 @@ impl Connector for Houses {
             slice,
             session: number,
             done: vec![],
+            life: ours.try_clone().expect("a descriptor").into(),
         };
         let leg = MappedLeg::new(session, handle, epoch, Box::new(owner), OwnedFd::from(ours));
         Ok(Box::new(leg.expect("a watcher")))
@@ -426,6 +436,7 @@ fn a_leg_whose_owner_stood_still_is_lost_for_good() {
         slice: slice(0),
         session: number,
         done: vec![],
+        life: ours.try_clone().expect("a descriptor").into(),
     };
     let leg = MappedLeg::new(session, handle, Epoch(1), Box::new(owner), ours.into());
     let mut leg = leg.expect("a watcher");
@@ -595,6 +606,45 @@ fn a_brick_that_ends_and_returns_is_made_the_same_again() {
         // Twice what met the loss, once what came later.
         let most = 2 * MIB + 8 * PAGE;
         assert!((MIB..most).contains(&moved), "moved {moved}");
+    }
+}
+
+/// Nobody reaps a channel whose thread waits for something else; its brick comes back all
+/// the same, which needs a pool that nobody maps.
+#[test]
+fn a_channel_that_nobody_reaps_lets_go_of_a_pool() {
+    for copies in 1..=2 {
+        let world = World::new(&[32 * MIB; 2][..copies], 4 * MIB);
+        let mut client = world.attach();
+        let mut other = client.volume.open().expect("a channel");
+        assert_eq!(client.write(0, MIB, 1), Ok(Reply::Done));
+        let read = Request::Read {
+            offset: 0,
+            len: PAGE as u32,
+        };
+        // Both are in use, and one has something under way when the brick ends.
+        other.submit(Token(1), read.clone());
+        until(
+            || "the other channel is served".into(),
+            || {
+                let mut done = vec![];
+                other.reap(&mut done);
+                done.pop()
+            },
+        );
+        world.houses.0[0].stop();
+        other.submit(Token(2), read);
+        world.houses.0[0].start();
+        client.until(VolumeState::Healthy);
+        client.holds(0, PAGE, 1);
+        let mut done = vec![];
+        until(
+            || "what was under way ends".into(),
+            || {
+                other.reap(&mut done);
+                done.pop()
+            },
+        );
     }
 }
 

@@ -110,8 +110,9 @@ pub(crate) trait Outbox {
     fn lose(&mut self, column: usize, leg: usize, why: String);
     /// The highest epoch that this client holds.
     fn held_epoch(&self) -> Epoch;
-    /// A newer client has attached.
-    fn fence(&mut self);
+    /// Nothing is sent any more: a newer client has attached, or there is no session for
+    /// this one.
+    fn end(&mut self, why: &SpaceError);
     fn count(&mut self, what: Count, by: u64);
     /// A change is on all legs of the column, some of which buffer.
     fn acknowledged(&mut self, column: usize);
@@ -133,7 +134,8 @@ pub(crate) struct Engine {
     /// Counts pieces: orders them, and tells a slot's users apart.
     order: u64,
     repairs: usize,
-    fenced: bool,
+    /// Why nothing is sent any more.
+    ended: Option<SpaceError>,
 }
 
 impl Engine {
@@ -147,13 +149,13 @@ impl Engine {
             line: VecDeque::new(),
             order: 0,
             repairs: 0,
-            fenced: false,
+            ended: None,
         }
     }
 
-    /// Whether another client has attached: nothing is sent any more.
-    pub(crate) fn is_fenced(&self) -> bool {
-        self.fenced
+    /// Whether nothing is sent any more.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.is_some()
     }
 
     /// Whether a change is under way that must not be abandoned.
@@ -169,7 +171,7 @@ impl Engine {
     /// Flushes what is not, of its own accord; once fenced, there is nobody to
     /// ask, and the next client has made the legs equal.
     pub(crate) fn flush_rest(&mut self, out: &mut impl Outbox) {
-        if self.fenced {
+        if self.is_ended() {
             return;
         }
         for column in 0..self.columns.len() {
@@ -180,8 +182,8 @@ impl Engine {
     }
 
     pub(crate) fn submit(&mut self, token: Token, request: Request, out: &mut impl Outbox) {
-        if self.fenced {
-            return answer(out, token, Err(SpaceError::Fenced));
+        if let Some(why) = &self.ended {
+            return answer(out, token, Err(why.clone()));
         }
         let Some(request) = self.write_at_once(token, request, out) else {
             return;
@@ -261,10 +263,14 @@ impl Engine {
 
     /// Another client attached: everything fails.
     pub(crate) fn fence(&mut self, out: &mut impl Outbox) {
-        if self.fenced {
+        self.end(SpaceError::Fenced, out);
+    }
+
+    /// Everything fails, from now on.
+    pub(crate) fn end(&mut self, why: SpaceError, out: &mut impl Outbox) {
+        if self.is_ended() {
             return;
         }
-        self.fenced = true;
         for (slot, piece) in &self.pieces {
             piece.note_if_undecided(out);
             piece.release(slot as u32, out);
@@ -276,10 +282,11 @@ impl Engine {
         }
         for job in self.jobs.drain() {
             if let Some(token) = job.token {
-                answer(out, token, Err(SpaceError::Fenced));
+                answer(out, token, Err(why.clone()));
             }
         }
-        out.fence();
+        out.end(&why);
+        self.ended = Some(why);
     }
 
     /// Makes pieces of a request; false if some are left for later.

@@ -213,6 +213,7 @@ impl Keeper {
             self.drive_abandoned();
             self.state.deadline.set(None);
             self.poll_tasks();
+            self.state.end_links();
             if self.state.activity.get() == before {
                 // Who waits for a leg, lost or not, is told when that takes too long.
                 if self.state.hub.ship.is_behind() {

@@ -11,7 +11,7 @@ use super::{bring_back, settle, start};
 use crate::authority::{AuthorityError, BrickAddress};
 use crate::guests::{self, Picture};
 use crate::hub::{KEEPER, Link, Member, Note};
-use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN};
+use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, SESSION_RETRY};
 use crate::status::Count;
 use crate::view::{Gate, View};
 use pagemesh_base::defect::{self, Defect};
@@ -323,42 +323,65 @@ fn guest_seats(view: &View, bricks: &BTreeMap<BrickId, BrickAddress>) -> Option<
     .collect()
 }
 
-type Wanted = (Arc<Member>, Seat);
+type Wanted = (u32, Arc<Member>, Seat);
 
 /// A connection for a member, not handed over yet.
 struct Fresh {
+    number: u32,
     member: Arc<Member>,
     link: Link,
 }
 
-/// Gives every channel the connections that the next view needs.
+/// What a channel does for which a brick has no session.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Without {
+    /// It ends.
+    TurnedAway,
+    /// It gets one later, and all wait for that.
+    Waits,
+    /// It goes on without the leg, as all do.
+    LegLost,
+}
+
+/// Gives every channel the connections that the next view needs; false if not all have
+/// them.
 async fn equip(state: &State) -> bool {
     state.joined.set(false);
     let seats = seats(&state.model().view());
-    let members: Vec<Arc<Member>> = {
+    // The oldest first: they have served, and others can be turned away.
+    let members: Vec<(u32, Arc<Member>)> = {
         let members = crate::hub::guard(&state.hub.members);
         let channels = members.iter().filter(|(number, _)| **number != KEEPER);
-        channels.map(|(_, member)| Arc::clone(member)).collect()
+        channels
+            .map(|(number, it)| (*number, Arc::clone(it)))
+            .collect()
     };
-    let mut wanted = vec![];
-    for member in members {
-        let missing = end_others(&seats, &member).into_iter();
-        wanted.extend(missing.map(|place| (Arc::clone(&member), place)));
+    let mut wanted: Vec<Wanted> = vec![];
+    for (number, member) in members {
+        let missing = end_others(state, &seats, &member).into_iter();
+        wanted.extend(missing.map(|place| (number, Arc::clone(&member), place)));
     }
+    state.end_links();
+    let mut have_all = true;
     for batch in wanted.chunks(CONNECTS_MAX) {
-        let Some(fresh) = connect(state, batch).await else {
+        let Some((fresh, have)) = connect(state, batch).await else {
             return false;
         };
+        have_all &= have;
         if !vouch(state, &fresh).await {
             return false;
         }
-        for Fresh { member, link } in fresh {
+        for Fresh { member, link, .. } in fresh {
             let place = (link.column, link.leg);
             crate::hub::guard(&member.links).insert(place, link.serial);
             member.tell(Note::Link(link));
         }
     }
-    true
+    match have_all {
+        true => state.unseated.set(None),
+        false => state.sleep(SESSION_RETRY).await,
+    }
+    have_all
 }
 
 /// Ends a member's connections that the view does not have, and tells those that
@@ -366,8 +389,14 @@ async fn equip(state: &State) -> bool {
 /// pool is gone, even one that no view ever used. And two sessions for one seat may
 /// be more than its brick has: without a new one there is no new view that would end
 /// the old one.
-fn end_others(seats: &BTreeMap<(usize, usize), u64>, member: &Member) -> Vec<Seat> {
-    member.end_links(|place, serial| seats.get(place) != Some(&serial));
+fn end_others(
+    state: &State,
+    seats: &BTreeMap<(usize, usize), u64>,
+    member: &Arc<Member>,
+) -> Vec<Seat> {
+    if member.end_links(|place, serial| seats.get(place) != Some(&serial)) {
+        state.note_ending(member);
+    }
     let links = crate::hub::guard(&member.links);
     let missing = seats.iter().filter(|(place, _)| !links.contains_key(place));
     missing
@@ -375,14 +404,16 @@ fn end_others(seats: &BTreeMap<(usize, usize), u64>, member: &Member) -> Vec<Sea
         .collect()
 }
 
-async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
-    let places = batch.iter().map(|(_, place)| place);
+/// What could be had, and whether that is all; none if a leg is lost.
+async fn connect(state: &State, batch: &[Wanted]) -> Option<(Vec<Fresh>, bool)> {
+    let places = batch.iter().map(|(_, _, place)| place);
     let calls: Vec<u64> = places
         .map(|&(column, leg, _)| state.start_connect(column, leg))
         .collect();
     let mut fresh = Some(vec![]);
-    for ((member, (column, leg, serial)), call) in batch.iter().zip(calls) {
-        let (column, leg, serial) = (*column, *leg, *serial);
+    let (mut turned_away, mut have_all) = (vec![], true);
+    for (wanted, call) in batch.iter().zip(calls) {
+        let &(number, ref member, (column, leg, serial)) = wanted;
         match state.connected(call).await {
             Ok(connection) => {
                 let link = Link {
@@ -393,9 +424,18 @@ async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
                 };
                 let member = Arc::clone(member);
                 if let Some(fresh) = &mut fresh {
-                    fresh.push(Fresh { member, link });
+                    fresh.push(Fresh {
+                        number,
+                        member,
+                        link,
+                    });
                 }
             }
+            Err(SliceError::NoSession(why)) => match without_session(state, wanted, &why) {
+                Without::TurnedAway => turned_away.push(number),
+                Without::Waits => have_all = false,
+                Without::LegLost => fresh = None,
+            },
             Err(error) => {
                 fresh = None;
                 if state.serial(column, leg) == serial {
@@ -404,7 +444,34 @@ async fn connect(state: &State, batch: &[Wanted]) -> Option<Vec<Fresh>> {
             }
         }
     }
-    fresh
+    let mut fresh = fresh?;
+    fresh.retain(|fresh| !turned_away.contains(&fresh.number));
+    Some((fresh, have_all))
+}
+
+/// A brick that has no session left for a channel is as sound as before. A channel that
+/// has not served yet is turned away. One that has may have changes under way on other
+/// legs, so that it cannot just end. To it, a leg that is on its return comes later, since
+/// the volume does without; for an in-sync one all wait, as they do for one that is not
+/// there. What keeps sessions meanwhile is idle channels, whose owners close them, or
+/// other clients.
+fn without_session(state: &State, wanted: &Wanted, why: &str) -> Without {
+    let &(number, ref member, (column, leg, serial)) = wanted;
+    if !member.has_served() {
+        state.turn_away(number, member, why);
+        return Without::TurnedAway;
+    }
+    let since = state.unseated.get().unwrap_or(state.now());
+    let is_in_sync = state.model().columns[column].legs[leg].leg.state == LegState::InSync;
+    if is_in_sync && state.now() < since + DOWN_LIMIT {
+        state.unseated.set(Some(since));
+        return Without::Waits;
+    }
+    state.unseated.set(None);
+    if state.serial(column, leg) == serial {
+        state.lose(column, leg, why);
+    }
+    Without::LegLost
 }
 
 /// A brick that was restarted may have lost what it had not flushed, and takes

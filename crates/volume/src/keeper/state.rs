@@ -7,8 +7,8 @@ use super::scrub::{Order, Scrub};
 use super::{AttachFailure, Event, Task, reform, report};
 use crate::authority::{Attached, AuthorityError, BrickAddress};
 use crate::guests::Guests;
-use crate::hub::{Hub, KEEPER};
-use crate::limits::GUESTS_LOOK;
+use crate::hub::{Hub, KEEPER, Member, Note};
+use crate::limits::{END_RETRY, GUESTS_LOOK};
 use crate::locks::{Holder, LockRange};
 use crate::status::Count;
 use pagemesh_base::layout::{BrickId, LegState, Name};
@@ -43,6 +43,10 @@ pub(super) struct State {
     next_id: Cell<u64>,
     pub granted: RefCell<BTreeSet<u32>>,
     controls: RefCell<Vec<Weak<Control>>>,
+    /// Channels that were told to end connections, and may not have looked.
+    ending: RefCell<Vec<Arc<Member>>>,
+    /// Since when a channel that has served lacks a session for the next view.
+    pub unseated: Cell<Option<Duration>>,
     pub spawned: RefCell<Vec<Task>>,
     pub attached: Cell<Option<Result<(), AttachFailure>>>,
     pub closing: Cell<bool>,
@@ -67,6 +71,8 @@ impl State {
             next_id: Cell::default(),
             granted: RefCell::default(),
             controls: RefCell::default(),
+            ending: RefCell::default(),
+            unseated: Cell::default(),
             spawned: RefCell::default(),
             attached: Cell::default(),
             closing: Cell::default(),
@@ -367,7 +373,9 @@ impl State {
             // Not only with the next view: that may have to wait for others.
             let seat = (number, leg);
             for member in crate::hub::guard(&self.hub.members).values() {
-                member.end_links(|&place, _| place == seat);
+                if member.end_links(|&place, _| place == seat) {
+                    self.note_ending(member);
+                }
             }
         }
         keep.promotion = None;
@@ -390,6 +398,33 @@ impl State {
                     keep.resync = None;
                 }
             }
+        }
+    }
+
+    /// A channel was told to end connections.
+    pub(super) fn note_ending(&self, member: &Arc<Member>) {
+        self.ending.borrow_mut().push(Arc::clone(member));
+    }
+
+    /// A brick has no session for a channel that has not served yet: that channel fails,
+    /// and nothing else.
+    pub(super) fn turn_away(&self, number: u32, member: &Arc<Member>, why: &str) {
+        tracing::warn!(volume = %self.name, why, "a channel was turned away");
+        self.hub.leave(number);
+        let why = format!("no further channel of {} can be had: {why}", self.name);
+        member.tell(Note::TurnedAway(why));
+        self.note_ending(member);
+    }
+
+    /// Ends the connections that channels were told to end, whether or not their threads
+    /// look: they may wait for something else, while the pool of a brick that is gone stays
+    /// mapped, or a session is kept that the next connection needs. A channel whose thread
+    /// is inside of a call is tried again soon.
+    pub(super) fn end_links(&self) {
+        let mut ending = self.ending.borrow_mut();
+        ending.retain(|member| !member.heed());
+        if !ending.is_empty() {
+            self.wake_at(self.now() + END_RETRY);
         }
     }
 

@@ -95,6 +95,8 @@ pub(crate) struct Brick {
     /// Takes requests, and neither carries them out nor answers.
     pub frozen: bool,
     pub buffers: bool,
+    /// Connections that it takes at once.
+    pub sessions_max: usize,
     pub slices: BTreeMap<SliceId, Slice>,
 }
 
@@ -143,6 +145,7 @@ impl Bricks {
             room: u64::MAX,
             frozen: false,
             buffers,
+            sessions_max: usize::MAX,
             slices: BTreeMap::new(),
         };
         self.bricks.insert(id, brick);
@@ -831,6 +834,9 @@ impl Connector for Fabric {
         if epoch.0 < model.now.epoch {
             let current = Epoch(model.now.epoch);
             return Err(SliceError::StaleEpoch { current });
+        }
+        if bricks.connections_of(brick).len() >= bricks.bricks[&brick].sessions_max {
+            return Err(SliceError::NoSession("all sessions are in use".into()));
         }
         bricks.next += 1;
         let number = bricks.next;

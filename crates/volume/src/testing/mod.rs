@@ -11,6 +11,7 @@ mod manager;
 mod oracle;
 mod scenarios;
 mod scrub;
+mod sessions;
 mod simulation;
 mod undecided;
 mod world;

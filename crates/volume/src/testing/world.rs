@@ -294,6 +294,17 @@ impl World {
         bricks.bricks.get_mut(&brick(number)).expect("brick").frozen = frozen;
     }
 
+    /// Lets a brick take so many connections.
+    pub(crate) fn sessions(&mut self, number: u128, most: usize) {
+        let mut bricks = guard(&self.fabric.0);
+        let brick = bricks.bricks.get_mut(&brick(number)).expect("brick");
+        brick.sessions_max = most;
+    }
+
+    pub(crate) fn connections(&self, number: u128) -> usize {
+        guard(&self.fabric.0).connections_of(brick(number)).len()
+    }
+
     pub(crate) fn room(&mut self, number: u128, pages: u64) {
         let mut bricks = guard(&self.fabric.0);
         bricks.bricks.get_mut(&brick(number)).expect("brick").room = pages;
