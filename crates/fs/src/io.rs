@@ -1,10 +1,10 @@
 //! A channel of a space: for those who wait for one request, or several at once, and
 //! for writes that go on while others begin.
 
-use crate::Borrowed;
 use crate::board::DataGuard;
 use crate::error::{FsError, Result};
 use crate::format::Page;
+use crate::ports::Borrowed;
 use pagemesh_base::space::{Channel, Completion, Reply, Request, Space, SpaceError, Token};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::BTreeMap;
@@ -36,6 +36,14 @@ impl Port {
             descriptors: Vec::new(),
             losses: 0,
         })
+    }
+
+    /// The same, once it is known that the space has a channel.
+    pub(crate) fn open_ready(space: &dyn Space, wait: Wait) -> Result<Port> {
+        let mut port = Port::open(space, wait)?;
+        let (offset, len) = (0, PAGE_BYTES as u64);
+        port.call(Request::Extents { offset, len })?;
+        Ok(port)
     }
 
     /// Does all requests, at the same time; the first error counts, once all

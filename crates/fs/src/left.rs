@@ -97,10 +97,11 @@ impl Fs {
         }
         // Else somebody might delete it meanwhile.
         self.open(ino)?;
-        let finished = self.data_lock(ino).and_then(|lock| {
+        // The port first: who has one may wait for the file.
+        let finished = self.borrow().and_then(|mut port| {
+            let lock = self.data_lock(ino)?;
             let _alone = lock.write();
-            let port = &mut *self.borrow()?;
-            self.making_room(|| self.finish_some(port, ino))
+            self.making_room(|| self.finish_some(&mut port, ino))
         });
         self.release(ino);
         finished

@@ -28,6 +28,7 @@ mod mount;
 mod namespace;
 mod node;
 mod numbers;
+mod ports;
 mod reserve;
 mod runs;
 mod scan;
@@ -44,19 +45,19 @@ pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
 pub use io::{Pipe, Port, Wait};
 pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};
+pub use ports::Borrowed;
 pub use sync::Seen;
 pub use xattrs::SetXattr;
 
 use crate::core::{Core, Tx};
 use crate::format::Inode;
+use crate::ports::Ports;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
-use std::ops::{Deref, DerefMut};
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of the longest name of an entry.
 pub const NAME_MAX: usize = 255;
@@ -80,47 +81,17 @@ pub struct Fs {
     core: Mutex<Core>,
     /// Something that a batch waits for has ended.
     ended: Condvar,
-    /// The way of the batches.
+    /// The way of the batches, and of the reserve.
     commits: Mutex<Port>,
     /// Pages that the reserve has; held by who gives it up or takes it.
     reserve: Mutex<u64>,
     /// Losses of the volume that somebody was told.
     told: Seen,
-    /// Ports that nobody uses at the moment.
-    spare: Mutex<Vec<Port>>,
     /// Changes are not sent again.
     is_given_up: AtomicBool,
+    ports: Ports,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
-}
-
-/// A port for one call, or several one after the other.
-pub struct Borrowed<'f> {
-    fs: &'f Fs,
-    /// Some until it is dropped.
-    port: Option<Port>,
-}
-
-impl Deref for Borrowed<'_> {
-    type Target = Port;
-
-    fn deref(&self) -> &Port {
-        self.port.as_ref().expect("it is given back once")
-    }
-}
-
-impl DerefMut for Borrowed<'_> {
-    fn deref_mut(&mut self) -> &mut Port {
-        self.port.as_mut().expect("it is given back once")
-    }
-}
-
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        if let Some(port) = self.port.take() {
-            self.fs.spare().push(port);
-        }
-    }
 }
 
 /// What is told of an inode.
@@ -189,71 +160,12 @@ pub struct Usage {
 }
 
 impl Fs {
-    /// A thread's way to the files. It serves one call at a time.
-    ///
-    /// # Errors
-    /// When the volume opens no further channel.
-    pub fn port(&self) -> Result<Port> {
-        Port::open(&*self.space, self.wait)
-    }
-
-    /// A port that is opened if no spare one is there.
-    ///
-    /// # Errors
-    /// As [`Fs::port`].
-    pub fn borrow(&self) -> Result<Borrowed<'_>> {
-        let spare = self.spare().pop();
-        let port = match spare {
-            Some(port) => port,
-            None => self.port()?,
-        };
-        Ok(Borrowed {
-            fs: self,
-            port: Some(port),
-        })
-    }
-
-    /// For several writes at once ([`Fs::begin_write`]). To be dropped when it is empty
-    /// and nothing is at hand: only ports that nobody has are tended.
-    ///
-    /// # Errors
-    /// As [`Fs::port`].
-    pub fn pipe(&self) -> Result<Pipe<'_>> {
-        Ok(Pipe::new(self.borrow()?))
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<Port>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take_first_spare(&self) -> Option<Port> {
-        let mut spare = self.spare();
-        (!spare.is_empty()).then(|| spare.remove(0))
-    }
-
-    /// Lets ports that nobody uses take part in what the volume does meanwhile,
-    /// such as the return of a copy. To be called when one of the descriptors is
-    /// readable that it names, at the time that it returns, and once in a while.
-    pub fn tend(&self, into: &mut Vec<RawFd>) -> Option<Instant> {
-        let mut deadlines = vec![self.core().tend(into)];
-        // Whoever holds it uses it.
-        if let Ok(mut commits) = self.commits.try_lock() {
-            deadlines.push(commits.tend(into));
-        }
-        // One at a time: who finds none opens another, for good.
-        let count = self.spare().len();
-        for _ in 0..count {
-            let Some(mut port) = self.take_first_spare() else {
-                break;
-            };
-            deadlines.push(port.tend(into));
-            self.spare().push(port);
-        }
-        deadlines.into_iter().flatten().min()
-    }
-
     fn now(&self) -> Time {
         (self.clock)()
+    }
+
+    fn commits(&self) -> MutexGuard<'_, Port> {
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -339,7 +251,7 @@ impl Fs {
     /// Sends a batch until it is known what came of it: nobody else changes its pages,
     /// so sent twice they are what they were.
     fn send(&self, request: &Request) -> std::result::Result<Reply, SpaceError> {
-        let mut port = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut port = self.commits();
         let mut pause = RESEND_PAUSE_MIN;
         loop {
             let result = port.call(request.clone());

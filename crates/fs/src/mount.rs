@@ -8,6 +8,7 @@ use crate::format::{Damaged, Head, Ino, Inode, Kind, VERSION};
 use crate::io::{Port, Wait};
 use crate::namespace::make_root;
 use crate::numbers::Numbers;
+use crate::ports::Ports;
 use crate::runs::Runs;
 use crate::scan::scan;
 use crate::spans::{Span, Spans, usable};
@@ -67,7 +68,7 @@ pub fn make(space: &Arc<dyn Space>, wait: Wait, clock: Clock, options: MakeOptio
     let fs = Fs::new(space.clone(), wait, clock, core, 0)?;
     let now = clock();
     fs.change(|tx| make_root(tx, options.owner, options.mode, now))?;
-    fs.borrow()?.call(Request::Flush)?;
+    fs.commits().call(Request::Flush)?;
     Ok(())
 }
 
@@ -96,7 +97,7 @@ impl Fs {
         core: Core,
         reserved: u64,
     ) -> Result<Fs> {
-        let commits = Port::open(&*space, wait)?;
+        let commits = Port::open_ready(&*space, wait)?;
         Ok(Fs {
             space,
             wait,
@@ -106,8 +107,8 @@ impl Fs {
             commits: Mutex::new(commits),
             reserve: Mutex::new(reserved),
             told: Seen::default(),
-            spare: Mutex::default(),
             is_given_up: AtomicBool::new(false),
+            ports: Ports::default(),
         })
     }
 

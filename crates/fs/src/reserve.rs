@@ -5,7 +5,8 @@
 //! - The head names the span; the reserve is what of it is mapped. So giving it up and
 //!   taking it changes nothing else, and mounting counts what a crash left of it.
 //! - It counts as in use while it is there.
-//! - Whoever gives it up or takes it holds [`Fs::reserve`] meanwhile.
+//! - Whoever gives it up or takes it holds [`Fs::reserve`] meanwhile, and goes the way of
+//!   the batches: who needs room has a port already, and must not wait for a second one.
 
 use crate::Fs;
 use crate::error::{FsError, Result};
@@ -61,7 +62,7 @@ impl Fs {
     }
 
     fn discard_reserve(&self, span: Span, held: &mut u64) -> Result<()> {
-        self.borrow()?.call(Request::Discard {
+        self.commits().call(Request::Discard {
             offset: span.page * PAGE,
             len: PAGE << span.order,
         })?;
@@ -117,7 +118,6 @@ impl Fs {
     fn fill(&self, span: Span, held: &mut u64) -> Result<()> {
         let pages = 1 << span.order;
         let missing = pages - *held;
-        let mut port = self.borrow()?;
         {
             let mut core = self.core();
             let limit = core.head.limit_bytes / PAGE;
@@ -127,6 +127,7 @@ impl Fs {
             // Before they are written: others count meanwhile.
             core.used += missing;
         }
+        let mut port = self.commits();
         let written = port.call(Request::Write {
             offset: span.page * PAGE,
             data: Bytes::from(vec![0; (pages * PAGE) as usize]),
@@ -137,6 +138,7 @@ impl Fs {
             // It may have them all; whoever gives it up finds out.
             Err(_) => port.count_mapped(span.page..span.end()).unwrap_or(pages),
         };
+        drop(port);
         let mut core = self.core();
         core.used = core.used.saturating_sub(pages - *held);
         Ok(written.map(drop)?)

@@ -57,7 +57,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Threads that serve, at most: each holds a channel of the volume.
+/// Threads that serve, at most: about as many as a volume has channels.
 pub const THREADS_MAX: usize = 64;
 /// How long the times of data writes may be known in memory only.
 const TIMES_EVERY: Duration = Duration::from_secs(1);
@@ -262,7 +262,7 @@ fn take_care(fs: &Weak<Fs>, device: &OwnedFd, end: &OwnedFd) {
                     }
                     due = Instant::now() + TIMES_EVERY;
                 }
-                fs.tend(&mut awaited)
+                fs.tend(Instant::now(), &mut awaited)
             }
         };
         let began = Instant::now();

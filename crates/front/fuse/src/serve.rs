@@ -162,10 +162,11 @@ impl Hand for Writes<'_> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
             return Begun::Not;
         }
-        let pipe = match self.pipe.take().map_or_else(|| self.served.fs.pipe(), Ok) {
-            Ok(pipe) => self.pipe.insert(pipe),
-            Err(error) => return Begun::Ended(Answer::Error(self.served.errno(&error))),
+        // Who answers it alone may wait for a port, or open one.
+        let Some(pipe) = self.pipe.take().or_else(|| self.served.fs.spare_pipe()) else {
+            return Begun::Not;
         };
+        let pipe = self.pipe.insert(pipe);
         let (ino, is_durable) = (Ino(header.node), has(*flags, OFlags::DSYNC));
         let fs = &self.served.fs;
         let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
