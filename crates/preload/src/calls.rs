@@ -2,7 +2,8 @@
 //!
 //! Each does as little as it can and ends by calling the real one. A thread may be cancelled
 //! there, and then these functions are left without returning; so they hold nothing, own
-//! nothing, and call only what does not unwind. What the engine does is no place to be
+//! nothing, and call only what does not unwind and is not inlined: else the compiler would
+//! put in what ends the process when a thread is unwound through here. What the engine does is no place to be
 //! cancelled; so each asks before whether it is to be, as POSIX wants of these functions.
 //!
 //! `open`, `fcntl` and `syscall` are variadic in C. Here they have their last arguments
@@ -39,7 +40,7 @@ macro_rules! transfer {
     ($($name:ident($fd:ident: c_int $(, $arg:ident: $kind:ty)*) -> $result:ty = $direct:expr;)*) => {
         export! {
             $($name($fd: c_int $(, $arg: $kind)*) -> $result {
-                if table::is_ours($fd) {
+                if table::is_ours($fd) && !thread::is_cancelled_anywhere() {
                     // SAFETY: nothing is held here.
                     unsafe { real::pthread_testcancel() };
                     let result = $direct;

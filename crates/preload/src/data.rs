@@ -134,7 +134,7 @@ pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize
     }
 }
 
-#[inline]
+#[inline(never)]
 pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> isize {
     let read = || {
         let at = start(len, offset).filter(|_| is_direct(len))?;
@@ -145,7 +145,7 @@ pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64
     read().map_or(BY_KERNEL, |n| n as isize)
 }
 
-#[inline]
+#[inline(never)]
 pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> isize {
     let write = || {
         let at = start(len, offset).filter(|_| is_direct(len))?;
@@ -167,12 +167,9 @@ pub fn at_offset(
     let Some(call) = Call::begin(fd) else {
         return BY_KERNEL;
     };
-    if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
-        return BY_KERNEL;
-    }
     let held = call.entry.offset.hold();
-    // Whoever shared it waits for the lock after saying so.
-    if call.entry.is_shared() {
+    // Looked at behind whoever was here before it was so: his offset may not be settled yet.
+    if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
         return BY_KERNEL;
     }
     let done = if is_direct(len) {
@@ -200,12 +197,14 @@ fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<usize>) -> Op
     done
 }
 
+#[inline(never)]
 pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
     let direct = |call: &Call, at| fill(call.file(false)?, into, len, at);
     // SAFETY: the arguments are the caller's.
     at_offset(fd, len, direct, || unsafe { sys::read(fd, into, len) })
 }
 
+#[inline(never)]
 pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
     // SAFETY: the arguments are the caller's.
     let kernel = || unsafe { sys::write(fd, from, len) };
@@ -231,10 +230,12 @@ pub fn written(
 }
 
 /// In its turn among the calls that move the offset.
+#[inline(never)]
 pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
     at_offset(fd, 0, |_, _| None, || sys::lseek(fd, offset, whence))
 }
 
+#[inline(never)]
 pub extern "C" fn sync(fd: c_int) -> isize {
     let is_synced = || Some(any_file(&Call::begin(fd)?)?.sync());
     if is_synced() == Some(true) {
@@ -252,6 +253,7 @@ fn any_file(call: &Call) -> Option<&File> {
 }
 
 /// The limit of file sizes may have changed.
-pub fn look_at_limits() {
+#[inline(never)]
+pub extern "C" fn look_at_limits() {
     IS_SIZE_LIMITED.store(sys::is_file_size_limited(), Relaxed);
 }

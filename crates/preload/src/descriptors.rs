@@ -53,6 +53,7 @@ fn facts_of(flags: c_int) -> Option<Facts> {
 }
 
 /// A file was opened; gives its descriptor.
+#[inline(never)]
 pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
     if fd >= 0
         && let Some(facts) = facts_of(flags)
@@ -103,6 +104,7 @@ fn changing() -> Option<Changing> {
 }
 
 /// Before a descriptor goes.
+#[inline(never)]
 pub extern "C" fn forget(fd: c_int) {
     if table::is_ours(fd)
         && let Some(_inside) = changing()
@@ -112,6 +114,7 @@ pub extern "C" fn forget(fd: c_int) {
 }
 
 /// Before all descriptors of a range go.
+#[inline(never)]
 pub extern "C" fn forget_range(first: c_uint, last: c_uint) {
     if let Some(_inside) = changing() {
         table::ours_in(first, last).for_each(table::remove);
@@ -167,6 +170,7 @@ pub extern "C" fn mapped(fd: c_int, flags: c_int) {
 }
 
 /// A second descriptor of the same description came. Gives it.
+#[inline(never)]
 pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {
     if new >= 0
         && fd != new
@@ -180,6 +184,7 @@ pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {
 }
 
 /// Before `dup2`.
+#[inline(never)]
 pub extern "C" fn replaced(fd: c_int, new: c_int) {
     if fd != new {
         forget(new);
@@ -187,6 +192,7 @@ pub extern "C" fn replaced(fd: c_int, new: c_int) {
 }
 
 /// After `fcntl`; gives its result.
+#[inline(never)]
 pub extern "C" fn controlled(fd: c_int, command: c_int, argument: c_long, result: c_int) -> c_int {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => named(fd, result),
@@ -208,6 +214,7 @@ fn flags_changed(fd: c_int, flags: c_int) {
 }
 
 /// A stream reads and writes this descriptor now, past us.
+#[inline(never)]
 pub extern "C" fn streamed(fd: c_int) {
     if table::is_ours(fd) {
         share(fd);
@@ -227,7 +234,8 @@ pub fn share(fd: c_int) {
 ///
 /// # Safety
 /// The stream is null or open.
-pub unsafe fn stream_ends(stream: *mut c_void) {
+#[inline(never)]
+pub unsafe extern "C" fn stream_ends(stream: *mut c_void) {
     if !stream.is_null() {
         // SAFETY: the caller's.
         forget(unsafe { libc::fileno(stream.cast()) });
@@ -238,7 +246,8 @@ pub unsafe fn stream_ends(stream: *mut c_void) {
 ///
 /// # Safety
 /// As of `sendmsg`: all pointers are good.
-pub unsafe fn sent(message: *const msghdr) {
+#[inline(never)]
+pub unsafe extern "C" fn sent(message: *const msghdr) {
     // SAFETY: the caller's.
     let Some(header) = (unsafe { message.as_ref() }) else {
         return;
@@ -273,6 +282,7 @@ unsafe fn share_each(fds: *const c_int, part_len: usize) {
 }
 
 /// Before a system call by its number: what closes or replaces a descriptor.
+#[inline(never)]
 pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long) {
     match number {
         libc::SYS_close => forget(a as c_int),

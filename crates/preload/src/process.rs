@@ -88,6 +88,7 @@ fn adopt() {
 }
 
 /// Before descriptors may be copied into another process.
+#[inline(never)]
 pub extern "C" fn before_copy() {
     COPIES_BEGUN.fetch_add(1, SeqCst);
     // No handler while locks are held, whatever the thread is doing.

@@ -52,6 +52,13 @@ pub fn this() -> &'static Thread {
     unsafe { &*thread }
 }
 
+/// Whether this thread may be cancelled at any instruction; then the engine is not for it.
+/// It may be cancelled in here.
+#[inline(never)]
+pub extern "C" fn is_cancelled_anywhere() -> bool {
+    this().is_cancelled_anywhere.load(Relaxed)
+}
+
 impl Thread {
     /// Nothing forbids the engine on this thread now.
     #[inline]

@@ -104,6 +104,7 @@ impl<'a> Parts<'a> {
     }
 }
 
+#[inline(never)]
 pub extern "C" fn preadv2(
     fd: c_int,
     parts: *const iovec,
@@ -120,6 +121,7 @@ pub extern "C" fn preadv2(
     preadv(fd, parts, count, offset)
 }
 
+#[inline(never)]
 pub extern "C" fn pwritev2(
     fd: c_int,
     parts: *const iovec,
@@ -157,6 +159,7 @@ fn kernel(
     )
 }
 
+#[inline(never)]
 pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
     let read = || {
         let call = Call::begin(fd)?;
@@ -168,6 +171,7 @@ pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: o
     read().map_or(BY_KERNEL, |n| n as isize)
 }
 
+#[inline(never)]
 pub extern "C" fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
     write_at(fd, parts, count, offset, 0)
 }
@@ -184,6 +188,7 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
     write().unwrap_or(BY_KERNEL)
 }
 
+#[inline(never)]
 pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(0, |some| some.len);
@@ -194,6 +199,7 @@ pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_i
     })
 }
 
+#[inline(never)]
 pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(0, |some| some.len);

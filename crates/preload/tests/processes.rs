@@ -1,0 +1,34 @@
+//! Children, threads, signals and cancellation.
+
+mod support;
+
+use support::check;
+
+#[test]
+fn children_share_what_they_share_with_the_kernel() {
+    let counts = check("processes", &[], &[]);
+    assert!(counts.forks >= 5 && counts.writes > 300, "{counts:?}");
+}
+
+#[test]
+fn threads_share_descriptors_and_offsets() {
+    let counts = check("threads", &[], &[]);
+    assert!(
+        counts.writes > 10_000 && counts.reads > 10_000,
+        "{counts:?}"
+    );
+    check("threads", &[], &[("DECLINE", "3")]);
+}
+
+#[test]
+fn no_handler_runs_inside_the_engine() {
+    let counts = check("signals", &[], &[("DWELL_US", "200")]);
+    assert!(counts.writes > 2000 && counts.reads > 2000, "{counts:?}");
+    check("signals", &[], &[("DECLINE", "3")]);
+}
+
+#[test]
+fn nobody_is_cancelled_inside_the_engine() {
+    let counts = check("cancel", &[], &[("DWELL_US", "20")]);
+    assert!(counts.writes > 200, "{counts:?}");
+}

@@ -1,0 +1,181 @@
+// Children share descriptors and offsets.
+#include "say.h"
+
+extern char **environ;
+static char bytes[4096], back[8192];
+
+static void ends_well(pid_t child)
+{
+    int status = -1;
+    MUST(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
+// Both write at the one offset, by turns; and each at places of its own.
+static void turns(int fd, pid_t child, const char *who, int ends[4])
+{
+    char token;
+    for (int round = 0; round < 50; round++) {
+        if (child == 0)
+            MUST(read(ends[0], &token, 1) == 1);
+        MUST(write(fd, who, strlen(who)) == (ssize_t)strlen(who));
+        MUST(pwrite(fd, who, 1, 10000 + 2 * round + (child == 0)) == 1);
+        MUST(write(ends[child == 0 ? 3 : 1], "t", 1) == 1);
+        if (child != 0)
+            MUST(read(ends[2], &token, 1) == 1);
+    }
+}
+
+static void by(const char *path, pid_t (*fork_)(void))
+{
+    int fd = must_open(path, O_RDWR | O_CREAT), ends[4];
+    MUST(pipe(ends) == 0 && pipe(ends + 2) == 0);
+    MUST(write(fd, "begin ", 6) == 6);
+    fflush(stdout);
+    pid_t child = fork_();
+    turns(fd, child, child ? "parent " : "child ", ends);
+    if (child == 0)
+        _exit(0);
+    ends_well(child);
+    SAY(at(fd));
+    SAY(pread(fd, back, sizeof back, 0));
+    SAY(sum_of(back, sizeof back));
+    for (int i = 0; i < 4; i++)
+        close(ends[i]);
+    close(fd);
+}
+
+static pid_t raw_fork(void)
+{
+    return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+}
+
+// A child opens, closes and writes as it likes; the parent's numbers are what they were.
+static void apart(void)
+{
+    int one = must_open("one", O_RDWR | O_CREAT), two = must_open("two", O_RDWR | O_CREAT);
+    pid_t child = fork();
+    if (child == 0) {
+        MUST(dup2(one, two) == two);
+        MUST(pwrite(two, "child", 5, 0) == 5);
+        close(one);
+        int again = must_open("three", O_RDWR | O_CREAT);
+        MUST(again == one && write(again, "three", 5) == 5);
+        MUST(pread(again, back, 10, 0) == 5);
+        _exit(0);
+    }
+    ends_well(child);
+    SAY(pwrite(two, "parent", 6, 0));
+    SAY(pread(one, back, 10, 0));
+    close(one), close(two);
+}
+
+static int spoiled;
+
+static void vforked(void)
+{
+    int one = must_open("one", O_RDWR), two = must_open("two", O_RDWR), ends[2];
+    MUST(pipe(ends) == 0);
+    MUST(write(one, "o", 1) == 1);
+    signal(SIGUSR1, SIG_IGN);
+    pid_t child = vfork();
+    if (child == 0) {
+        dup2(ends[1], one);
+        dup2(one, 40);
+        close(two);
+        signal(SIGUSR1, SIG_DFL);
+        spoiled = write(one, "pipe", 4) != 4 || write(40, "p40", 3) != 3;
+        _exit(spoiled);
+    }
+    ends_well(child);
+    SAY(read(ends[0], back, 100));
+    SAY(write(one, "ne", 2));
+    SAY(pread(one, back, 3, 0));
+    SAY(memcmp(back, "one", 3));
+    SAY(pwrite(two, "two", 3, 0));
+    SAY(write(40, "x", 1));
+    SAY(signal(SIGUSR1, SIG_DFL) == SIG_IGN);
+    close(one), close(two), close(ends[0]), close(ends[1]);
+}
+
+static void others(void)
+{
+    int fd = must_open("others", O_RDWR | O_CREAT);
+    MUST(dup2(fd, 8) == 8);
+    MUST(write(fd, "first ", 6) == 6);
+    MUST(system("echo system >&8") == 0);
+    MUST(write(fd, "second ", 7) == 7);
+    char *arguments[] = {"sh", "-c", "echo spawned >&8", 0};
+    pid_t child;
+    MUST(posix_spawnp(&child, "sh", 0, 0, arguments, environ) == 0);
+    ends_well(child);
+    MUST(write(8, "third ", 6) == 6);
+    FILE *stream = popen("cat >&8", "w");
+    fprintf(stream, "through a pipe\n");
+    pclose(stream);
+    MUST(write(fd, "fourth", 6) == 6);
+    SAY(at(fd));
+    // One that is opened now is nobody else's.
+    int later = must_open("later", O_RDWR | O_CREAT);
+    MUST(write(later, "later", 5) == 5);
+    close(fd), close(8), close(later);
+}
+
+static void passed(void)
+{
+    int ends[2], fd = must_open("passed", O_RDWR | O_CREAT), got = -1;
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    pid_t child = fork();
+    char space[CMSG_SPACE(sizeof fd)] = {0}, byte = 0;
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    if (child == 0) {
+        close(fd);
+        MUST(recvmsg(ends[1], &message, 0) == 1);
+        memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof got);
+        MUST(write(got, "received ", 9) == 9);
+        _exit(0);
+    }
+    // Opened after the fork, so that only the message shares it.
+    close(fd);
+    fd = must_open("passed", O_RDWR);
+    MUST(write(fd, "before ", 7) == 7);
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    MUST(sendmsg(ends[0], &message, 0) == 1);
+    ends_well(child);
+    MUST(write(fd, "after", 5) == 5);
+    SAY(at(fd));
+    close(fd), close(ends[0]), close(ends[1]);
+}
+
+// What is inherited over `exec` is the kernel's.
+static void executed(char *self)
+{
+    int fd = must_open("executed", O_RDWR | O_CREAT);
+    MUST(write(fd, "before ", 7) == 7);
+    char number[20];
+    sprintf(number, "%d", fd);
+    fflush(stdout);
+    execl(self, self, number, (char *)0);
+}
+
+int main(int count, char **arguments)
+{
+    if (count > 1) {
+        int fd = atoi(arguments[1]);
+        SAY(write(fd, "after", 5));
+        SAY(pread(fd, back, 100, 0));
+        return 0;
+    }
+    fill(bytes, sizeof bytes, 3);
+    by("fork", fork);
+    by("_Fork", _Fork);
+    by("raw", raw_fork);
+    apart();
+    vforked();
+    others();
+    passed();
+    executed(arguments[0]);
+    return 1;
+}

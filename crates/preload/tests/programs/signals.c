@@ -1,0 +1,258 @@
+// Handlers that come while a thread is inside the engine.
+#include "say.h"
+
+enum { SENT = 100 };
+
+static char bytes[4096], back[4096];
+static int fd;
+static volatile sig_atomic_t handled, wrong;
+static sigjmp_buf out;
+static volatile int *volatile nowhere = (int *)16;
+
+static int do_io(int place)
+{
+    char seen[64];
+    return pwrite(fd, bytes, 64, place) == 64 && pread(fd, seen, 64, place) == 64
+        && memcmp(seen, bytes, 64) == 0 && lseek(fd, 0, SEEK_CUR) >= 0 && write(fd, bytes, 8) == 8
+        && fsync(fd) == 0;
+}
+
+static void with_io(int signal)
+{
+    int opened = open("handler", O_RDWR | O_CREAT, 0644);
+    wrong += signal != SIGALRM || !do_io(8192) || opened < 0 || write(opened, bytes, 4) != 4;
+    close(opened);
+    handled++;
+}
+
+static void leaves(int signal)
+{
+    (void)signal;
+    handled++;
+    siglongjmp(out, 1);
+}
+
+static void ticking(void (*handler)(int), int us)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    struct itimerval timer = {{0, us}, {0, us}};
+    handled = 0;
+    MUST(sigaction(SIGALRM, &action, 0) == 0);
+    MUST(setitimer(ITIMER_REAL, &timer, 0) == 0);
+}
+
+static void quiet(void)
+{
+    struct itimerval never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &never, 0);
+    signal(SIGALRM, SIG_IGN);
+}
+
+static void handlers_that_do_io(void)
+{
+    ticking(with_io, 3000);
+    for (int i = 0; i < 1000 || handled < 20; i++) {
+        MUST(pwrite(fd, bytes, 4096, 0) == 4096);
+        MUST(pread(fd, back, 4096, 0) == 4096);
+    }
+    quiet();
+    SAY(wrong);
+}
+
+static void handlers_that_leave(void)
+{
+    volatile int rounds = 0;
+    ticking(leaves, 700);
+    sigsetjmp(out, 1);
+    while (rounds++ < 1000 || handled < 20) {
+        MUST(pwrite(fd, bytes, 4096, 0) == 4096);
+        MUST(pread(fd, back, 4096, 0) == 4096);
+    }
+    quiet();
+    // Nothing stayed blocked, and the engine is still reached.
+    sigset_t mask;
+    sigprocmask(SIG_BLOCK, 0, &mask);
+    SAY(sigismember(&mask, SIGALRM));
+}
+
+static volatile sig_atomic_t values[SENT], senders;
+
+static void queued(int signal, siginfo_t *info, void *context)
+{
+    (void)context;
+    wrong += signal != SIGRTMIN || info->si_code != SI_QUEUE || info->si_pid != getpid();
+    if (handled < SENT)
+        values[handled] = info->si_value.sival_int;
+    handled++;
+}
+
+static void *sends(void *argument)
+{
+    sigset_t mine;
+    (void)argument;
+    sigfillset(&mine);
+    pthread_sigmask(SIG_BLOCK, &mine, 0);
+    for (int i = 0; i < SENT; i++) {
+        union sigval value = {.sival_int = i * 3};
+        MUST(sigqueue(getpid(), SIGRTMIN, value) == 0);
+        if (i % 10 == 0)
+            usleep(300);
+    }
+    senders--;
+    return 0;
+}
+
+static void all_come_in_order(void)
+{
+    struct sigaction action = {.sa_sigaction = queued, .sa_flags = SA_SIGINFO};
+    pthread_t sender;
+    handled = 0, senders = 1;
+    MUST(sigaction(SIGRTMIN, &action, 0) == 0);
+    MUST(pthread_create(&sender, 0, sends, 0) == 0);
+    while (senders || handled < SENT)
+        MUST(pwrite(fd, bytes, 4096, 0) == 4096);
+    pthread_join(sender, 0);
+    for (int i = 0; i < SENT; i++)
+        MUST(values[i] == i * 3);
+    SAY(handled);
+    SAY(wrong);
+}
+
+static void plain(int signal)
+{
+    handled += signal;
+}
+
+static volatile sig_atomic_t depth, deepest, raises;
+
+static void again(int signal)
+{
+    if (++depth > deepest)
+        deepest = depth;
+    if (raises-- > 0)
+        raise(signal);
+    depth--;
+}
+
+static void questions(void)
+{
+    struct sigaction action = {.sa_handler = plain}, old;
+    SAY(signal(SIGUSR1, plain) == SIG_DFL);
+    SAY(signal(SIGUSR1, again) == plain);
+    SAY(sigaction(SIGUSR1, 0, &old));
+    SAY(old.sa_handler == again);
+    SAY(old.sa_flags & ~0x04000000);
+    action.sa_flags = SA_RESETHAND | SA_NODEFER;
+    sigaddset(&action.sa_mask, SIGUSR2);
+    SAY(sigaction(SIGUSR1, &action, &old));
+    SAY(sigaction(SIGUSR1, 0, &old));
+    SAY(old.sa_handler == plain);
+    SAY(old.sa_flags & ~0x04000000);
+    SAY(sigismember(&old.sa_mask, SIGUSR2));
+    handled = 0;
+    raise(SIGUSR1);
+    SAY(handled);
+    SAY(signal(SIGUSR1, SIG_IGN) == SIG_DFL);
+    SAY(sigset(SIGUSR1, plain) == SIG_IGN);
+    SAY(sigset(SIGUSR1, again) == plain);
+    SAY(sysv_signal(SIGUSR1, plain) == again);
+    SAY(signal(SIGUSR1, SIG_DFL) == plain);
+    SAY(siginterrupt(SIGUSR1, 1));
+    SAY(signal(SIGUSR1, plain) == SIG_DFL);
+    SAY(sigaction(SIGUSR1, 0, &old));
+    SAY(old.sa_flags & ~0x04000000);
+    SAY(siginterrupt(SIGUSR1, 0));
+    SAY(sigaction(SIGUSR1, 0, &old));
+    SAY(old.sa_handler == plain);
+    SAY(old.sa_flags & ~0x04000000);
+    SAY(signal(SIGKILL, plain) == SIG_ERR);
+    SAY(signal(1000, plain) == SIG_ERR);
+    SAY(sigaction(0, &action, 0));
+    SAY(sigaction(SIGSEGV, 0, &old));
+    SAY(old.sa_handler == SIG_DFL);
+    SAY(old.sa_flags & ~0x04000000);
+}
+
+static void nesting(void)
+{
+    struct sigaction action = {.sa_handler = again, .sa_flags = SA_NODEFER};
+    MUST(sigaction(SIGUSR1, &action, 0) == 0);
+    depth = deepest = 0;
+    raises = 2;
+    raise(SIGUSR1);
+    SAY(deepest);
+    action.sa_flags = 0;
+    MUST(sigaction(SIGUSR1, &action, 0) == 0);
+    depth = deepest = 0;
+    raises = 2;
+    raise(SIGUSR1);
+    SAY(deepest);
+}
+
+static char stack[65536];
+static volatile sig_atomic_t was_on_stack;
+
+static void on_stack(int signal)
+{
+    char here;
+    (void)signal;
+    was_on_stack = &here >= stack && &here < stack + sizeof stack;
+    wrong += !do_io(16384);
+}
+
+static void alternate(void)
+{
+    stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction action = {.sa_handler = on_stack, .sa_flags = SA_ONSTACK};
+    MUST(sigaltstack(&other, 0) == 0 && sigaction(SIGUSR2, &action, 0) == 0);
+    raise(SIGUSR2);
+    SAY(was_on_stack);
+    SAY(wrong);
+}
+
+static void faulted(int signal, siginfo_t *info, void *context)
+{
+    (void)context;
+    wrong += signal != SIGSEGV || info->si_code != SEGV_MAPERR || info->si_addr != (void *)nowhere;
+    siglongjmp(out, 1);
+}
+
+static void faults(void)
+{
+    struct sigaction action = {.sa_sigaction = faulted, .sa_flags = SA_SIGINFO};
+    MUST(sigaction(SIGSEGV, &action, 0) == 0);
+    if (!sigsetjmp(out, 1)) {
+        *nowhere = 1;
+        MUST(0);
+    }
+    SAY(wrong);
+    SAY(pwrite(fd, (char *)nowhere, 10, 0));
+    signal(SIGSEGV, SIG_DFL);
+    SAY(pwrite(fd, (char *)nowhere, 10, 0));
+    for (int sent = 0; sent < 2; sent++) {
+        pid_t child = fork();
+        if (child == 0) {
+            setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+            sent ? raise(SIGSEGV) : (*nowhere = 1);
+            _exit(0);
+        }
+        int status = 0;
+        MUST(waitpid(child, &status, 0) == child);
+        SAY(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    }
+}
+
+int main(void)
+{
+    fill(bytes, sizeof bytes, 4);
+    fd = must_open("file", O_RDWR | O_CREAT);
+    questions();
+    handlers_that_do_io();
+    handlers_that_leave();
+    all_come_in_order();
+    nesting();
+    alternate();
+    faults();
+    unlink("file"), unlink("handler");
+    return 0;
+}

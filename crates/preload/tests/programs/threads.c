@@ -1,0 +1,167 @@
+// Threads that share descriptors and offsets, and that close what others use.
+#include "say.h"
+
+enum { THREADS = 4, RECORDS = 3000, RECORD = 24 };
+
+static int shared[THREADS], stop;
+
+static void *append(void *argument)
+{
+    long me = (long)argument;
+    for (int i = 0; i < RECORDS; i++) {
+        char record[RECORD + 1];
+        sprintf(record, "%ld:%-*d\n", me, RECORD - 3, i);
+        if (i % 3)
+            MUST(write(shared[me], record, RECORD) == RECORD);
+        else
+            MUST(writev(shared[me], (struct iovec[]){{record, 10}, {record + 10, RECORD - 10}}, 2) == RECORD);
+    }
+    return 0;
+}
+
+// Each record is there once, whole, and each thread's in its order.
+static void all_there(int fd)
+{
+    int next[THREADS] = {0};
+    MUST(lseek(fd, 0, SEEK_END) == THREADS * RECORDS * RECORD);
+    MUST(lseek(fd, 0, SEEK_SET) == 0);
+    for (int i = 0; i < THREADS * RECORDS; i++) {
+        char record[RECORD + 1] = {0};
+        long me;
+        int number;
+        MUST(read(fd, record, RECORD) == RECORD);
+        MUST(sscanf(record, "%ld:%d", &me, &number) == 2 && me < THREADS && record[RECORD - 1] == '\n');
+        MUST(number == next[me]++);
+    }
+    MUST(read(fd, next, 1) == 0);
+}
+
+static int taken[THREADS * RECORDS];
+
+// Each record is read once, by one of them.
+static void *take(void *argument)
+{
+    char record[RECORD + 1] = {0};
+    long me;
+    int number;
+    while (read(shared[(long)argument], record, RECORD) == RECORD) {
+        MUST(sscanf(record, "%ld:%d", &me, &number) == 2);
+        __atomic_fetch_add(&taken[me * RECORDS + number], 1, __ATOMIC_RELAXED);
+    }
+    return 0;
+}
+
+static void together(void *(*run)(void *))
+{
+    pthread_t threads[THREADS];
+    for (long i = 0; i < THREADS; i++)
+        MUST(pthread_create(&threads[i], 0, run, (void *)i) == 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], 0);
+}
+
+static void offsets(void)
+{
+    int fd = must_open("offsets", O_RDWR | O_CREAT);
+    for (int i = 0; i < THREADS; i++)
+        shared[i] = i % 2 ? dup(fd) : fd;
+    together(append);
+    all_there(fd);
+    lseek(fd, 0, SEEK_SET);
+    together(take);
+    for (int i = 0; i < THREADS * RECORDS; i++)
+        MUST(taken[i] == 1);
+    // Offsets differ between runs only in the order of threads.
+    ftruncate(fd, 0) == 0 ? (void)0 : abort();
+    close(fd);
+}
+
+// A number is one of two files, or none; whoever reads sees all of one, and what is written
+// to the second never comes to the first, which is only open for reading.
+enum { PART = 512 };
+static int number;
+
+static void *use(void *argument)
+{
+    char bytes[PART], mine[PART];
+    long rounds = 0;
+    memset(mine, 'b', sizeof mine);
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        ssize_t n = pread(number, bytes, PART, 0);
+        MUST(n == PART || (n == -1 && errno == EBADF));
+        for (int i = 1; n == PART && i < PART; i++)
+            MUST(bytes[i] == bytes[0]);
+        n = pwrite(number, mine, PART, PART * (1 + (long)argument));
+        MUST(n == PART || (n == -1 && errno == EBADF));
+        rounds++;
+    }
+    return (void *)rounds;
+}
+
+static void races(void)
+{
+    char bytes[PART];
+    int a = must_open("a", O_RDWR | O_CREAT), b = must_open("b", O_RDWR | O_CREAT);
+    memset(bytes, 'a', PART);
+    MUST(pwrite(a, bytes, PART, 0) == PART);
+    memset(bytes, 'b', PART);
+    MUST(pwrite(b, bytes, PART, 0) == PART);
+    number = must_open("b", O_RDWR);
+    pthread_t threads[THREADS];
+    for (long i = 0; i < THREADS; i++)
+        MUST(pthread_create(&threads[i], 0, use, (void *)i) == 0);
+    for (int i = 0; i < 20000; i++) {
+        if (i % 4 == 3) {
+            MUST(dup2(a, number) == number && dup2(b, number) == number);
+            continue;
+        }
+        close(number);
+        int again = must_open(i % 4 ? "b" : "a", i % 4 ? O_RDWR : O_RDONLY);
+        MUST(again == number);
+        if (i % 4 == 0) {
+            close(number);
+            MUST(must_open("b", O_RDWR) == number);
+        }
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], 0);
+    MUST(pread(b, bytes, PART, 0) == PART && bytes[0] == 'b' && bytes[PART - 1] == 'b');
+    MUST(pread(a, bytes, PART, 0) == PART && bytes[0] == 'a' && bytes[PART - 1] == 'a');
+    for (int fd = 3; fd < 20; fd++)
+        close(fd);
+    unlink("a"), unlink("b");
+}
+
+// Forks in the middle of what others write at an offset.
+static void *forks(void *argument)
+{
+    (void)argument;
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        waitpid(child, 0, 0);
+    }
+    return 0;
+}
+
+static void forking(void)
+{
+    pthread_t forker;
+    stop = 0;
+    MUST(pthread_create(&forker, 0, forks, 0) == 0);
+    for (int round = 0; round < 5; round++)
+        offsets(), memset(taken, 0, sizeof taken);
+    stop = 1;
+    pthread_join(forker, 0);
+}
+
+int main(void)
+{
+    offsets();
+    memset(taken, 0, sizeof taken);
+    races();
+    forking();
+    return 0;
+}

@@ -1,0 +1,184 @@
+//! Programs, run with and without the library, over directories of their own.
+
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+/// What the engine of the tests counted, in the order of `src/probe.rs`.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct Counts {
+    pub opens: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub syncs: u64,
+    pub ends: u64,
+    pub forks: u64,
+    pub reentered: u64,
+    pub begun: u64,
+    pub ended: u64,
+}
+
+/// A run of a program: what it said, how it ended, and the files that it left.
+#[derive(Debug, PartialEq)]
+pub struct Run {
+    pub said: String,
+    pub status: String,
+    pub files: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+pub struct Stage {
+    root: TempDir,
+}
+
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("it lies in <profile>/deps");
+    let library = profile.join("libpagemesh_preload.so");
+    assert!(library.exists(), "{} was not built", library.display());
+    library
+}
+
+impl Stage {
+    pub fn new() -> Stage {
+        let root = TempDir::new().expect("a temporary directory");
+        for name in ["kernel", "direct"] {
+            fs::create_dir(root.path().join(name)).expect("a directory");
+        }
+        Stage { root }
+    }
+
+    /// The program `name`, built from `tests/programs`.
+    pub fn build(&self, name: &str) -> PathBuf {
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+        let program = self.root.path().join(name);
+        let output = Command::new("cc")
+            .args([
+                "-O2",
+                "-g",
+                "-Wall",
+                "-Wextra",
+                "-Wno-nonnull",
+                "-Wno-stringop-overflow",
+                "-Wno-deprecated-declarations",
+            ])
+            .args(["-D_GNU_SOURCE", "-pthread", "-o"])
+            .arg(&program)
+            .arg(programs.join(format!("{name}.c")))
+            .output()
+            .expect("there is a C compiler");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+        program
+    }
+
+    fn run(&self, directory: &str, command: &mut Command) -> Run {
+        let directory = self.root.path().join(directory);
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command
+            .current_dir(&directory)
+            .output()
+            .expect("the program starts");
+        let said = [stdout, stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        Run {
+            said,
+            status: status.to_string(),
+            files: files_of(&directory),
+        }
+    }
+
+    pub fn by_kernel(&self, command: &mut Command) -> Run {
+        self.run("kernel", command)
+    }
+
+    /// With the library, and these settings of its engine.
+    pub fn direct(&self, command: &mut Command, settings: &[(&str, &str)]) -> (Run, Counts) {
+        let counts = self.root.path().join("counts");
+        fs::write(&counts, [0u8; 72]).expect("a file for counts");
+        command
+            .env("LD_PRELOAD", library())
+            .env("PAGEMESH_PROBE_DIR", self.root.path().join("direct"))
+            .env("PAGEMESH_PROBE_COUNTS", &counts);
+        for (name, value) in settings {
+            command.env(format!("PAGEMESH_PROBE_{name}"), value);
+        }
+        let run = self.run("direct", command);
+        (run, counts_in(&counts))
+    }
+
+    /// The same command in both ways has the same effects, and ends well.
+    pub fn same(&self, mut make: impl FnMut() -> Command, settings: &[(&str, &str)]) -> Counts {
+        let by_kernel = self.by_kernel(&mut make());
+        let (direct, counts) = self.direct(&mut make(), settings);
+        assert_eq!(
+            by_kernel.said, direct.said,
+            "left: by the kernel, right: direct"
+        );
+        assert_eq!(by_kernel, direct);
+        assert_eq!(direct.status, "exit status: 0", "{}", direct.said);
+        assert_eq!(counts.reentered, 0, "{counts:?}");
+        assert_eq!(counts.begun, counts.ended, "{counts:?}");
+        counts
+    }
+}
+
+/// Builds a program and runs it in both ways.
+pub fn check(name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Counts {
+    let stage = Stage::new();
+    let program = stage.build(name);
+    let make = || {
+        let mut command = Command::new(&program);
+        command.args(arguments);
+        command
+    };
+    stage.same(make, settings)
+}
+
+fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut left = vec![directory.to_path_buf()];
+    while let Some(path) = left.pop() {
+        for entry in fs::read_dir(&path).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                left.push(path);
+            } else {
+                let name = path
+                    .strip_prefix(directory)
+                    .expect("it lies below")
+                    .to_path_buf();
+                files.insert(name, fs::read(&path).expect("a file"));
+            }
+        }
+    }
+    files
+}
+
+fn counts_in(path: &Path) -> Counts {
+    let bytes = fs::read(path).expect("a file of counts");
+    let word = |at: usize| {
+        let bytes = bytes[at * 8..][..8].try_into().expect("eight bytes");
+        u64::from_ne_bytes(bytes)
+    };
+    Counts {
+        opens: word(0),
+        reads: word(1),
+        writes: word(2),
+        syncs: word(3),
+        ends: word(4),
+        forks: word(5),
+        reentered: word(6),
+        begun: word(7),
+        ended: word(8),
+    }
+}
