@@ -304,6 +304,8 @@ fn child() {
             .unwrap()
     };
     let (file, acknowledged) = (open(path), Acknowledged(open(acknowledged)));
+    let way = std::env::var_os("LD_PRELOAD").map_or("by the kernel", |_| "directly");
+    eprintln!("{what}, {way}: process {}", std::process::id());
     match what.parse() {
         Ok(own) => hammer(&file, &acknowledged, own),
         Err(_) => watch(&file, &acknowledged),
@@ -327,8 +329,10 @@ fn start(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: boo
     let mut command = match is_direct {
         false => std::process::Command::new(own),
         true => {
-            let mut command = cluster.command(&["exec", "--library"]);
-            command.arg(library()).args(["--", own]);
+            // Becomes the child: whoever kills it kills that.
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagemesh"));
+            command.args(["exec", "--library"]).arg(library());
+            command.args(["--", own]);
             command
         }
     };

@@ -30,6 +30,11 @@ use uuid::Uuid;
 /// Processes that one barrier ends before it gives up: each takes a second to
 /// be found.
 const STUCK_MAX: usize = 8;
+/// How long a session may stay inside an operation that the brick waits for: far longer
+/// than any takes, even on a loaded machine. Then its process is ended.
+const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// How long the pool is left to others between two looks at such a session.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// How long after its process's end a connection is expected to close.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// How long a process whose connection has ended may stay in an operation: it
@@ -295,11 +300,19 @@ impl<M: Media> Brick<M> {
     ) -> Result<T, ObjectError> {
         let mut pool = self.pool();
         let mut tries = 0;
+        let mut since = Instant::now();
         loop {
             let result = run(&mut pool);
             let Err(ObjectError::Stuck { session, pid }) = result else {
                 return result;
             };
+            if since.elapsed() < WINDOW_MAX {
+                // Who cleans up behind the dead needs the pool.
+                let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
+                pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            since = Instant::now();
             tries += 1;
             if dead_inside(&pool).is_some() && tries < STUCK_MAX {
                 pool = self.await_dead(pool);
@@ -403,7 +416,6 @@ impl<M: Media> Brick<M> {
                 if let Some(number) = session {
                     self.supersede(slice, epoch, number)?;
                 }
-                drop(self.await_dead(self.pool()));
                 let raised = self.unstuck(|pool| match is_over(pool) {
                     true => Ok(false),
                     false => pool.raise_epoch(slice, epoch, round).map(|()| true),

@@ -315,6 +315,12 @@ impl Host {
                 guest.is_gone(STILL_MAX);
                 // What a dead guest said may be anything.
                 let len = place.len.min(u64::from(SLICE_IO_BYTES_MAX));
+                tracing::info!(
+                    pid = guest.pid.as_raw_pid(),
+                    offset = place.offset,
+                    len,
+                    "a guest died inside of an operation; the copies are compared there"
+                );
                 if place.offset.checked_add(len).is_some() {
                     self.volume.heal(place.offset, len);
                 }

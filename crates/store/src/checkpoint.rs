@@ -26,9 +26,10 @@ use pagemesh_pmem::{Media, Unfenced};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a session may stay inside a window while the owner waits for it:
-/// far longer than any operation, even on a loaded machine.
-const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// How long the owner waits at a time for a session to leave a window. An operation takes
+/// microseconds, and one whose thread waits for a processor some milliseconds; longer, the
+/// session may be dead, or wait for a lock of one that is, which only the owner frees.
+const LEAVE_WAIT: Duration = Duration::from_millis(20);
 /// Lines read at once: the longest entry fits, and so do they into a first
 /// level cache.
 const READ_LINES: u64 = 256;
@@ -175,7 +176,7 @@ impl<M: Media> Pool<M> {
 
     fn awaits_leave(&self, number: u32, active: u64) -> bool {
         let cells = self.view.control.cells(number);
-        let end = Deadline::after(WINDOW_MAX);
+        let end = Deadline::after(LEAVE_WAIT);
         while cells.active().load(Ordering::SeqCst) == active {
             if end.is_over() {
                 return false;
@@ -185,7 +186,8 @@ impl<M: Media> Pool<M> {
         true
     }
 
-    /// Waits until every operation that is inside a window has left it.
+    /// Waits until every operation that is inside a window has left it; not for long: the
+    /// caller tries again as often as it can wait.
     pub(crate) fn await_windows(&self) -> Result<(), ObjectError> {
         for session in self.lanes.numbers_open() {
             let cells = self.view.control.cells(session);
