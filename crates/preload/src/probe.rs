@@ -18,8 +18,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// opens, reads, writes, syncs, ends, forks, calls that began inside another of the same
-/// thread, calls that began, calls that ended
+/// opens, reads, writes, syncs, ends, forks, calls that are wrong (inside another of the same
+/// thread, or of a file that was ended or was the parent's), calls that began, calls that
+/// ended
 const COUNTS: usize = 9;
 
 /// The order of the words, for the tests.
@@ -31,7 +32,7 @@ enum Count {
     Syncs,
     Ends,
     Forks,
-    Reentered,
+    Wrong,
     Begun,
     Ended,
 }
@@ -49,7 +50,11 @@ thread_local! {
 
 pub struct File {
     fd: c_int,
+    /// Which process has opened it, counted along forks; none when it was ended.
+    born: AtomicU64,
 }
+
+static BORN: AtomicU64 = AtomicU64::new(1);
 
 fn variable(name: &CStr) -> *mut c_char {
     // SAFETY: a string; the environment is only read, before the program runs.
@@ -119,7 +124,10 @@ pub fn open(fd: c_int, _dev: u64, _ino: u64, _reads: bool, _writes: bool) -> Opt
     // SAFETY: no memory is touched.
     let fd = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 1000) };
     // Another opening, so that its offset and flags are its own.
-    (fd >= 0).then_some(File { fd })
+    (fd >= 0).then(|| File {
+        fd,
+        born: AtomicU64::new(BORN.load(Relaxed)),
+    })
 }
 
 fn is_below(fd: c_int) -> bool {
@@ -134,7 +142,7 @@ fn is_below(fd: c_int) -> bool {
 
 impl File {
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        let _visit = Visit::begin(Count::Reads)?;
+        let _visit = self.visit(Count::Reads)?;
         if IS_NULL.load(Relaxed) {
             return Some(into.len());
         }
@@ -144,7 +152,7 @@ impl File {
     }
 
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        let _visit = Visit::begin(Count::Writes)?;
+        let _visit = self.visit(Count::Writes)?;
         if IS_NULL.load(Relaxed) {
             return Some(data.len());
         }
@@ -154,14 +162,23 @@ impl File {
         usize::try_from(written).ok()
     }
 
+    fn visit(&self, what: Count) -> Option<Visit> {
+        let visit = Visit::begin(what);
+        if self.born.load(Relaxed) != BORN.load(Relaxed) {
+            count(Count::Wrong);
+        }
+        visit
+    }
+
     pub fn sync(&self) -> bool {
-        Visit::begin(Count::Syncs).is_some()
+        self.visit(Count::Syncs).is_some()
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
         count(Count::Ends);
+        self.born.store(0, Relaxed);
         // SAFETY: it is this file's own.
         unsafe { libc::close(self.fd) };
     }
@@ -182,7 +199,7 @@ impl Visit {
         count(what);
         count(Count::Begun);
         if IS_INSIDE.replace(true) {
-            count(Count::Reentered);
+            count(Count::Wrong);
         }
         dwell();
         Some(Visit)
@@ -210,5 +227,6 @@ fn dwell() {
 
 pub fn forked() {
     count(Count::Forks);
+    BORN.fetch_add(1, Relaxed);
     IS_INSIDE.set(false);
 }

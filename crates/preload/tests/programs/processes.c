@@ -44,6 +44,38 @@ static void by(const char *path, pid_t (*fork_)(void))
     close(fd);
 }
 
+enum { RECORDS = 5000, RECORD = 16 };
+
+// All write as fast as they can at the one offset, and nothing is lost.
+static void race(int fd)
+{
+    for (int i = 0; i < RECORDS; i++)
+        MUST(write(fd, "a whole record.\n", RECORD) == RECORD);
+}
+
+static void all_there(int fd, off_t start, int writers)
+{
+    char record[RECORD];
+    SAY(at(fd) == start + writers * RECORDS * RECORD);
+    lseek(fd, start, SEEK_SET);
+    for (int i = 0; i < writers * RECORDS; i++)
+        MUST(read(fd, record, RECORD) == RECORD && memcmp(record, "a whole record.\n", RECORD) == 0);
+}
+
+static void raced(pid_t (*fork_)(void))
+{
+    int fd = must_open("raced", O_RDWR | O_CREAT | O_TRUNC);
+    MUST(write(fd, "begin ", 6) == 6);
+    fflush(stdout);
+    pid_t child = fork_();
+    race(fd);
+    if (child == 0)
+        _exit(0);
+    ends_well(child);
+    all_there(fd, 6, 2);
+    close(fd);
+}
+
 static pid_t raw_fork(void)
 {
     return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -83,7 +115,7 @@ static void vforked(void)
         dup2(one, 40);
         close(two);
         signal(SIGUSR1, SIG_DFL);
-        spoiled = write(one, "pipe", 4) != 4 || write(40, "p40", 3) != 3;
+        spoiled = write(one, "pipe", 4) != 4 || write(40, "p40", 3) != 3 || pwrite(one, "p", 1, 0) != -1;
         _exit(spoiled);
     }
     ends_well(child);
@@ -132,7 +164,7 @@ static void passed(void)
         close(fd);
         MUST(recvmsg(ends[1], &message, 0) == 1);
         memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof got);
-        MUST(write(got, "received ", 9) == 9);
+        race(got);
         _exit(0);
     }
     // Opened after the fork, so that only the message shares it.
@@ -143,9 +175,9 @@ static void passed(void)
     *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(header), &fd, sizeof fd);
     MUST(sendmsg(ends[0], &message, 0) == 1);
+    race(fd);
     ends_well(child);
-    MUST(write(fd, "after", 5) == 5);
-    SAY(at(fd));
+    all_there(fd, 7, 2);
     close(fd), close(ends[0]), close(ends[1]);
 }
 
@@ -172,6 +204,8 @@ int main(int count, char **arguments)
     by("fork", fork);
     by("_Fork", _Fork);
     by("raw", raw_fork);
+    raced(fork);
+    raced(_Fork);
     apart();
     vforked();
     others();
