@@ -2,9 +2,9 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests flips fsx pjdfstest programs
 all:
-	$(CARGO) build --release --locked --bin pagemesh
+	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
 test: setup check deny
 	$(CARGO) test --workspace --locked
@@ -44,6 +44,13 @@ ROUNDS ?= 50
 kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
+
+# Guests of a mount killed and stopped beside others, so many times: make guests
+# ROUNDS=1000. Needs root.
+guests: setup
+	$(CARGO) build --locked -p pagemesh-preload
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed
 
 # Random operations on files of a mount beside the same in memory, with remounts
 # and kills: make fsx OPS=10000000 SEED=7. Needs root.

@@ -776,6 +776,21 @@ pub enum Bench {
         #[arg(long, value_enum, default_value = "classic")]
         fuse: Fuse,
     },
+    /// Programs that reach the files of a mount directly, with one copy and two, beside the
+    /// same on a tmpfs and through the kernel.
+    Direct {
+        #[command(flatten)]
+        measure: Measure,
+        /// Bytes of a request.
+        #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
+        sizes: Vec<u32>,
+        /// Programs at the same time.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 16], value_parser = clap::value_parser!(u32).range(1..=64))]
+        jobs: Vec<u32>,
+        /// What each does between two requests, in µs.
+        #[arg(long, value_delimiter = ',', default_values_t = [0], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+        think_us: Vec<u32>,
+    },
     /// Small files made and removed on mounts with one and two copies, beside
     /// GlusterFS with two and ext4 with synchronous writes. Needs root.
     Metadata {

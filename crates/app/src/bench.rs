@@ -15,6 +15,7 @@ use crate::output;
 use crate::volume::attach;
 use anyhow::Context;
 use pagemesh_base::layout::Name;
+use pagemesh_bench::mirror::Direction;
 use pagemesh_bench::peers::{self, Peer};
 use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
@@ -229,6 +230,24 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 fuse: *fuse,
             };
             finish(&files::mirror(measure, &options, serving)?, measure)
+        }
+        Bench::Direct {
+            measure,
+            sizes,
+            jobs,
+            think_us,
+        } => {
+            let options = mirror::Options {
+                rounds: measure.rounds,
+                runtime: Duration::from_secs(measure.seconds),
+                sizes: sizes.clone(),
+                jobs: jobs.clone(),
+                think_us: think_us.clone(),
+                directions: vec![Direction::Write, Direction::Read],
+                processes: true,
+                ..mirror::Options::default()
+            };
+            finish(&files::direct(measure, &options)?, measure)
         }
         Bench::Metadata {
             measure,

@@ -203,6 +203,56 @@ fn a_brick_goes_and_returns_under_a_guest() {
     cluster.check_identical("files");
 }
 
+/// Programs that people have do under `exec` what they do without it.
+#[test]
+fn programs_find_what_they_put_there_directly() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let script = "set -euo pipefail
+        head -c 3000000 /dev/urandom > a; cp a b; cmp a b
+        for i in $(seq 40); do
+          head -c 12288 /dev/urandom > part
+          for f in a b; do dd if=part of=$f bs=4096 seek=$((i * 13)) conv=notrunc status=none; done
+          dd if=a bs=4096 skip=$((i * 13)) count=3 status=none | cmp - part
+        done
+        cmp a b
+        sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b blob);'
+        for i in 1 2 3; do sqlite3 -cmd '.timeout 20000' db \"pragma synchronous=full; \
+          with recursive n(x) as (select 1 union all select x+1 from n where x<400) \
+          insert into t(b) select randomblob(200) from n;\" & done; wait
+        test $(sqlite3 db 'select count(*) from t') = 1200
+        sqlite3 db 'update t set b=randomblob(300) where a % 3 = 0'
+        test $(sqlite3 db 'pragma integrity_check') = ok
+        export HOME=$PWD GIT_CONFIG_NOSYSTEM=1
+        git init -q repo; cd repo; git config user.email a@b; git config user.name a
+        for i in $(seq 30); do seq $i $((i * 90)) > f$((i % 7)); git add -A; git commit -qm c$i; done
+        git gc -q; git fsck --strict; test $(git log --oneline | wc -l) = 30
+        test -z \"$(git status --porcelain)\"";
+    let script = format!("cd {}\n{script}", mount.dir.display());
+    let library = library();
+    let library = library.to_str().unwrap();
+    cluster.ok(&["exec", "--library", library, "--", "bash", "-c", &script]);
+    let told = cluster.ok(&["exec", "--library", library, "--", "bash", "-c", "exit 0"]);
+    assert_eq!(told, "");
+    cluster.refused(
+        &["exec", "--library", library, "--", "no-such-program"],
+        &["no-such-program"],
+    );
+    cluster.refused(
+        &["exec", "--library", "/nowhere", "--", "true"],
+        &["--library"],
+    );
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    mount.sh(
+        "cmp a b; test $(sqlite3 db 'pragma integrity_check') = ok; cd repo; git fsck --strict",
+    );
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
 /// Pages of the file that everybody hammers.
 const PAGES: u64 = 64;
 const PAGE: usize = 4096;

@@ -142,6 +142,7 @@ impl FilePeer {
                 .join("root")
                 .join(FILES),
             pids: self.pids(),
+            prefix: vec![],
         }
     }
 

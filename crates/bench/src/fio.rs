@@ -27,6 +27,15 @@ pub enum Direction {
     Write,
 }
 
+impl Direction {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        }
+    }
+}
+
 /// One case of the comparison: random 4 KiB requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
@@ -38,11 +47,7 @@ pub struct Case {
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let direction = match self.direction {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        };
-        write!(f, "{direction} QD{}", self.queue_depth)
+        write!(f, "{} QD{}", self.direction.name(), self.queue_depth)
     }
 }
 
@@ -149,7 +154,9 @@ fn engine(uri: &str, size_bytes: u64) -> Command {
 /// made them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileCase {
-    /// Of one write.
+    /// Reads or writes.
+    pub direction: Direction,
+    /// Of one request.
     pub bytes: u32,
     /// Programs that write at the same time, each to its own file.
     pub jobs: u32,
@@ -157,6 +164,8 @@ pub struct FileCase {
     pub think_us: u32,
     /// Whether each write is to be durable when it returns.
     pub sync: bool,
+    /// Whether each job is a process.
+    pub processes: bool,
 }
 
 impl std::fmt::Display for FileCase {
@@ -167,22 +176,26 @@ impl std::fmt::Display for FileCase {
             think_us,
             ..
         } = self;
-        write!(f, "{bytes} B, {jobs} jobs, {think_us} µs")
+        let what = self.direction.name();
+        write!(f, "{what} of {bytes} B, {jobs} jobs, {think_us} µs")
     }
 }
 
 /// Runs a case on files of `size_bytes` altogether.
 pub(crate) fn measure_files(
+    prefix: &[String],
     dir: &Path,
     case: FileCase,
     size_bytes: u64,
     runtime: Duration,
 ) -> Result<Sample, BenchError> {
-    let mut command = files(dir, case.jobs, size_bytes);
+    let mut command = files(prefix, dir, case.jobs, size_bytes);
+    // A thread is gone with fio, when that is killed.
+    command.args((!case.processes).then_some("--thread"));
     command.args([
         "--invalidate=1",
         &format!("--sync={}", u8::from(case.sync)),
-        "--rw=randwrite",
+        &format!("--rw=rand{}", case.direction.name()),
         "--allrandrepeat=1",
         "--norandommap",
         "--time_based",
@@ -196,21 +209,27 @@ pub(crate) fn measure_files(
             format!("--thinktime_spin={think}"),
         ]);
     }
-    parse(&run(command, runtime + MARGIN)?, Direction::Write)
+    parse(&run(command, runtime + MARGIN)?, case.direction)
 }
 
 /// Writes all of the files once, so that nobody writes into holes.
 pub(crate) fn fill_files(dir: &Path, jobs: u32, size_bytes: u64) -> Result<(), BenchError> {
-    let mut command = files(dir, jobs, size_bytes);
-    command.args(["--rw=write", "--bs=1m"]);
+    let mut command = files(&[], dir, jobs, size_bytes);
+    command.args(["--thread", "--rw=write", "--bs=1m"]);
     run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
 }
 
-fn files(dir: &Path, jobs: u32, size_bytes: u64) -> Command {
-    let mut command = bound("fio");
+fn files(prefix: &[String], dir: &Path, jobs: u32, size_bytes: u64) -> Command {
+    let mut command = match prefix {
+        [] => bound("fio"),
+        [program, rest @ ..] => {
+            let mut command = bound(program);
+            command.args(rest).arg("fio");
+            command
+        }
+    };
     command.arg("--directory").arg(dir).args([
         "--name=test",
-        "--thread",
         "--group_reporting",
         "--ioengine=psync",
         "--output-format=json",

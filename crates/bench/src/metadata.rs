@@ -276,6 +276,7 @@ mod tests {
             class: "none".into(),
             dir: dir.into(),
             pids: vec![],
+            prefix: vec![],
         }
     }
 

@@ -11,6 +11,7 @@
 //! may be one of the places.
 
 use crate::error::BenchError;
+pub use crate::fio::Direction;
 use crate::fio::{self, FileCase, Sample, pick};
 use crate::plot::{Axis, Kind, Plot, Series};
 use crate::process;
@@ -36,6 +37,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// The processes that serve it, for the CPU column.
     pub pids: Vec<u32>,
+    /// What runs fio there; nothing: it runs by itself.
+    pub prefix: Vec<String>,
 }
 
 /// How to compare.
@@ -55,6 +58,10 @@ pub struct Options {
     pub think_us: Vec<u32>,
     /// Whether files are opened with `O_SYNC`.
     pub sync: bool,
+    /// Whether files are written, or read.
+    pub directions: Vec<Direction>,
+    /// Whether each job is a process, as without `--thread`.
+    pub processes: bool,
 }
 
 impl Default for Options {
@@ -67,6 +74,8 @@ impl Default for Options {
             jobs: vec![1, 16],
             think_us: vec![0, 50, 200],
             sync: true,
+            directions: vec![Direction::Write],
+            processes: false,
         }
     }
 }
@@ -74,14 +83,18 @@ impl Default for Options {
 impl Options {
     fn cases(&self) -> Vec<FileCase> {
         let mut cases = vec![];
-        for &bytes in &self.sizes {
-            for &jobs in &self.jobs {
-                cases.extend(self.think_us.iter().map(|&think_us| FileCase {
-                    bytes,
-                    jobs,
-                    think_us,
-                    sync: self.sync,
-                }));
+        for &direction in &self.directions {
+            for &bytes in &self.sizes {
+                for &jobs in &self.jobs {
+                    cases.extend(self.think_us.iter().map(|&think_us| FileCase {
+                        direction,
+                        bytes,
+                        jobs,
+                        think_us,
+                        sync: self.sync,
+                        processes: self.processes,
+                    }));
+                }
             }
         }
         cases
@@ -155,7 +168,13 @@ fn told(place: &Place) -> String {
 fn measure(place: &Place, case: FileCase, options: &Options) -> Result<Sample, BenchError> {
     let dir = dir_of(place, case.jobs);
     fio::beside_servers(&place.pids, options.runtime, &told(place), || {
-        fio::measure_files(&dir, case, options.size_bytes, options.runtime)
+        fio::measure_files(
+            &place.prefix,
+            &dir,
+            case,
+            options.size_bytes,
+            options.runtime,
+        )
     })
 }
 
@@ -168,6 +187,9 @@ fn longer_us(rounds: &[Sample], than: &[Sample]) -> Vec<f64> {
 
 fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Found) -> Report {
     let title = match options.sync {
+        _ if options.directions.contains(&Direction::Read) => {
+            "random synchronous writes to files, and reads, by fio, all in one alternating run"
+        }
         true => "synchronous random writes to files by fio, all in one alternating run",
         false => "random writes to files by fio, without O_SYNC, all in one alternating run",
     };
@@ -175,7 +197,8 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
     let beyond = format!("beyond {}", places[1].name);
     let to_peer = format!("to {}", peer.map_or("another", |peer| &peer.name));
     let columns = [
-        ("write", "B"),
+        ("fio", ""),
+        ("request", "B"),
         ("jobs", ""),
         ("think", "µs"),
         ("place", ""),
@@ -203,6 +226,7 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
             let of_peer = peer.and(of_case.last()).map(|rounds| iops(rounds));
             let to_peer = of_peer.and_then(|of_peer| median_ratio(&iops(rounds), &of_peer));
             report.push(vec![
+                case.direction.name().into(),
                 u64::from(case.bytes).into(),
                 u64::from(case.jobs).into(),
                 u64::from(case.think_us).into(),
@@ -245,12 +269,18 @@ fn report(places: &[&Place], peer: Option<&Place>, options: &Options, found: &Fo
 /// One for each size and number of jobs.
 fn plots(places: &[&Place], options: &Options, found: &Found) -> Vec<Plot> {
     let mut plots = vec![];
-    for &bytes in &options.sizes {
+    let kinds = options.directions.iter().flat_map(|&direction| {
+        let sizes = options.sizes.iter();
+        sizes.map(move |&bytes| (direction, bytes))
+    });
+    for (direction, bytes) in kinds {
         for &jobs in &options.jobs {
             let line = |(at, place): (usize, &&Place)| Series {
                 name: place.name.clone(),
                 points: (found.cases.iter().zip(&found.samples))
-                    .filter(|(case, _)| (case.bytes, case.jobs) == (bytes, jobs))
+                    .filter(|(case, _)| {
+                        (case.direction, case.bytes, case.jobs) == (direction, bytes, jobs)
+                    })
                     .filter_map(|(_, of)| {
                         let iops = median(&pick(&of[at], |s| s.iops))?;
                         Some((iops, median(&pick(&of[at], |s| s.clat_mean_ns / 1e3))?))
@@ -258,7 +288,7 @@ fn plots(places: &[&Place], options: &Options, found: &Found) -> Vec<Plot> {
                     .collect(),
             };
             plots.push(Plot {
-                title: format!("Synchronous random writes of {bytes} B, {jobs} jobs"),
+                title: format!("Random {}s of {bytes} B, {jobs} jobs", direction.name()),
                 kind: Kind::Lines,
                 x: Axis::log("operations per second"),
                 y: Axis::log("mean latency in µs"),

@@ -28,7 +28,7 @@ use std::collections::HashMap;
 use std::fs::File as SystemFile;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// Mounts that one process reaches; the kernel serves further ones.
@@ -154,12 +154,7 @@ impl Guest {
     }
 
     fn mount(&self, device: u64) -> Option<Arc<Mount>> {
-        // Whoever is in a handler of a signal does not wait for whom it interrupted.
-        let mut mounts = match self.mounts.try_lock() {
-            Ok(mounts) => mounts,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut mounts = guard(&self.mounts);
         mounts.retain(|(_, mount)| !mount.is_gone.load(Ordering::Acquire));
         if let Some((_, mount)) = mounts.iter().find(|(known, _)| *known == device) {
             return Some(Arc::clone(mount));

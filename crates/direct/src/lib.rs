@@ -13,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 pub mod board;
+#[cfg(test)]
+mod fuzz;
 pub mod guest;
 pub mod owned;
 pub mod server;

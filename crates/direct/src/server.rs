@@ -15,16 +15,23 @@ use pagemesh_volume::guests::{ROWS, Row, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown, sockopt};
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, getrlimit, pidfd_open, pidfd_send_signal,
+    setrlimit,
+};
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Connections that the kernel keeps before they are accepted.
 const BACKLOG: i32 = 64;
+/// Connections at the same time: each process has one for questions, and one for each row.
+const GUESTS_MAX: usize = 2 * ROWS;
+/// Files with boards, each of which takes a descriptor; the kernel serves further ones.
+const BOARDS_MAX: usize = 4096;
 /// Looks at a guest that is inside before the thread gives up its processor: operations take
 /// a microsecond or two.
 const SPINS: u32 = 200;
@@ -48,6 +55,7 @@ struct Host {
     /// By row: the process that has it.
     rows: Mutex<Vec<Option<Arc<Guest>>>>,
     boards: Mutex<HashMap<Ino, Weak<FileBoard>>>,
+    guests: AtomicUsize,
     is_ending: AtomicBool,
 }
 
@@ -75,6 +83,7 @@ impl Server {
     /// When the system has no socket, memory or thread for it.
     pub fn start(volume: Arc<Volume>, fs: &Arc<Fs>, device: &str) -> io::Result<Server> {
         volume.admit_guests().map_err(io::Error::other)?;
+        raise_descriptors();
         let listener = Arc::new(wire::socket()?);
         bind(&*listener, &wire::address(device)?)?;
         listen(&*listener, BACKLOG)?;
@@ -83,6 +92,7 @@ impl Server {
             fs: Arc::downgrade(fs),
             rows: Mutex::new(vec![None; ROWS]),
             boards: Mutex::default(),
+            guests: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
         });
         let (served, listened) = (Arc::clone(&host), Arc::clone(&listener));
@@ -116,6 +126,18 @@ impl Drop for Server {
     }
 }
 
+/// Boards and connections take more descriptors than a process is given unasked.
+fn raise_descriptors() {
+    let limits = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: limits.maximum,
+        ..limits
+    };
+    if let Err(cause) = setrlimit(Resource::Nofile, wanted) {
+        tracing::debug!(%cause, "the limit of descriptors stays as it is");
+    }
+}
+
 fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
     while !host.is_ending.load(Ordering::Acquire) {
         let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
@@ -128,9 +150,19 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
                 return;
             }
         };
-        let host = Arc::clone(host);
+        if host.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
+            host.guests.fetch_sub(1, Ordering::AcqRel);
+            // The kernel serves whoever is turned away.
+            continue;
+        }
+        let served = Arc::clone(host);
         let thread = std::thread::Builder::new().name("guest".into());
-        if let Err(cause) = thread.spawn(move || serve(&host, socket)) {
+        let spawned = thread.spawn(move || {
+            serve(&served, socket);
+            served.guests.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(cause) = spawned {
+            host.guests.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!(%cause, "a guest of the mount was not let in");
         }
     }
@@ -222,6 +254,11 @@ impl Host {
             return (Answer::No, None);
         };
         let shown = fs.show(ino, || {
+            let mut boards = guard(&self.boards);
+            boards.retain(|_, board| board.strong_count() > 0);
+            if boards.len() >= BOARDS_MAX {
+                return None;
+            }
             let board = match board::Board::create() {
                 Ok(board) => board,
                 Err(cause) => {
@@ -234,8 +271,6 @@ impl Host {
                 ino,
                 host: Arc::clone(self),
             });
-            let mut boards = guard(&self.boards);
-            boards.retain(|_, board| board.strong_count() > 0);
             boards.insert(ino, Arc::downgrade(&made));
             Some(made as Arc<dyn Board>)
         });

@@ -27,6 +27,8 @@ const DATABASE_BYTES: u64 = 1 << 30;
 const MANY_BYTES: u64 = 64 << 20;
 const BYTES_PER_FILE: u64 = 600;
 const MIB: u64 = 1 << 20;
+/// That serve a mount whose files are reached directly.
+const DIRECT_THREADS: usize = 4;
 /// How long a copy of an empty file system may take to follow: its client asks for its
 /// layout when it attaches.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(30);
@@ -117,6 +119,7 @@ impl Scratch {
             class,
             dir,
             pids,
+            prefix: vec![],
         };
         Ok((daemon, place))
     }
@@ -171,6 +174,7 @@ impl Scratch {
             class: "none".into(),
             dir: dir.into(),
             pids: vec![daemon.0.id()],
+            prefix: vec![],
         };
         Ok((daemon, place))
     }
@@ -261,6 +265,50 @@ pub fn mirror(
         serving.fuse.name()
     ));
     Ok(report)
+}
+
+/// What a program costs whose threads reach the pools themselves, beside the same on a tmpfs.
+pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
+    let wish = Wish {
+        size_bytes: FILES_BYTES,
+        serving: Serving::auto(DIRECT_THREADS),
+    };
+    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    let unmirrored = clusters.near.mount("unmirrored", 1, "map", &wish)?;
+    let mirrored = clusters.near.mount("map", 2, "map", &wish)?;
+    // Over TCP writes go through the kernel.
+    let far = clusters.apart.mount("map-tcp", 2, "auto", &wish)?;
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("this program's path is no text")?;
+    let prefix: Vec<String> = [own, "exec", "--"].map(String::from).to_vec();
+    let by_kernel = Place {
+        name: "map, by the kernel".into(),
+        ..mirrored.1.clone()
+    };
+    let mut places = vec![unmirrored.1, mirrored.1, far.1];
+    places
+        .iter_mut()
+        .for_each(|place| place.prefix.clone_from(&prefix));
+    places.push(by_kernel);
+    for place in &mut places {
+        // Two places may be on one mount.
+        place.dir = place.dir.join(place.name.replace([' ', ','], "-"));
+        std::fs::create_dir(&place.dir)?;
+    }
+    let memory = tempfile::tempdir_in(clusters.near.pools.path())?;
+    let tmpfs = Place {
+        name: "tmpfs".into(),
+        class: "none".into(),
+        dir: memory.path().into(),
+        pids: vec![],
+        prefix: vec![],
+    };
+    let options = mirror::Options {
+        size_bytes: FILES_BYTES / 4 / options.jobs.len() as u64,
+        ..options.clone()
+    };
+    let _daemons = (unmirrored.0, mirrored.0, far.0);
+    Ok(mirror::run_mirror(&places, Some(&tmpfs), &options)?)
 }
 
 /// Small files made and removed.

@@ -1,0 +1,67 @@
+//! Fuzz targets of what guests and mounts say, see RFD 004.
+
+use crate::wire::{Answer, Question};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
+use pagemesh_fuzz::Target;
+use pagemesh_volume::guests::{Picture, ROWS, Seat};
+use std::mem::discriminant;
+use uuid::Uuid;
+
+fn target(name: &'static str) -> Target {
+    Target::new(name, env!("CARGO_MANIFEST_DIR")).cases(10_000)
+}
+
+#[test]
+fn fuzz_direct_question() {
+    let questions = [
+        Question::Join,
+        Question::Look,
+        Question::Board(7),
+        Question::Bar(u64::MAX),
+    ];
+    target("direct_question")
+        .seeds(questions.map(|question| question.encode().to_vec()))
+        .bytes_max(64)
+        .run(|bytes| {
+            let question = Question::decode(bytes).ok()?;
+            assert_eq!(question.encode()[..], *bytes);
+            Some(discriminant(&question))
+        });
+}
+
+#[test]
+fn fuzz_direct_answer() {
+    let seat = |number| Seat {
+        brick: BrickId(Uuid::from_u128(number)),
+        slice: SliceId(Uuid::from_u128(number + 9)),
+        socket: format!("/run/brick-{number}.sock").into(),
+    };
+    let picture = Picture {
+        generation: 3,
+        epoch: Epoch(7),
+        seats: vec![seat(1), seat(2)],
+    };
+    let answers = [
+        Answer::Joined(3, Some(picture)),
+        Answer::Joined(0, None),
+        Answer::Yes,
+        Answer::No,
+    ];
+    target("direct_answer")
+        .seeds(answers.map(|answer| answer.encode()))
+        .bytes_max(512)
+        .run(|bytes| {
+            let answer = Answer::decode(bytes).ok()?;
+            let seats = match &answer {
+                Answer::Joined(row, picture) => {
+                    assert!((*row as usize) < ROWS);
+                    picture.as_ref().map_or(0, |picture| picture.seats.len())
+                }
+                Answer::Yes | Answer::No => 0,
+            };
+            assert!(seats <= COPIES_MAX);
+            assert_eq!(Answer::decode(&answer.encode()).ok(), Some(answer.clone()));
+            Some((discriminant(&answer), seats))
+        });
+}
