@@ -33,7 +33,7 @@ pub struct Place {
     pub name: String,
     /// A pool's durability class, or `none`.
     pub class: String,
-    /// An empty directory there.
+    /// A directory there.
     pub dir: PathBuf,
     /// The processes that serve it, for the CPU column.
     pub pids: Vec<u32>,
@@ -133,7 +133,8 @@ pub fn run_mirror(
         for &jobs in &options.jobs {
             let dir = dir_of(place, jobs);
             let cannot = BenchError::system(format!("make the directory {}", dir.display()));
-            std::fs::create_dir(&dir).map_err(cannot)?;
+            // Two places may be one directory, reached in two ways.
+            std::fs::create_dir_all(&dir).map_err(cannot)?;
             fio::fill_files(&dir, jobs, options.size_bytes)
                 .map_err(|error| fio::blame(&told(place), error))?;
         }

@@ -27,6 +27,8 @@ const DATABASE_BYTES: u64 = 1 << 30;
 const MANY_BYTES: u64 = 64 << 20;
 const BYTES_PER_FILE: u64 = 600;
 const MIB: u64 = 1 << 20;
+/// Of the files of one number of jobs that are reached directly.
+const DIRECT_BYTES: u64 = 512 << 20;
 /// That serve a mount whose files are reached directly.
 const DIRECT_THREADS: usize = 4;
 /// How long a copy of an empty file system may take to follow: its client asks for its
@@ -269,11 +271,16 @@ pub fn mirror(
 
 /// What a program costs whose threads reach the pools themselves, beside the same on a tmpfs.
 pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
+    // What fits into a cache is no measure of memory.
+    let files_bytes = DIRECT_BYTES * options.jobs.len() as u64;
     let wish = Wish {
-        size_bytes: FILES_BYTES,
+        size_bytes: files_bytes + DIRECT_BYTES / 2,
         serving: Serving::auto(DIRECT_THREADS),
     };
-    let clusters = Clusters::start(measure, wish.size_bytes)?;
+    let clusters = Clusters {
+        near: Scratch::sized(measure, 2, 2, 2 * wish.size_bytes + ROOM_BYTES)?,
+        apart: Scratch::sized(measure, 2, 1, wish.size_bytes + ROOM_BYTES)?,
+    };
     let unmirrored = clusters.near.mount("unmirrored", 1, "map", &wish)?;
     let mirrored = clusters.near.mount("map", 2, "map", &wish)?;
     // Over TCP writes go through the kernel.
@@ -290,11 +297,6 @@ pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Re
         .iter_mut()
         .for_each(|place| place.prefix.clone_from(&prefix));
     places.push(by_kernel);
-    for place in &mut places {
-        // Two places may be on one mount.
-        place.dir = place.dir.join(place.name.replace([' ', ','], "-"));
-        std::fs::create_dir(&place.dir)?;
-    }
     let memory = tempfile::tempdir_in(clusters.near.pools.path())?;
     let tmpfs = Place {
         name: "tmpfs".into(),
@@ -304,7 +306,7 @@ pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Re
         prefix: vec![],
     };
     let options = mirror::Options {
-        size_bytes: FILES_BYTES / 4 / options.jobs.len() as u64,
+        size_bytes: DIRECT_BYTES,
         ..options.clone()
     };
     let _daemons = (unmirrored.0, mirrored.0, far.0);
