@@ -11,7 +11,7 @@ use crate::wire::{self, Answer, Question};
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_fs::{Board, Fs, Ino, Time};
 use pagemesh_volume::Volume;
-use pagemesh_volume::guests::{ROWS, Row, Segment};
+use pagemesh_volume::guests::{ROWS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown, sockopt};
@@ -37,9 +37,12 @@ const BOARDS_MAX: usize = 4096;
 const SPINS: u32 = 200;
 /// Between two later looks.
 const NAP: Duration = Duration::from_micros(50);
-/// How long a guest may stand still inside of an operation that somebody waits for, or after its
-/// connection ended; then its process is ended, as bricks do.
+/// How long a stopped guest may stay inside of an operation that somebody waits for; then its
+/// process is ended, as bricks do.
 const STILL_MAX: Duration = Duration::from_secs(2);
+/// The same for one that runs: longer than it waits for a brick, or for the lock of one that
+/// is stopped, before it gives up.
+const LATE_MAX: Duration = Duration::from_secs(15);
 
 /// Lets guests of a mount in, until it is dropped.
 pub struct Server {
@@ -306,31 +309,59 @@ impl Host {
             std::hint::spin_loop();
         }
         while let Some((number, _)) = inside() {
-            self.await_row(segment.row(number), number);
+            self.await_row(segment, number);
             if self.is_ending.load(Ordering::Acquire) {
                 return;
             }
         }
     }
 
-    /// Waits until a guest has left its operation, and ends its process if it stands still. Who
-    /// is gone is cleaned up behind by the thread of its connection.
-    fn await_row(&self, row: Row<'_>, number: usize) {
+    /// Waits until a guest has left its operation or is gone, and ends whoever stands still.
+    /// Who is gone is cleaned up behind by the thread of its connection.
+    fn await_row(&self, segment: &Segment, number: usize) {
+        let row = segment.row(number);
         let inside = row.active();
-        let until = Instant::now() + STILL_MAX;
+        let began = Instant::now();
+        let mut looked = Duration::ZERO;
         while row.active() == inside && inside % 2 == 1 {
+            let waited = began.elapsed();
             if self.is_ending.load(Ordering::Acquire) {
                 return;
             }
-            if Instant::now() >= until {
-                let guest = guard(&self.rows)[number].clone();
-                if let Some(guest) = guest {
-                    guest.end("it stood still inside of an operation");
-                }
+            // Its connection may end before its process has.
+            let guest = self.guest(number);
+            if guest.is_none_or(|guest| guest.is_gone(Duration::ZERO)) {
                 return std::thread::sleep(NAP);
             }
-            std::thread::yield_now();
+            if waited >= LATE_MAX {
+                self.end(number, "it did not come out of an operation");
+                return std::thread::sleep(NAP);
+            }
+            // It may only wait for a lock of another that is stopped.
+            if waited >= looked + STILL_MAX {
+                looked = waited;
+                let stopped = segment
+                    .active()
+                    .filter(|&(number, _)| self.is_stopped(number));
+                stopped.for_each(|(number, _)| {
+                    self.end(number, "it stood still inside of an operation");
+                });
+            }
             std::thread::sleep(NAP);
+        }
+    }
+
+    fn guest(&self, row: usize) -> Option<Arc<Guest>> {
+        guard(&self.rows)[row].clone()
+    }
+
+    fn is_stopped(&self, row: usize) -> bool {
+        self.guest(row).is_some_and(|guest| guest.is_stopped())
+    }
+
+    fn end(&self, row: usize, why: &str) {
+        if let Some(guest) = self.guest(row) {
+            guest.end(why);
         }
     }
 
@@ -343,7 +374,7 @@ impl Host {
         if row.place().is_some() {
             // It may have closed the connection by accident, and go on.
             if !guest.is_gone(Duration::ZERO) {
-                self.await_row(row, number);
+                self.await_row(segment, number);
             }
             if let Some(place) = row.place() {
                 guest.end("it was inside of an operation when its connection ended");
@@ -372,6 +403,17 @@ impl Guest {
         let until = Timespec::try_from(wait).unwrap_or_default();
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&until)), Ok(ended) if ended > 0)
+    }
+
+    /// By a signal or a debugger, proc(5).
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_pid()));
+        let state = stat.ok().and_then(|stat| {
+            // The name, in parentheses, may hold anything.
+            let (_, rest) = stat.rsplit_once(')')?;
+            rest.split_ascii_whitespace().next().map(str::to_owned)
+        });
+        matches!(state.as_deref(), Some("T" | "t"))
     }
 
     fn end(&self, why: &str) {

@@ -55,6 +55,10 @@ pub(crate) enum Ended {
     Socket(#[from] rustix::io::Errno),
 }
 
+/// Such waits before the channel is taken for broken: each takes a moment, in which one that
+/// is not has named others.
+const CLOSED_MAX: u32 = 100;
+
 /// See the module.
 pub(crate) struct Connection {
     socket: OwnedFd,
@@ -76,6 +80,8 @@ pub(crate) struct Connection {
     /// Requests answered since the last wait.
     served: u64,
     descriptors: Vec<RawFd>,
+    /// Waits in a row in which the channel named a descriptor that was not open.
+    closed: u32,
     /// Whether the socket may have bytes.
     readable: bool,
     /// Whether the receiver may have whole requests.
@@ -109,6 +115,7 @@ impl Connection {
             outbox: Outbox::default(),
             spin: Spin::new(),
             busy: limits.may_keep_awake.then(|| (0, Instant::now())),
+            closed: 0,
             awake: None,
             served: 0,
             descriptors: Vec::new(),
@@ -389,7 +396,14 @@ impl Connection {
             &self.descriptors,
             until,
         )?;
-        if ready.broken_channel {
+        // What waits behind a channel may close its descriptors meanwhile, and the channel
+        // then names others: only one that goes on naming closed ones is broken.
+        self.closed = if ready.broken_channel {
+            self.closed + 1
+        } else {
+            0
+        };
+        if self.closed > CLOSED_MAX {
             return Err(Ended::BrokenChannel);
         }
         self.readable |= ready.readable;

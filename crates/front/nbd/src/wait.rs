@@ -75,7 +75,7 @@ pub(crate) fn wait(
 fn borrow<'a>(descriptor: RawFd) -> BorrowedFd<'a> {
     // SAFETY: the number is not -1, and the borrow lives for one `poll` in
     // `wait`, which neither reads from the descriptor nor keeps it. The
-    // channel that named it is owned by the calling thread and is not touched
-    // meanwhile; should it have named a closed one, `poll` reports it.
+    // channel that named it is owned by the calling thread; should the descriptor
+    // be closed or be another's meanwhile, `poll` reports it or wakes once too often.
     unsafe { BorrowedFd::borrow_raw(descriptor) }
 }
