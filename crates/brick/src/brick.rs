@@ -555,13 +555,13 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
     }
 }
 
-/// The error of a pool as a client sees it.
 /// A session that is inside of an operation though its process has ended.
 fn dead_inside<M: Media>(pool: &Pool<M>) -> Option<u32> {
     let mut inside = pool.inside().into_iter();
     inside.find(|&number| !process::is_running(pool.process(number), pool.started(number)))
 }
 
+/// The error of a pool as a client sees it.
 fn refused(cause: ObjectError) -> SliceError {
     match cause {
         ObjectError::Exists(slice) => SliceError::SliceExists(slice),
