@@ -1,4 +1,5 @@
-//! Page copies past the caches with the sums taken from the same registers.
+//! Page copies with the sums taken from the same registers: past the caches into
+//! pools, and out of them.
 //!
 //! Every kernel loads each source byte exactly once: a source that changes
 //! meanwhile cannot make the sums differ from what was stored. No kernel
@@ -10,7 +11,7 @@
 //! PCLMULQDQ Instruction", Intel 2009, in its bit-reflected form.
 
 use crate::cpu::{Copy, cpu};
-use pagemesh_base::checksum::{Sums, WordSums, crc32c_append};
+use pagemesh_base::checksum::{Sums, WordSums, crc32c, crc32c_append};
 use pagemesh_base::units::PAGE_BYTES;
 use std::arch::x86_64::*;
 
@@ -106,6 +107,30 @@ unsafe fn stream_to<const N: usize>(
     }
 }
 
+/// Copies a page out to `page` and returns the CRC32C of what it got, even if the source
+/// changes meanwhile.
+///
+/// # Safety
+/// `from` points to 4096 readable bytes that do not overlap `page`.
+pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
+    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    unsafe { read_page_by(cpu().copy, from, page) }
+}
+
+/// As [`read_page`], with a kernel named by the caller.
+///
+/// # Safety
+/// As [`read_page`], and the processor has the kernel's instructions.
+pub unsafe fn read_page_by(kernel: Copy, from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
+    if kernel == Copy::Avx512 {
+        // SAFETY: the caller's promises, forwarded.
+        return unsafe { read_avx512(from, page) };
+    }
+    // SAFETY: as the caller promised.
+    unsafe { std::ptr::copy_nonoverlapping(from, page.as_mut_ptr(), PAGE_BYTES) };
+    crc32c(page)
+}
+
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold(accumulator: __m512i, multipliers: __m512i, data: __m512i) -> __m512i {
     let low = _mm512_clmulepi64_epi128::<0x00>(accumulator, multipliers);
@@ -119,42 +144,73 @@ fn spread((low, high): (i64, i64)) -> __m512i {
     _mm512_set_epi64(high, low, high, low, high, low, high, low)
 }
 
+const LINES_PER_BLOCK: usize = 4;
+const BLOCK: usize = LINES_PER_BLOCK * 64;
+
+/// The CRC32C of a page, in the making.
+struct Folded512 {
+    lanes: [__m512i; LINES_PER_BLOCK],
+    by_block: __m512i,
+    start: __m512i,
+}
+
+impl Folded512 {
+    #[target_feature(enable = "avx512f")]
+    fn new() -> Folded512 {
+        Folded512 {
+            lanes: [_mm512_setzero_si512(); LINES_PER_BLOCK],
+            by_block: spread(const { fold_by(BLOCK as u32 * 8) }),
+            // The initial value of all ones enters with the first four bytes. Before
+            // it nothing is accumulated, and a fold of zero is zero.
+            start: _mm512_maskz_set1_epi32(1, -1),
+        }
+    }
+
+    /// Takes in the line of this number of the next block.
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add(&mut self, line: usize, data: __m512i) {
+        let lane = &mut self.lanes[line];
+        *lane = fold(*lane, self.by_block, _mm512_xor_si512(data, self.start));
+        self.start = _mm512_setzero_si512();
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+    fn finish(self) -> u32 {
+        let by_lane = spread(const { fold_by(512) });
+        let [first, rest @ ..] = self.lanes;
+        let folded = rest
+            .into_iter()
+            .fold(first, |sum, lane| fold(sum, by_lane, lane));
+        let mut words = [0u64; 8];
+        // SAFETY: `words` has 64 bytes.
+        unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), folded) };
+        let crc = words
+            .into_iter()
+            .fold(0, |crc, word| _mm_crc32_u64(crc, word));
+        !(crc as u32)
+    }
+}
+
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
 unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
-    const LANES: usize = 4;
-    const BLOCK: usize = LANES * 64;
-    let by_block = spread(const { fold_by(BLOCK as u32 * 8) });
-    let by_lane = spread(const { fold_by(512) });
-    // The initial value of all ones enters with the first four bytes. Before
-    // it nothing is accumulated, and a fold of zero is zero.
-    let mut start = _mm512_maskz_set1_epi32(1, -1);
-    let mut lanes = [_mm512_setzero_si512(); LANES];
+    let mut folded = Folded512::new();
     let mut sums = [_mm512_setzero_si512(); 2];
     for block in (0..PAGE_BYTES).step_by(BLOCK) {
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let at = block + i * 64;
+        for line in 0..LINES_PER_BLOCK {
+            let at = block + line * 64;
             // SAFETY: `at + 64 <= PAGE_BYTES`; targets as the caller promised.
             let data = unsafe { _mm512_loadu_si512(page.as_ptr().add(at).cast()) };
             for target in targets {
                 // SAFETY: as above.
                 unsafe { _mm512_stream_si512(target.add(at).cast(), data) };
             }
-            *lane = fold(*lane, by_block, _mm512_xor_si512(data, start));
-            start = _mm512_setzero_si512();
+            folded.add(line, data);
             sums[0] = _mm512_add_epi64(sums[0], data);
             sums[1] = _mm512_add_epi64(sums[1], sums[0]);
         }
     }
-    let [first, rest @ ..] = lanes;
-    let folded = rest
-        .into_iter()
-        .fold(first, |sum, lane| fold(sum, by_lane, lane));
-    let mut words = [0u64; 8];
-    // SAFETY: `words` has 64 bytes.
-    unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), folded) };
-    let crc = words
-        .into_iter()
-        .fold(0, |crc, word| _mm_crc32_u64(crc, word));
     let mut found = WordSums::default();
     // SAFETY: each of both has 64 bytes.
     unsafe {
@@ -162,9 +218,26 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
         _mm512_storeu_si512(found.seconds.as_mut_ptr().cast(), sums[1]);
     }
     Sums {
-        crc: !(crc as u32),
+        crc: folded.finish(),
         words: found.finish(),
     }
+}
+
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+unsafe fn read_avx512(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
+    let mut folded = Folded512::new();
+    for block in (0..PAGE_BYTES).step_by(BLOCK) {
+        for line in 0..LINES_PER_BLOCK {
+            let at = block + line * 64;
+            // SAFETY: `at + 64 <= PAGE_BYTES`; the source as the caller promised.
+            unsafe {
+                let data = _mm512_loadu_si512(from.add(at).cast());
+                _mm512_storeu_si512(page.as_mut_ptr().add(at).cast(), data);
+                folded.add(line, data);
+            }
+        }
+    }
+    folded.finish()
 }
 
 #[target_feature(enable = "avx2,pclmulqdq")]
@@ -300,6 +373,11 @@ mod tests {
                 assert_eq!(sums, Sums::of(page), "{kernel:?} to {count} targets");
                 assert!(pages.iter().all(|p| p.0 == *page), "{kernel:?}");
             }
+            let mut copy = [0xee; PAGE_BYTES];
+            // SAFETY: a page of our own, a kernel this CPU has.
+            let crc = unsafe { read_page_by(kernel, page.as_ptr(), &mut copy) };
+            assert_eq!(crc, crc32c(page), "{kernel:?}");
+            assert!(copy == *page, "{kernel:?}");
         }
     }
 

@@ -273,6 +273,12 @@ impl Media for Mapped {
         }
     }
 
+    fn read_page(&self, offset: usize, into: &mut [u8; PAGE_BYTES]) -> u32 {
+        check_range(self.len, offset, PAGE_BYTES, 1);
+        // SAFETY: in range, and `into` is memory of our own process.
+        unsafe { copy::read_page(self.base.as_ptr().add(offset), into) }
+    }
+
     fn load(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }

@@ -1,7 +1,7 @@
 //! The seam at which mapped memory and the crash recorder are exchanged.
 
 use crate::mapped::MapError;
-use pagemesh_base::checksum::Sums;
+use pagemesh_base::checksum::{Sums, crc32c};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 
 /// Stores that the next fence of this thread makes persistent.
@@ -40,6 +40,12 @@ pub trait Media {
     /// Copies bytes out. Bytes that another thread stores meanwhile may be
     /// torn; the caller verifies the copy.
     fn read(&self, offset: usize, into: &mut [u8]);
+
+    /// Copies a page out, and returns the CRC32C of the copy.
+    fn read_page(&self, offset: usize, into: &mut [u8; PAGE_BYTES]) -> u32 {
+        self.read(offset, into);
+        crc32c(into)
+    }
 
     /// Loads an aligned word; acquires what its storer released.
     fn load(&self, offset: usize) -> u64;

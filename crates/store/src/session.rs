@@ -805,12 +805,14 @@ pub fn write<M: Media>(
     data: &[u8],
     stamp: Stamp,
 ) -> Result<(), Failure> {
-    write_numbered(members, offset, data, stamp.epoch, || stamp)
+    let merging = Merging::Own;
+    write_merging(members, offset, data, merging, stamp.epoch, &|| stamp)
 }
 
 /// The same for who shares pages with others without locks of its own: each record
 /// gets the number that `stamp` takes, of this epoch, behind the lock words of its
-/// pages. So the numbers of a page's records are in the order of their slots.
+/// pages. So the numbers of a page's records are in the order of their slots. The
+/// members hold the same: a page of which a part is written is read from the first.
 ///
 /// # Errors
 /// As [`write()`].
@@ -820,6 +822,26 @@ pub fn write_numbered<M: Media>(
     data: &[u8],
     epoch: Epoch,
     stamp: impl Fn() -> Stamp,
+) -> Result<(), Failure> {
+    write_merging(members, offset, data, Merging::First, epoch, &stamp)
+}
+
+/// Where the rest of a page comes from of which a part is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Merging {
+    /// Each member's own page: one may lack bytes that are still to be copied to it.
+    Own,
+    /// The first member's: all hold the same.
+    First,
+}
+
+fn write_merging<M: Media>(
+    members: &mut [Member<'_, M>],
+    offset: u64,
+    data: &[u8],
+    merging: Merging,
+    epoch: Epoch,
+    stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
     for (index, member) in members.iter().enumerate() {
         let checked = member
@@ -838,11 +860,11 @@ pub fn write_numbered<M: Media>(
         let within = (at % PAGE_BYTES as u64) as usize;
         let taken = if within != 0 || rest.len() < PAGE_BYTES {
             let part = &rest[..rest.len().min(PAGE_BYTES - within)];
-            write_part(members, page, within, part, epoch, &stamp)?;
+            write_part(members, page, (within, part), merging, epoch, stamp)?;
             part.len()
         } else {
             let pages = whole_pages(members, page, rest);
-            write_pages(members, page, pages, epoch, &stamp)?;
+            write_pages(members, page, pages, epoch, stamp)?;
             pages.as_flattened().len()
         };
         at += taken as u64;
@@ -956,18 +978,23 @@ fn write_pages<M: Media>(
     settle_all(members, &places);
     let mut stores = None;
     for (i, bytes) in pages.iter().enumerate() {
-        let target = |index: usize| {
-            let session = &members[index.min(members.len() - 1)].session;
-            (&*session.view.data, frame_at(session.frames[i]))
-        };
-        let targets = [target(0), target(1), target(2)];
-        let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
-        stores = Some(streamed);
-        for member in members.iter_mut() {
-            member.session.set_sums(i, sums);
-        }
+        stores = Some(stream(members, i, bytes));
     }
     commit(members, page, places, stamp, stores)
+}
+
+/// Streams a page into the frame of this number that each member has taken.
+fn stream<M: Media>(members: &mut [Member<'_, M>], number: usize, bytes: &Page) -> Unfenced {
+    let target = |index: usize| {
+        let session = &members[index.min(members.len() - 1)].session;
+        (&*session.view.data, frame_at(session.frames[number]))
+    };
+    let targets = [target(0), target(1), target(2)];
+    let (sums, streamed) = M::stream_page(&targets[..members.len()], bytes);
+    for member in members.iter_mut() {
+        member.session.set_sums(number, sums);
+    }
+    streamed
 }
 
 /// Streams the records, fences, swaps and publishes. Under locks and with seqs
@@ -1011,12 +1038,27 @@ fn commit<M: Media>(
     result
 }
 
-/// Writes a part of a page: the rest is merged from each member's own copy.
+/// Writes a part of a page.
 fn write_part<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
-    within: usize,
-    part: &[u8],
+    part: (usize, &[u8]),
+    merging: Merging,
+    epoch: Epoch,
+    stamp: &impl Fn() -> Stamp,
+) -> Result<(), Failure> {
+    match members.len() == 1 || merging == Merging::First {
+        true => write_merged::<1, M>(members, page, part, epoch, stamp),
+        false => write_merged::<3, M>(members, page, part, epoch, stamp),
+    }
+}
+
+/// The same, from the pages of so many members at most: each one's own, or the first's for
+/// all.
+fn write_merged<const SOURCES: usize, M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    (within, part): (usize, &[u8]),
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
@@ -1025,17 +1067,19 @@ fn write_part<M: Media>(
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
     }
-    // What can fail comes before the seqs: each member's own bytes.
-    let mut merged = [[0; PAGE_BYTES]; 3];
-    for (index, bytes) in (0..members.len()).zip(&mut merged) {
-        if let Err(cause) = merge(
-            &mut members[index],
-            page,
-            within,
-            part,
-            places[index],
-            bytes,
-        ) {
+    // What can fail comes before the seqs.
+    let mut merged = [[0; PAGE_BYTES]; SOURCES];
+    for (index, &place) in (0..members.len()).zip(&places) {
+        let session = &mut *members[index].session;
+        let taken = session.take_up(page, place).and_then(|()| {
+            let Some(bytes) = merged.get_mut(index) else {
+                return Ok(());
+            };
+            session.view.read_slot(place.0, page, bytes)?;
+            bytes[within..within + part.len()].copy_from_slice(part);
+            Ok(())
+        });
+        if let Err(cause) = taken {
             members.iter_mut().for_each(unlock_and_leave);
             return Err(Failure {
                 member: index,
@@ -1049,37 +1093,16 @@ fn write_part<M: Media>(
         member.session.begin(&member.handle, 0, page, stamp, true);
     }
     settle_all(members, &places);
-    let mut stores = None;
-    for (member, bytes) in members.iter_mut().zip(&merged) {
-        let session = &mut *member.session;
-        let target = (&*session.view.data, frame_at(session.frames[0]));
-        let (sums, streamed) = M::stream_page(&[target], bytes);
-        session.set_sums(0, sums);
-        stores = Some(streamed);
-    }
-    commit(members, page, places, stamp, stores)
-}
-
-/// The page as it will be in this member's pool, and the change to it.
-fn merge<M: Media>(
-    member: &mut Member<'_, M>,
-    page: PageNo,
-    within: usize,
-    part: &[u8],
-    (at, round): (usize, u8),
-    bytes: &mut Page,
-) -> Result<(), StoreError> {
-    let session = &mut *member.session;
-    session.view.read_slot(at, page, bytes)?;
-    bytes[within..within + part.len()].copy_from_slice(part);
-    session.fill_changes(page, 1, (at, round))?;
-    // A syncing leg merged these bytes into stale ones: the page must still
-    // be copied, so its stamp stays.
-    if round == 0 {
-        let session = &mut *member.session;
-        session.round = session.record.changes[0].old.track();
-    }
-    Ok(())
+    let streamed = match SOURCES {
+        1 => stream(members, 0, &merged[0]),
+        _ => {
+            let each = members.iter_mut().zip(&merged);
+            let streamed =
+                each.map(|(member, bytes)| stream(std::slice::from_mut(member), 0, bytes));
+            streamed.reduce(Unfenced::and).expect("a member")
+        }
+    };
+    commit(members, page, places, stamp, Some(streamed))
 }
 
 /// Forgets operations that a stamp says to be complete on all legs.
@@ -1155,7 +1178,8 @@ fn zero_part<M: Media>(
             let zeroes = [0; PAGE_BYTES];
             let within = (offset % PAGE_BYTES as u64) as usize;
             let part = &zeroes[..len as usize];
-            write_part(member, page, within, part, stamp.epoch, &|| stamp)
+            let part = (within, part);
+            write_part(member, page, part, Merging::Own, stamp.epoch, &|| stamp)
         }
     }
 }
@@ -1239,6 +1263,17 @@ impl<M: Media> Session<M> {
                 new: old,
                 sums: NO_SUMS,
             });
+        }
+        Ok(())
+    }
+
+    /// Loads the slot of a page of which a part is written. Under locks.
+    fn take_up(&mut self, page: PageNo, (at, round): (usize, u8)) -> Result<(), StoreError> {
+        self.fill_changes(page, 1, (at, round))?;
+        // A syncing leg merges these bytes into stale ones: the page must still be copied,
+        // so its stamp stays.
+        if round == 0 {
+            self.round = self.record.changes[0].old.track();
         }
         Ok(())
     }

@@ -12,7 +12,6 @@ use crate::geometry::Geometry;
 use crate::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::slot::Slot;
 use crate::table::{BadTable, Location, Table};
-use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -298,8 +297,7 @@ impl<M: Media> View<M> {
                 return Ok(None);
             };
             let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
-            self.data.read(frame_at(frame), into);
-            let found = crc32c(into);
+            let found = self.data.read_page(frame_at(frame), into);
             if found != expected {
                 // Before the slot is looked at again: who has changed it meanwhile frees
                 // the frame, and has not read it.
