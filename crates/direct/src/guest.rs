@@ -317,6 +317,13 @@ impl Mount {
         None
     }
 
+    /// A write will come: fetches the lines that other cores had last.
+    #[inline]
+    fn expect_write(&self, station: &Station, offset: u64) {
+        self.segment.expect_op();
+        station.legs.iter().for_each(|leg| leg.expect_write(offset));
+    }
+
     /// Whether a station may work by what counts now.
     #[inline]
     fn is_ready(&self, station: &Station) -> bool {
@@ -421,6 +428,13 @@ impl Mount {
     }
 }
 
+/// What an operation will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Intent {
+    Read,
+    Write,
+}
+
 /// Inside of the row's operation, until it is dropped.
 struct Inside<'m>(Row<'m>);
 
@@ -435,7 +449,7 @@ impl File {
     /// allocates, or waits for anything but a station.
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64, may_prepare: bool) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, into.len(), may_prepare)?;
+        let (mut station, inside) = self.enter(offset, into.len(), Intent::Read, may_prepare)?;
         let board = self.board.get()?;
         let len =
             usize::try_from(board.size().saturating_sub(offset).min(into.len() as u64)).ok()?;
@@ -458,7 +472,7 @@ impl File {
     /// [`File::read`].
     #[must_use]
     pub fn write(&self, data: &[u8], offset: u64, may_prepare: bool) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, data.len(), may_prepare)?;
+        let (mut station, inside) = self.enter(offset, data.len(), Intent::Write, may_prepare)?;
         let board = self.board.get()?;
         let end = offset.checked_add(data.len() as u64)?;
         if end > board.size() {
@@ -499,6 +513,7 @@ impl File {
         &self,
         offset: u64,
         len: usize,
+        intent: Intent,
         may_prepare: bool,
     ) -> Option<(MutexGuard<'_, Station>, Inside<'_>)> {
         let mount = &*self.mount;
@@ -518,8 +533,10 @@ impl File {
         if !(mount.is_ready(&station) || may_prepare && mount.equip(&mut station)) {
             return None;
         }
-        if let Some(run) = board.run(offset, len as u64) {
-            station.legs.iter().for_each(|leg| leg.fetch(run.offset));
+        if intent == Intent::Write
+            && let Some(run) = board.run(offset, len as u64)
+        {
+            mount.expect_write(&station, run.offset);
         }
         let row = mount.segment.row(station.row);
         row.enter(Place {

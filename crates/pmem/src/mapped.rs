@@ -352,15 +352,8 @@ impl Media for Mapped {
 
     fn prefetch(&self, offset: usize) {
         check_range(self.len, offset, 1, 1);
-        // SAFETY: in range; it changes nothing, and processors that do not
-        // know it take it for no operation (Intel SDM, PREFETCHW).
-        unsafe {
-            std::arch::asm!(
-                "prefetchw [{}]",
-                in(reg) self.base.as_ptr().add(offset),
-                options(nostack, preserves_flags, readonly)
-            );
-        }
+        // SAFETY: in range.
+        copy::prefetch(unsafe { self.base.as_ptr().add(offset) });
     }
 
     fn tolerate(&self, from: usize) {

@@ -3,6 +3,7 @@
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
 
+use crate::copy::prefetch;
 use crate::mapped::MapError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::fs::File;
@@ -123,6 +124,12 @@ impl Shared {
     /// Bytes.
     pub fn len_bytes(&self) -> usize {
         self.len
+    }
+
+    /// Tells the processor that the word's line will be stored to soon.
+    #[inline]
+    pub fn prefetch(&self, at: usize) {
+        prefetch(self.word(at / 8 * 8).as_ptr().cast());
     }
 
     /// An aligned word.

@@ -384,6 +384,15 @@ impl Control {
         self.half(SLEEPING_AT).store(0, Ordering::SeqCst);
     }
 
+    /// A write of this page will come: fetches what all sessions share of it, the lines of
+    /// its lock word and of the seq, which another core may have had last.
+    #[inline]
+    pub(crate) fn prefetch(&self, object: ObjectId, page: PageNo) {
+        let word = lock_word(object, page.0 >> LOCK_PAGES_SHIFT);
+        self.shared.prefetch(LOCKS_AT + usize::from(word) * 4);
+        self.shared.prefetch(SEQ_AT);
+    }
+
     /// Takes every word, those of a [`Range`] or of several.
     ///
     /// # Errors

@@ -430,10 +430,11 @@ impl<M: Media> Session<M> {
         }
     }
 
-    /// Fetches a slot's line, soon to be swapped: the owner's core had it last.
-    /// Does nothing for leaves that were not used before.
+    /// A write of this page will come: fetches the lines that other cores had last.
+    /// Nothing of slots for leaves that were not used before.
     #[inline]
-    pub fn prefetch_slot(&self, handle: &Handle, page: PageNo) {
+    pub fn expect_write(&self, handle: &Handle, page: PageNo) {
+        self.view.control.prefetch(handle.object, page);
         if let Some(at) = self.leaves.guess(handle.object, page) {
             self.view.meta.prefetch(at);
         }

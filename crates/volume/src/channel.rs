@@ -87,7 +87,7 @@ impl Outbox for Ports {
         let Some(found) = self.mapped(column * COPIES_MAX, legs) else {
             return false;
         };
-        found.iter().for_each(|leg| leg.expect(offset));
+        found.iter().for_each(|leg| leg.expect_write(offset));
         true
     }
 

@@ -142,6 +142,12 @@ impl Segment {
         self.ops().fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// A write will come: fetches the line of the numbers, which another core may have had last.
+    #[inline]
+    pub fn expect_op(&self) {
+        self.0.prefetch(OPS_AT);
+    }
+
     pub(crate) fn ops(&self) -> &AtomicU64 {
         self.0.word(OPS_AT)
     }

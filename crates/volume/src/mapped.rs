@@ -86,11 +86,11 @@ impl MappedLeg {
         })
     }
 
-    /// A write of this place will come: fetches its slot meanwhile, which the
-    /// brick's core had last.
-    pub(crate) fn expect(&self, offset: u64) {
+    /// A write of this place will come: fetches meanwhile what other cores had last.
+    #[inline]
+    pub fn expect_write(&self, offset: u64) {
         let page = PageNo(offset / PAGE_BYTES as u64);
-        self.session.prefetch_slot(&self.handle, page);
+        self.session.expect_write(&self.handle, page);
     }
 
     /// Keeps an answer until it is reaped; one that it is lost holds from then on.
@@ -202,11 +202,6 @@ impl MappedLeg {
         epoch: Epoch,
     ) -> Result<(), SliceError> {
         Ok(self.session.read(&self.handle, offset, into, epoch)?)
-    }
-
-    /// A write or read of this place will come: fetches its slot meanwhile.
-    pub fn fetch(&self, offset: u64) {
-        self.expect(offset);
     }
 
     /// The descriptors of its brick's connection.
