@@ -790,6 +790,10 @@ pub enum Bench {
         /// What each does between two requests, in µs.
         #[arg(long, value_delimiter = ',', default_values_t = [0], value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
         think_us: Vec<u32>,
+        /// Instead: one program that writes 4096 bytes, at a quarter of the rate that it could,
+        /// with a copy that follows over TCP, and with one copy.
+        #[arg(long, conflicts_with_all = ["sizes", "jobs", "think_us"])]
+        followed: bool,
     },
     /// Small files made and removed on mounts with one and two copies, beside
     /// GlusterFS with two and ext4 with synchronous writes. Needs root.

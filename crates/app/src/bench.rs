@@ -236,6 +236,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             sizes,
             jobs,
             think_us,
+            followed,
         } => {
             let options = mirror::Options {
                 rounds: measure.rounds,
@@ -247,6 +248,16 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 processes: true,
                 ..mirror::Options::default()
             };
+            if *followed {
+                let options = mirror::Options {
+                    sizes: vec![4096],
+                    jobs: vec![1],
+                    directions: vec![Direction::Write],
+                    sync: false,
+                    ..options
+                };
+                return finish(&files::followed(measure, &options)?, measure);
+            }
             finish(&files::direct(measure, &options)?, measure)
         }
         Bench::Metadata {

@@ -339,6 +339,24 @@ fn watch(file: &File, acknowledged: &Acknowledged) {
     }
 }
 
+/// Writes before each sync of who counts.
+const SYNC_EVERY: u64 = 97;
+
+/// Writes one page after the other, and now and then makes all of it durable. What is
+/// acknowledged: the last write, and the last before a sync.
+fn count(file: &File, acknowledged: &Acknowledged) {
+    for seq in acknowledged.get(0) + 1.. {
+        let page = seq % PAGES;
+        file.write_all_at(&filled(page, seq), page * PAGE as u64)
+            .unwrap();
+        acknowledged.set(0, seq);
+        if seq % SYNC_EVERY == 0 {
+            file.sync_data().unwrap();
+            acknowledged.set(1, seq);
+        }
+    }
+}
+
 /// Not a test by itself: what the children of the next one run.
 #[test]
 fn child() {
@@ -358,6 +376,7 @@ fn child() {
     eprintln!("{what}, {way}: process {}", std::process::id());
     match what.parse() {
         Ok(own) => hammer(&file, &acknowledged, own),
+        Err(_) if what == "count" => count(&file, &acknowledged),
         Err(_) => watch(&file, &acknowledged),
     }
 }
@@ -410,26 +429,34 @@ fn acknowledged_path(cluster: &support::Cluster) -> std::path::PathBuf {
     cluster.dir().join("acknowledged")
 }
 
-/// Writers and readers, some by the kernel, while writers are killed and stand still.
-#[test]
-fn guests_are_killed_beside_others() {
-    let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
-        return;
-    };
+/// How often guests are killed.
+fn rounds(few: u32) -> u32 {
     let rounds = std::env::var(ROUNDS).ok();
-    let rounds: u32 = rounds.map_or(25, |rounds| rounds.parse().unwrap());
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let file = opened(&mount, "file");
+    rounds.map_or(few, |rounds| rounds.parse().unwrap())
+}
+
+/// Makes the file that everybody hammers, and the one that says what was acknowledged.
+fn prepare(cluster: &support::Cluster, mount: &Mounted) -> (File, Acknowledged) {
+    let file = opened(mount, "file");
     file.write_all_at(&vec![0; PAGES as usize * PAGE], 0)
         .unwrap();
-    let acknowledged = File::create_new(acknowledged_path(&cluster)).unwrap();
+    let acknowledged = File::create_new(acknowledged_path(cluster)).unwrap();
     acknowledged.set_len(PAGES * 8).unwrap();
     drop(acknowledged);
     let open = OpenOptions::new()
         .read(true)
-        .open(acknowledged_path(&cluster));
-    let acknowledged = Acknowledged(open.unwrap());
-    let start = |what: &str, is_direct| start(&cluster, &mount, what, is_direct);
+        .open(acknowledged_path(cluster));
+    (file, Acknowledged(open.unwrap()))
+}
+
+/// Writers and readers, some by the kernel, while writers are killed and stand still.
+fn hammer_and_kill(
+    cluster: &support::Cluster,
+    mount: &Mounted,
+    acknowledged: &Acknowledged,
+    rounds: u32,
+) {
+    let start = |what: &str, is_direct| start(cluster, mount, what, is_direct);
     let mut readers = [start("watch", true), start("watch", false)];
     let kernel = start("2", false);
     let mut writers = [start("0", true), start("1", true), kernel];
@@ -464,15 +491,30 @@ fn guests_are_killed_beside_others() {
             );
         }
     }
-    drop((readers, writers));
+}
+
+/// Which write each page is of: none that was acknowledged is missing.
+fn hammered(file: &File, acknowledged: &Acknowledged) -> Vec<u64> {
     let mut bytes = vec![0; PAGE];
+    let mut seqs = vec![];
     for page in 0..PAGES {
         file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
-        assert!(
-            seq_of(page, &bytes) >= acknowledged.get(page),
-            "page {page}"
-        );
+        let seq = seq_of(page, &bytes);
+        assert!(seq >= acknowledged.get(page), "page {page}");
+        seqs.push(seq);
     }
+    seqs
+}
+
+#[test]
+fn guests_are_killed_beside_others() {
+    let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let (file, acknowledged) = prepare(&cluster, &mount);
+    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(25));
+    hammered(&file, &acknowledged);
     drop(file);
     mount.stop(&cluster);
     cluster.check_identical("files");
@@ -481,4 +523,172 @@ fn guests_are_killed_beside_others() {
         let pool = cluster.pool(brick).to_str().unwrap().to_owned();
         cluster.ok(&["pool", "check", &pool]);
     }
+}
+
+/// Two copies on this machine, and one that follows over TCP.
+fn followed() -> Option<(support::Cluster, Mounted)> {
+    let cluster = mounted::followed_cluster(&[256, 256, 240], 2, "160M")?;
+    let legs = cluster.json(&["volume", "show", "files"]).to_string();
+    assert!(!legs.contains(&cluster.brick_id(2)), "{legs}");
+    cluster.ok(&["replica", "attach", "files", "--mode", "async"]);
+    let mount = Mounted::by(&cluster, "files", "auto", "auto");
+    await_followed(&cluster);
+    Some((cluster, mount))
+}
+
+fn await_followed(cluster: &support::Cluster) {
+    until("the copy follows", || {
+        let shown = cluster.json(&["volume", "show", "files"]).to_string();
+        shown.contains("following")
+    });
+}
+
+/// The machine with the mount and its copies is gone; what followed goes on.
+fn promote(cluster: &mut support::Cluster, mount: Mounted) -> Mounted {
+    mount.kill();
+    cluster.kill_brick(0);
+    cluster.kill_brick(1);
+    cluster.ok(&["volume", "detach", "files"]);
+    let promote = ["replica", "promote", "files", "--copy", "2"];
+    until("the bricks count as dead", || {
+        cluster.run(&promote).status.success()
+    });
+    Mounted::by(cluster, "files", "tcp", "auto")
+}
+
+/// What a guest does goes directly where a copy follows, and to that, too.
+#[test]
+fn a_copy_follows_what_guests_write() {
+    let Some((mut cluster, mount)) = followed() else {
+        return;
+    };
+    let file = opened(&mount, "file");
+    let mut random = Random::new(11);
+    let mut model = vec![0; 1 << 20];
+    random.fill(&mut model);
+    file.write_all_at(&model, 0).unwrap();
+    let guest = guest();
+    let direct = direct(&guest, &file).expect("on the direct path");
+    check(&direct, &file, 0, &model);
+    assert!(!direct.is_durable(), "the copy has to be waited for");
+    let mut by_guest = 0;
+    for round in 0..1500 {
+        let len = match round % 4 {
+            0 => 1 + random.below(40_000) as usize,
+            1 => 1 + random.below(5000) as usize,
+            _ => PAGE,
+        };
+        let offset = match round % 2 {
+            0 => random.below((model.len() - len) as u64),
+            _ => random.below(((model.len() - len) / PAGE) as u64) * PAGE as u64,
+        };
+        let part = &mut model[offset as usize..][..len];
+        random.fill(part);
+        let is_direct = round % 5 != 0 && direct.write(part, offset, true) == Some(len);
+        if !is_direct {
+            file.write_all_at(part, offset).unwrap();
+        }
+        by_guest += u32::from(is_direct);
+        if round % 100 == 0 {
+            check(&direct, &file, offset, part);
+        }
+    }
+    assert!(by_guest > 800, "{by_guest}");
+    // Waits for the copy.
+    file.sync_data().unwrap();
+    drop((direct, guest, file));
+    let mount = promote(&mut cluster, mount);
+    let mut bytes = vec![0; model.len()];
+    opened(&mount, "file").read_exact_at(&mut bytes, 0).unwrap();
+    let differs = bytes
+        .chunks(PAGE)
+        .zip(model.chunks(PAGE))
+        .position(|(one, other)| one != other);
+    assert_eq!(differs, None, "a page of the copy that followed");
+    mount.stop(&cluster);
+}
+
+/// What a copy has of a program that died with its machine is a moment of what it did, and
+/// not before its last sync.
+#[test]
+fn a_copy_has_a_moment_of_what_a_guest_wrote() {
+    let Some((mut cluster, mount)) = followed() else {
+        return;
+    };
+    let (file, acknowledged) = prepare(&cluster, &mount);
+    drop(file);
+    let mut counter = start(&cluster, &mount, "count", true);
+    until("much is written and synced", || {
+        assert!(counter.0.try_wait().unwrap().is_none(), "it found a fault");
+        acknowledged.get(1) > 3000
+    });
+    cluster.brick(2).freeze();
+    until("all is written up to a sync", || {
+        acknowledged.get(0) == acknowledged.get(1) + SYNC_EVERY
+    });
+    counter.0.kill().unwrap();
+    counter.0.wait().unwrap();
+    let (last, synced) = (acknowledged.get(0), acknowledged.get(1));
+    mount.daemon.as_ref().unwrap().signal("KILL");
+    cluster.brick(2).signal("CONT");
+    let mount = promote(&mut cluster, mount);
+    let file = opened(&mount, "file");
+    let mut bytes = vec![0; PAGE];
+    let seqs: Vec<u64> = (0..PAGES)
+        .map(|page| {
+            file.read_exact_at(&mut bytes, page * PAGE as u64).unwrap();
+            seq_of(page, &bytes)
+        })
+        .collect();
+    let newest = seqs.iter().copied().max().unwrap();
+    println!("synced {synced}, there {newest}, acknowledged {last}");
+    assert!((synced..=last + 1).contains(&newest), "{newest}");
+    for (page, &seq) in seqs.iter().enumerate() {
+        let expected = (0..=newest)
+            .rev()
+            .take(PAGES as usize)
+            .find(|seq| seq % PAGES == page as u64);
+        assert_eq!(Some(seq), expected, "page {page} of {newest}");
+    }
+    drop(file);
+    mount.stop(&cluster);
+}
+
+/// Guests are killed, then their mount; a new one brings the copy back, and what it has in the
+/// end is what was there.
+#[test]
+fn guests_are_killed_beside_a_copy_that_follows() {
+    let Some((mut cluster, mut mount)) = followed() else {
+        return;
+    };
+    let (file, acknowledged) = prepare(&cluster, &mount);
+    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(12));
+    hammered(&file, &acknowledged);
+    drop(file);
+    let mut writers = [
+        start(&cluster, &mount, "0", true),
+        start(&cluster, &mount, "1", true),
+    ];
+    let before = acknowledged.sum();
+    until("more is written", || acknowledged.sum() > before + 2000);
+    mount.daemon.take().unwrap().kill();
+    for writer in &mut writers {
+        let _ = writer.0.kill();
+        writer.0.wait().unwrap();
+    }
+    mount.come_back(&cluster, "files", "auto");
+    await_followed(&cluster);
+    let file = opened(&mount, "file");
+    hammered(&file, &acknowledged);
+    hammer_and_kill(&cluster, &mount, &acknowledged, rounds(4));
+    let seqs = hammered(&file, &acknowledged);
+    file.sync_data().unwrap();
+    drop(file);
+    let shown = cluster.json(&["volume", "show", "files"]).to_string();
+    assert!(shown.contains("following"), "{shown}");
+    let mount = promote(&mut cluster, mount);
+    let file = opened(&mount, "file");
+    assert_eq!(hammered(&file, &acknowledged), seqs);
+    drop(file);
+    mount.stop(&cluster);
 }

@@ -131,12 +131,7 @@ pub fn run_mirror(
     let places: Vec<&Place> = places.iter().chain(peer).collect();
     for &place in &places {
         for &jobs in &options.jobs {
-            let dir = dir_of(place, jobs);
-            let cannot = BenchError::system(format!("make the directory {}", dir.display()));
-            // Two places may be one directory, reached in two ways.
-            std::fs::create_dir_all(&dir).map_err(cannot)?;
-            fio::fill_files(&dir, jobs, options.size_bytes)
-                .map_err(|error| fio::blame(&told(place), error))?;
+            fill(place, jobs, options)?;
         }
     }
     let mut found = Found {
@@ -156,6 +151,35 @@ pub fn run_mirror(
         eprintln!("round {} of {} is done", round + 1, options.rounds);
     }
     Ok(report(&places, peer, options, &found))
+}
+
+/// What one program does to a place in a second that writes without a pause: the first case.
+///
+/// # Errors
+/// As [`run_mirror`].
+pub fn saturating_iops(place: &Place, options: &Options) -> Result<f64, BenchError> {
+    let cases = options.cases();
+    let Some(&first) = cases.first() else {
+        return Err(BenchError::Option("there is no case to measure".into()));
+    };
+    process::require("fio", fio::PACKAGE)?;
+    let case = FileCase {
+        think_us: 0,
+        ..first
+    };
+    fill(place, case.jobs, options)?;
+    let rounds = (0..options.rounds).map(|_| measure(place, case, options));
+    let rounds = rounds.collect::<Result<Vec<_>, _>>()?;
+    Ok(median(&pick(&rounds, |s| s.iops)).unwrap_or_default())
+}
+
+/// Makes the files of a number of jobs.
+fn fill(place: &Place, jobs: u32, options: &Options) -> Result<(), BenchError> {
+    let dir = dir_of(place, jobs);
+    let cannot = BenchError::system(format!("make the directory {}", dir.display()));
+    // Two places may be one directory, reached in two ways.
+    std::fs::create_dir_all(&dir).map_err(cannot)?;
+    fio::fill_files(&dir, jobs, options.size_bytes).map_err(|error| fio::blame(&told(place), error))
 }
 
 fn dir_of(place: &Place, jobs: u32) -> PathBuf {

@@ -19,6 +19,7 @@ fn fuzz_direct_question() {
         Question::Look,
         Question::Board(7),
         Question::Bar(u64::MAX),
+        Question::Call,
     ];
     target("direct_question")
         .seeds(questions.map(|question| question.encode().to_vec()))

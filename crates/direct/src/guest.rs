@@ -18,6 +18,7 @@ use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_volume::guests::{Picture, Place, Row, Segment};
+use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::net::{connect, sockopt};
@@ -94,6 +95,8 @@ struct Station {
     row: usize,
     /// What the legs are of.
     picture: Option<Picture>,
+    /// What is written where a copy follows: what a program has there may change meanwhile.
+    copied: Vec<u8>,
     legs: ArrayVec<MappedLeg, COPIES_MAX>,
 }
 
@@ -178,6 +181,18 @@ impl Station {
             .iter()
             .flat_map(all_descriptors)
             .for_each(owned::add);
+    }
+
+    /// Wakes who sends what is in the ring.
+    #[cold]
+    fn call(&self, segment: &Segment) {
+        let called = self.link.as_ref().map(|link| {
+            let question = Question::Call.encode();
+            wire::send(link.0.as_fd(), &question, None)
+        });
+        if !matches!(called, Some(Ok(()))) {
+            segment.ring().call_again();
+        }
     }
 
     fn drop_legs(&mut self) {
@@ -378,6 +393,7 @@ impl Mount {
             let pushed = legs.try_push(leg.map_err(io::Error::other)?);
             pushed.map_err(|_| io::Error::other("too many legs"))?;
         }
+        station.copied.resize(RECORD_BYTES_MAX, 0);
         station.take_legs(legs);
         station.picture = Some(picture);
         Ok(())
@@ -479,16 +495,19 @@ impl File {
             return None;
         }
         let mut done = 0;
+        // Behind the look that guests may: a copy that follows from now on waits for the row.
+        let is_followed = self.mount.segment.ring().is_followed();
         while done < data.len() {
-            let run = board.run(offset + done as u64, (data.len() - done) as u64)?;
+            let mut run = board.run(offset + done as u64, (data.len() - done) as u64)?;
+            if is_followed {
+                run.len = record_len(run.offset, run.len);
+            }
             inside.0.say(run.offset, run.len);
             let part = &data[done..done + run.len as usize];
-            let epoch = station.picture.as_ref()?.epoch;
-            let segment = &self.mount.segment;
-            let written =
-                MappedLeg::overwrite_all(&mut station.legs, run.offset, part, epoch, || {
-                    segment.next_op()
-                });
+            let written = match is_followed {
+                true => self.write_followed(&mut station, inside.0, run.offset, part)?,
+                false => self.write_run(&mut station, run.offset, part)?,
+            };
             match written {
                 Ok(()) => done += run.len as usize,
                 Err(error) => return self.fail(station, inside, &error),
@@ -500,11 +519,65 @@ impl File {
         Some(done)
     }
 
+    fn write_run(
+        &self,
+        station: &mut Station,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Option<Result<(), SliceError>> {
+        let epoch = station.picture.as_ref()?.epoch;
+        let segment = &self.mount.segment;
+        Some(MappedLeg::overwrite_all(
+            &mut station.legs,
+            offset,
+            bytes,
+            epoch,
+            || segment.next_op(),
+        ))
+    }
+
+    /// Writes one record, and says so in the ring. None: there is no room in it.
+    fn write_followed(
+        &self,
+        station: &mut Station,
+        row: Row<'_>,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Option<Result<(), SliceError>> {
+        let segment = &self.mount.segment;
+        let ring = segment.ring();
+        if !ring.has_room() {
+            return None;
+        }
+        let epoch = station.picture.as_ref()?.epoch;
+        let copied = station.copied.get_mut(..bytes.len())?;
+        copied.copy_from_slice(bytes);
+        let places = places_of(offset, bytes.len() as u64);
+        let claimed = Cell::new(None);
+        let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
+            claimed.set(claimed.get().or_else(|| Some(ring.claim(row, places))));
+            segment.next_op()
+        });
+        let must_call = match (&written, claimed.get()) {
+            (Ok(()), Some(place)) => ring.fill(place, offset, copied),
+            (Err(_), Some(place)) => ring.give_up(place, places),
+            (_, None) => false,
+        };
+        if must_call {
+            station.call(segment);
+        }
+        Some(written)
+    }
+
     /// Whether everything that was confirmed is durable as it is.
     #[must_use]
     pub fn is_durable(&self) -> bool {
-        // Guests are let in where nothing is buffered.
-        self.mount.segment.generation() != 0 && !self.mount.is_gone.load(Ordering::Acquire)
+        // Guests are let in where nothing is buffered. What a copy follows with is waited
+        // for in the kernel's way.
+        let segment = &self.mount.segment;
+        segment.generation() != 0
+            && !segment.ring().is_followed()
+            && !self.mount.is_gone.load(Ordering::Acquire)
     }
 
     /// Begins an operation, if guests may, and this one can.

@@ -11,7 +11,7 @@ use crate::wire::{self, Answer, Question};
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_fs::{Board, Fs, Ino, Time};
 use pagemesh_volume::Volume;
-use pagemesh_volume::guests::{ROWS, Segment};
+use pagemesh_volume::guests::{Place, ROWS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown, sockopt};
@@ -22,6 +22,7 @@ use rustix::process::{
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -44,11 +45,16 @@ const STILL_MAX: Duration = Duration::from_secs(2);
 /// is stopped, before it gives up.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
+/// Between two looks at guests that somebody waits for who does not come here.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Lets guests of a mount in, until it is dropped.
 pub struct Server {
     host: Arc<Host>,
     listener: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+    /// Dropped, nobody looks any more.
+    looking: Option<Sender<()>>,
 }
 
 /// What all connections share.
@@ -99,14 +105,21 @@ impl Server {
             is_ending: AtomicBool::new(false),
         });
         let (served, listened) = (Arc::clone(&host), Arc::clone(&listener));
-        let thread = std::thread::Builder::new()
-            .name("guests".into())
-            .spawn(move || accept_all(&served, &listened))?;
-        Ok(Server {
+        let thread = std::thread::Builder::new().name("guests".into());
+        let accepts = thread.spawn(move || accept_all(&served, &listened))?;
+        let mut server = Server {
             host,
             listener,
-            thread: Some(thread),
-        })
+            threads: vec![accepts],
+            looking: None,
+        };
+        let (looking, ended) = mpsc::channel();
+        let looked_after = Arc::clone(&server.host);
+        let thread = std::thread::Builder::new().name("guests-late".into());
+        let looks = thread.spawn(move || look_after(&looked_after, &ended))?;
+        server.threads.push(looks);
+        server.looking = Some(looking);
+        Ok(server)
     }
 
     /// Whether nobody is waited for any more, as the mount is being taken away.
@@ -120,7 +133,8 @@ impl Drop for Server {
         self.give_up();
         // Wakes who accepts; it fails only for a socket that does not listen.
         let _ = shutdown(&*self.listener, Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
+        self.looking = None;
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
         for guest in guard(&self.host.rows).iter().flatten() {
@@ -138,6 +152,33 @@ fn raise_descriptors() {
     };
     if let Err(cause) = setrlimit(Resource::Nofile, wanted) {
         tracing::debug!(%cause, "the limit of descriptors stays as it is");
+    }
+}
+
+/// Ends guests that do not come out of an operation, where the keeper waits for them, or the
+/// copy that follows for what they have to say.
+fn look_after(host: &Host, ended: &Receiver<()>) {
+    let mut inside: HashMap<usize, (u64, Instant)> = HashMap::new();
+    while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        let Some(segment) = host.segment() else {
+            return;
+        };
+        let active: Vec<usize> = segment.active().map(|(number, _)| number).collect();
+        inside.retain(|number, _| active.contains(number));
+        let is_awaited = segment.is_closed() || segment.ring().awaited().is_some();
+        for number in active {
+            let now = (segment.row(number).active(), Instant::now());
+            let since = inside.entry(number).or_insert(now);
+            if since.0 != now.0 || !is_awaited {
+                *since = now;
+            }
+            let waited = since.1.elapsed();
+            if waited >= LATE_MAX {
+                host.end(number, "it did not come out of an operation");
+            } else if waited >= STILL_MAX && host.is_stopped(number) {
+                host.end(number, "it stood still inside of an operation");
+            }
+        }
     }
 }
 
@@ -210,6 +251,7 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 let memory = segment.map(|segment| segment.file().as_fd());
                 wire::send(socket, &answer.encode(), memory)?;
             }
+            Question::Call => host.volume.call_shipping(),
             Question::Look => wire::send(socket, &host.joined(*row).0.encode(), None)?,
             Question::Bar(ino) => {
                 let barred = host.fs.upgrade().map(|fs| fs.bar_guests(Ino(ino)));
@@ -308,8 +350,14 @@ impl Host {
             }
             std::hint::spin_loop();
         }
+        let mut looked = Instant::now();
         while let Some((number, _)) = inside() {
             self.await_row(segment, number);
+            // Whoever cleans up behind a dead one waits for the others, too.
+            if looked.elapsed() >= STILL_MAX {
+                looked = Instant::now();
+                self.end_stopped(segment);
+            }
             if self.is_ending.load(Ordering::Acquire) {
                 return;
             }
@@ -340,15 +388,18 @@ impl Host {
             // It may only wait for a lock of another that is stopped.
             if waited >= looked + STILL_MAX {
                 looked = waited;
-                let stopped = segment
-                    .active()
-                    .filter(|&(number, _)| self.is_stopped(number));
-                stopped.for_each(|(number, _)| {
-                    self.end(number, "it stood still inside of an operation");
-                });
+                self.end_stopped(segment);
             }
             std::thread::sleep(NAP);
         }
+    }
+
+    fn end_stopped(&self, segment: &Segment) {
+        let inside = segment.active();
+        let stopped = inside.filter(|&(number, _)| self.is_stopped(number));
+        stopped.for_each(|(number, _)| {
+            self.end(number, "it stood still inside of an operation");
+        });
     }
 
     fn guest(&self, row: usize) -> Option<Arc<Guest>> {
@@ -388,7 +439,7 @@ impl Host {
                     "a guest died inside of an operation; the copies are compared there"
                 );
                 if place.offset.checked_add(len).is_some() {
-                    self.volume.heal(place.offset, len);
+                    self.volume.heal(number, Place { len, ..place });
                 }
                 row.leave();
             }

@@ -11,7 +11,8 @@
 //!    │   found or not; board's memory    │
 //!    │◀──────────────────────────────────┤
 //! ```
-//! 3 looks for a newer picture, 4 bars a file.
+//! 3 looks for a newer picture, 4 bars a file. 5 has no answer: it calls who sends what guests
+//! changed to a copy that follows.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
 //! (0 yes, 1 no, 2 joined), row 4, legs 4, generation 8, epoch 4; for each leg brick
@@ -57,6 +58,8 @@ pub enum Question {
     Board(u64),
     /// For a file to have no guests any more, as the kernel will map it.
     Bar(u64),
+    /// For nothing: there is something in the ring.
+    Call,
 }
 
 /// What a mount answers.
@@ -86,6 +89,7 @@ impl Question {
             Question::Board(file) => (2, file),
             Question::Look => (3, 0),
             Question::Bar(file) => (4, file),
+            Question::Call => (5, 0),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -110,6 +114,7 @@ impl Question {
             (2, file) => Ok(Question::Board(file)),
             (3, 0) => Ok(Question::Look),
             (4, file) => Ok(Question::Bar(file)),
+            (5, 0) => Ok(Question::Call),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -319,6 +324,7 @@ mod tests {
             Question::Look,
             Question::Board(u64::MAX),
             Question::Bar(7),
+            Question::Call,
         ] {
             assert_eq!(
                 Question::decode(&question.encode()).expect("sense"),

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A memfd mapped shared and writable. Not inherited by fork.
@@ -162,6 +162,51 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
+    /// Copies bytes to an aligned place. The words are stored one by one, in no order, so
+    /// whoever reads them needs to be told when they are there.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub fn put(&self, at: usize, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for (to, from) in self.words(at, bytes.len()).iter().zip(words) {
+            to.store(u64::from_le_bytes(*from), Ordering::Relaxed);
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            let to = self.word(at + words.len() * 8);
+            to.store(u64::from_le_bytes(last), Ordering::Relaxed);
+        }
+    }
+
+    /// Copies bytes from an aligned place; see [`Shared::put`].
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub fn get(&self, at: usize, into: &mut [u8]) {
+        let all = self.words(at, into.len());
+        let (words, rest) = into.as_chunks_mut::<8>();
+        for (from, to) in all.iter().zip(&mut *words) {
+            *to = from.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if !rest.is_empty() {
+            let last = self.word(at + words.len() * 8).load(Ordering::Relaxed);
+            rest.copy_from_slice(&last.to_le_bytes()[..rest.len()]);
+        }
+    }
+
+    /// The whole words of so many bytes.
+    #[inline]
+    fn words(&self, at: usize, len: usize) -> &[AtomicU64] {
+        let is_within = at.is_multiple_of(8) && at <= self.len && len <= self.len - at;
+        assert!(is_within, "{len} bytes at {at} of {}", self.len);
+        // SAFETY: aligned and in range, as just checked; accessed through atomics only.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at).cast(), len / 8) }
+    }
+
     /// Sleeps while the half word is `expected`, at most for `limit`. May
     /// return early.
     pub fn wait(&self, at: usize, expected: u32, limit: Option<Duration>) {
@@ -221,7 +266,20 @@ fn system(action: &'static str) -> MapError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn bytes_are_those_that_were_put_there() {
+        let shared = Shared::create(PAGE_BYTES).expect("a segment");
+        for len in [0, 1, 7, 8, 9, 100] {
+            let bytes: Vec<u8> = (0..len).map(|byte| byte + 1).collect();
+            shared.put(PAGE_BYTES - 104, &bytes);
+            let mut found = vec![0; bytes.len()];
+            shared.get(PAGE_BYTES - 104, &mut found);
+            assert_eq!(found, bytes);
+        }
+        let beyond = std::panic::catch_unwind(|| shared.put(PAGE_BYTES - 8, &[0; 16]));
+        assert!(beyond.is_err());
+    }
 
     #[test]
     fn two_mappings_share_words_and_wake_each_other() {

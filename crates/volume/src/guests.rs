@@ -6,8 +6,11 @@
 //!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away)
 //!   128  number of the last operation 8           (every writer's shared line)
 //!  4096  rows of 64 bytes:
-//!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8
+//!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8,
+//!    32  claim in the ring 8 (0: none)
 //! ```
+//!
+//! The [`ring`](crate::ring) of what is on its way to a copy that follows lies behind.
 //!
 //! Invariants: a guest sets its row active, and only then looks whether it may; who keeps
 //! guests away counts itself, and only then looks at rows. So one of the two sees the
@@ -15,19 +18,21 @@
 //! gone whoever cleans up behind it.
 
 use crate::hub::guard;
+use crate::ring;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Shared};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Threads of guests at the same time: more than a pool has sessions.
 pub const ROWS: usize = 256;
 /// Bytes of a segment.
-pub const SEGMENT_BYTES: usize = ROWS_AT + ROWS * ROW_BYTES;
+pub const SEGMENT_BYTES: usize = ring::END_AT;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
 const VERSION: u32 = 0;
@@ -36,8 +41,8 @@ const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
 const CLOSED_AT: usize = 72;
 const OPS_AT: usize = 128;
-const ROWS_AT: usize = PAGE_BYTES;
-const ROW_BYTES: usize = 64;
+pub(crate) const ROWS_AT: usize = PAGE_BYTES;
+pub(crate) const ROW_BYTES: usize = 64;
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
 
 /// The shared memory.
@@ -98,6 +103,10 @@ impl Segment {
     #[must_use]
     pub fn file(&self) -> &File {
         self.0.file()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0
     }
 
     fn closed(&self) -> &AtomicU64 {
@@ -189,9 +198,17 @@ impl<'s> Row<'s> {
     #[inline]
     pub fn enter(self, place: Place) {
         self.word(1).store(place.file, Ordering::Relaxed);
+        self.claim().store(0, Ordering::Relaxed);
         self.say(place.offset, place.len);
         let active = self.word(0).load(Ordering::Relaxed);
         self.word(0).swap(active | 1, Ordering::SeqCst);
+    }
+
+    /// The first place that the record at hand has in the ring, and one; see
+    /// [`Ring`](crate::ring::Ring).
+    #[inline]
+    pub(crate) fn claim(self) -> &'s AtomicU64 {
+        self.word(4)
     }
 
     /// Says where it goes on, inside of an operation.
@@ -250,15 +267,18 @@ pub struct Picture {
 
 /// The segment, and what guests may work by at the moment.
 pub(crate) struct Guests {
-    pub segment: Segment,
+    pub segment: Arc<Segment>,
     picture: Mutex<Option<Picture>>,
+    /// Rows of guests that died inside of an operation, until it is cleaned up behind them.
+    dead: Mutex<BTreeSet<usize>>,
 }
 
 impl Guests {
     pub(crate) fn new(last_op: u64) -> Result<Guests, MapError> {
         Ok(Guests {
-            segment: Segment::create(last_op)?,
+            segment: Arc::new(Segment::create(last_op)?),
             picture: Mutex::default(),
+            dead: Mutex::default(),
         })
     }
 
@@ -269,15 +289,36 @@ impl Guests {
         *picture = None;
     }
 
-    /// Guests may work by this.
-    pub(crate) fn offer(&self, offered: Picture) {
+    /// Guests may work by this. `followed`: a copy gets what they change later.
+    pub(crate) fn offer(&self, offered: Picture, followed: bool) {
         let mut picture = guard(&self.picture);
+        // Before anybody is let in.
+        self.segment.ring().set_followed(followed);
         self.segment.set_generation(offered.generation);
         *picture = Some(offered);
     }
 
     pub(crate) fn picture(&self) -> Option<Picture> {
         guard(&self.picture).clone()
+    }
+
+    pub(crate) fn note_dead(&self, row: usize) {
+        guard(&self.dead).insert(row);
+    }
+
+    /// It is cleaned up behind it.
+    pub(crate) fn forget_dead(&self, row: usize) {
+        guard(&self.dead).remove(&row);
+    }
+
+    pub(crate) fn is_dead(&self, row: usize) -> bool {
+        guard(&self.dead).contains(&row)
+    }
+
+    /// Whether no guest that lives is inside of an operation on one of these files.
+    pub(crate) fn are_quiet(&self, is_meant: impl Fn(u64) -> bool) -> bool {
+        let mut active = self.segment.active();
+        !active.any(|(number, place)| is_meant(place.file) && !self.is_dead(number))
     }
 }
 

@@ -31,6 +31,7 @@ mod losses;
 mod mapped;
 #[cfg(test)]
 mod models;
+pub mod ring;
 mod ship;
 mod status;
 mod steps;

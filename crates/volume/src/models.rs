@@ -2,6 +2,8 @@
 //! operations, up to a bound, on the code that ships ([`pagemesh_models`],
 //! docs/rfd/008-concurrency-models.md), and shown to fail on deliberate defects.
 
+mod ring;
+
 use crate::channel::Core;
 use crate::hub::{Hub, KEEPER, Link, Member, Note};
 use crate::keeper::Mailbox;

@@ -5,22 +5,34 @@
 //! is a state that the volume was in, and what was acknowledged before a change was
 //! submitted has lower numbers than it.
 //!
+//! What guests change is in a [`Ring`] instead. Each change here notes how many places were
+//! claimed there when it was appended, and comes behind those and before the others. Its
+//! number is that count and the number of changes here; that of a place, its own and the
+//! changes before it (RFD 018).
+//!
 //! Invariants: whoever appends never waits here; what must wait is its
 //! acknowledgement, for the number that it is told. Numbers are never used again. What
 //! was appended for a leg that follows no more is dropped.
 
+use crate::guests::Segment;
 use crate::hub::{Member, guard};
 use crate::limits::{SHIP_AGE_MAX, SHIP_BYTES_MAX, SHIP_CHANGES_MAX};
+use crate::ring::{Entry, Ring};
 use crate::status::Lag;
+use crate::steps;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::slice::{Part, SliceRequest};
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::{Part, SliceRequest, Stamp};
+use pagemesh_base::units::PAGE_BYTES;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// What a change costs beside its bytes.
 const CHANGE_COST_BYTES: u64 = 128;
+/// What a place of the ring does.
+const PLACE_COST_BYTES: u64 = CHANGE_COST_BYTES + PAGE_BYTES as u64;
 
 /// A change on its way to the leg that follows.
 pub(crate) struct Shipment {
@@ -29,17 +41,50 @@ pub(crate) struct Shipment {
     pub change: SliceRequest,
 }
 
+/// One that waits.
+struct Waiting {
+    /// So many places come before it.
+    behind: u64,
+    shipment: Shipment,
+}
+
+/// What changes cost that are not done, with their numbers.
+#[derive(Default)]
+struct Costs {
+    each: VecDeque<(u64, u64)>,
+    sum: u64,
+}
+
+impl Costs {
+    fn add(&mut self, number: u64, cost: u64) {
+        self.sum += cost;
+        self.each.push_back((number, cost));
+    }
+
+    fn done(&mut self, number: u64) {
+        while let Some(&(first, cost)) = self.each.front()
+            && first <= number
+        {
+            self.each.pop_front();
+            self.sum -= cost;
+        }
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     /// Of the leg's connection; 0 if none follows.
     serial: u64,
-    /// The number of the last change.
-    last: u64,
+    /// Changes that were ever appended, and that were taken or dropped.
+    appended: u64,
+    passed: u64,
+    /// Places below this were claimed before the leg followed.
+    floor: u64,
     /// Not taken yet.
-    waiting: VecDeque<Shipment>,
-    /// Of all that are not done, with their numbers.
-    costs: VecDeque<(u64, u64)>,
-    cost: u64,
+    waiting: VecDeque<Waiting>,
+    /// Of all that were appended, and of what was taken from the ring.
+    costs: Costs,
+    ring_costs: Costs,
     /// The last numbers that there were at some times, while they are not done.
     seen: VecDeque<(u64, Duration)>,
     /// The oldest has been here for too long.
@@ -64,6 +109,8 @@ enum Taker {
 
 pub(crate) struct Ship {
     queue: Mutex<Queue>,
+    /// What guests changed, once there may be some.
+    segment: OnceLock<Arc<Segment>>,
     /// What has a number up to this one is on the leg, durable as its pool's class
     /// promises; [`NOBODY`] if no leg follows, and nothing is waited for.
     done: AtomicU64,
@@ -75,6 +122,7 @@ impl Default for Ship {
     fn default() -> Ship {
         Ship {
             queue: Mutex::default(),
+            segment: OnceLock::new(),
             done: AtomicU64::new(NOBODY),
         }
     }
@@ -102,34 +150,88 @@ pub(crate) enum Awaited {
 impl Ship {
     /// Takes a change in, if the leg still follows.
     pub(crate) fn append(&self, serial: u64, change: SliceRequest) -> Option<Appended> {
-        let mut queue = guard(&self.queue);
+        let mut queue = self.queue();
         if queue.serial != serial {
             return None;
         }
-        queue.last += 1;
-        let (number, cost) = (queue.last, cost(&change));
-        queue.cost += cost;
-        queue.costs.push_back((number, cost));
+        queue.appended += 1;
+        let behind = self.claimed();
+        let (number, cost) = (behind + queue.appended, cost(&change));
+        queue.costs.add(number, cost);
         let shipment = Shipment { number, change };
+        let waiting = Waiting { behind, shipment };
         match defect::is(Defect::ShippedOutOfOrder) {
-            true => queue.waiting.push_front(shipment),
-            false => queue.waiting.push_back(shipment),
+            true => queue.waiting.push_front(waiting),
+            false => queue.waiting.push_back(waiting),
         }
-        let is_full = queue.cost > SHIP_BYTES_MAX || queue.costs.len() > SHIP_CHANGES_MAX;
+        let must_wait = self.is_at_bound(&queue);
+        self.keep_guests(must_wait);
         Some(Appended {
             number,
-            must_wait: is_full || queue.is_late,
+            must_wait,
             wakes: queue.wake_if(|taker| taker == Taker::Sleeps),
         })
     }
 
-    /// The number of the last change that was appended; 0 if no leg follows. Every
-    /// durable write asks, so it takes no lock then.
+    /// The number of the last change that was appended, or claimed; 0 if no leg follows.
+    /// Every durable write asks, so it takes no lock then.
     pub(crate) fn last(&self) -> u64 {
         match self.done.load(Ordering::Acquire) {
             NOBODY => 0,
-            _ => guard(&self.queue).last,
+            _ => self.last_of(&self.queue()),
         }
+    }
+
+    fn last_of(&self, queue: &Queue) -> u64 {
+        queue.appended + self.claimed()
+    }
+
+    /// What guests change comes through this from now on.
+    pub(crate) fn admit(&self, segment: &Arc<Segment>) {
+        // There is one for good.
+        let _ = self.segment.set(Arc::clone(segment));
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        steps::lock("ship", &self.queue);
+        guard(&self.queue)
+    }
+
+    fn ring(&self) -> Option<Ring<'_>> {
+        self.segment.get().map(|segment| segment.ring())
+    }
+
+    /// Places that were ever claimed.
+    fn claimed(&self) -> u64 {
+        self.ring().map_or(0, Ring::tail)
+    }
+
+    /// Places that were claimed since the leg follows, and not taken.
+    fn untaken(&self, queue: &Queue) -> u64 {
+        let untaken = |ring: Ring<'_>| {
+            let head = ring.head().max(queue.floor);
+            ring.tail().saturating_sub(head)
+        };
+        self.ring().map_or(0, untaken)
+    }
+
+    /// Whether acknowledgements have to wait.
+    fn is_at_bound(&self, queue: &Queue) -> bool {
+        let untaken = self.untaken(queue);
+        let count = queue.costs.each.len() + queue.ring_costs.each.len() + untaken as usize;
+        let bytes = queue.costs.sum + queue.ring_costs.sum + untaken * PLACE_COST_BYTES;
+        bytes > SHIP_BYTES_MAX || count > SHIP_CHANGES_MAX || queue.is_late
+    }
+
+    fn keep_guests(&self, out: bool) {
+        if let Some(ring) = self.ring() {
+            ring.set_shut(out);
+        }
+    }
+
+    /// Whether guests could not say all that they changed.
+    pub(crate) fn is_spoiled(&self) -> bool {
+        self.ring().is_some_and(Ring::is_spoiled)
     }
 
     /// Whether what waits for this number need not wait any more.
@@ -139,60 +241,90 @@ impl Ship {
 
     /// Wakes a member once this number is done. Each member waits for one.
     pub(crate) fn await_done(&self, number: u64, who: u32, member: &Arc<Member>) -> Awaited {
-        let mut queue = guard(&self.queue);
+        let mut queue = self.queue();
         // Under the lock, so that no wake-up falls between.
         if self.is_done(number) {
             return Awaited::Done;
         }
         queue.waiters.insert(who, (number, Arc::clone(member)));
-        let has_to_be_sent = !queue.waiting.is_empty();
+        let has_to_be_sent = !queue.waiting.is_empty() || self.untaken(&queue) > 0;
         let wakes = has_to_be_sent && queue.wake_if(|taker| taker != Taker::Called);
         Awaited::Later { wakes }
     }
 
     /// A leg follows from the next change on.
     pub(crate) fn open(&self, serial: u64) {
-        let mut queue = guard(&self.queue);
-        queue.restart(serial);
-        let last = queue.last;
+        let mut queue = self.queue();
+        self.restart(&mut queue, serial);
+        let last = self.last_of(&queue);
         self.release(&mut queue, last);
     }
 
     /// No leg follows any more.
     pub(crate) fn close(&self) {
-        let mut queue = guard(&self.queue);
-        queue.restart(0);
+        let mut queue = self.queue();
+        self.restart(&mut queue, 0);
         self.release(&mut queue, NOBODY);
     }
 
     /// The next change, for whoever has the leg's connection. If there is none, and it
     /// will look again soon, it is woken only for somebody who waits.
     pub(crate) fn take(&self, serial: u64, looks_again: bool) -> Option<Shipment> {
-        let mut queue = guard(&self.queue);
+        let mut queue = self.queue();
         if queue.serial != serial {
             return None;
         }
-        let next = queue.waiting.pop_front();
+        if self.is_spoiled() {
+            return None;
+        }
+        let next = self.take_next(&mut queue).or_else(|| {
+            let sleeps = !looks_again && self.ring().is_none_or(Ring::fall_asleep);
+            match sleeps || looks_again {
+                true => None,
+                // Filled meanwhile.
+                false => self.take_next(&mut queue),
+            }
+        });
         queue.taker = match (&next, looks_again) {
             (Some(_), _) => Taker::Called,
             (None, true) => Taker::Lingers,
             (None, false) => Taker::Sleeps,
         };
+        if let Some(ring) = self.ring().filter(|_| next.is_some()) {
+            ring.wake_up();
+        }
+        let is_at_bound = self.is_at_bound(&queue);
+        self.keep_guests(is_at_bound);
         next
+    }
+
+    /// The next change, of either kind.
+    fn take_next(&self, queue: &mut Queue) -> Option<Shipment> {
+        loop {
+            let behind = queue.waiting.front().map(|it| it.behind);
+            let comes_first = |ring: &Ring<'_>| behind.is_none_or(|behind| ring.head() < behind);
+            let Some(ring) = self.ring().filter(comes_first) else {
+                let waiting = queue.waiting.pop_front()?;
+                queue.passed += 1;
+                return Some(waiting.shipment);
+            };
+            // Behind what is not there nothing may be sent.
+            let entry = ring.take().filter(|_| !ring.is_spoiled())?;
+            // What was claimed before is on the leg by other ways.
+            if entry.place >= queue.floor {
+                return Some(queue.pass(entry));
+            }
+        }
     }
 
     /// The leg has everything up to a number.
     pub(crate) fn done(&self, serial: u64, number: u64) {
-        let mut queue = guard(&self.queue);
+        let mut queue = self.queue();
         if queue.serial != serial {
             return;
         }
-        while let Some(&(first, cost)) = queue.costs.front()
-            && first <= number
-        {
-            queue.costs.pop_front();
-            queue.cost -= cost;
-        }
+        queue.costs.done(number);
+        queue.ring_costs.done(number);
         while queue.seen.front().is_some_and(|&(last, _)| last <= number) {
             queue.seen.pop_front();
         }
@@ -201,39 +333,58 @@ impl Ship {
 
     /// Lets time pass.
     pub(crate) fn look(&self, now: Duration) {
-        let mut queue = guard(&self.queue);
-        let (last, is_empty) = (queue.last, queue.costs.is_empty());
+        let mut queue = self.queue();
+        let (last, is_empty) = (self.last_of(&queue), !self.has_undone(&queue));
         if !is_empty && queue.seen.back().is_none_or(|&(seen, _)| seen < last) {
             queue.seen.push_back((last, now));
         }
         let oldest = queue.seen.front();
         queue.is_late = oldest.is_some_and(|&(_, at)| now.saturating_sub(at) > SHIP_AGE_MAX);
+        let is_at_bound = self.is_at_bound(&queue);
+        self.keep_guests(is_at_bound);
     }
 
     /// Whether somebody waits for what the leg has to flush first.
     pub(crate) fn is_awaited(&self) -> bool {
-        !guard(&self.queue).waiters.is_empty()
+        !self.queue().waiters.is_empty()
     }
 
     /// Whether there is a change that the leg has yet to get.
     pub(crate) fn is_behind(&self) -> bool {
-        !guard(&self.queue).costs.is_empty()
+        self.has_undone(&self.queue())
+    }
+
+    fn has_undone(&self, queue: &Queue) -> bool {
+        let in_flight = queue.costs.each.len() + queue.ring_costs.each.len();
+        queue.serial != 0 && (in_flight > 0 || self.untaken(queue) > 0)
     }
 
     /// A member is gone.
     pub(crate) fn forget(&self, who: u32) {
-        guard(&self.queue).waiters.remove(&who);
+        self.queue().waiters.remove(&who);
     }
 
     /// What the leg has yet to get; none if none follows.
     pub(crate) fn lag(&self, now: Duration) -> Option<Lag> {
-        let queue = guard(&self.queue);
+        let queue = self.queue();
         let since = queue.seen.front().map_or(now, |&(_, at)| at);
+        let untaken = self.untaken(&queue);
+        let changes = (queue.costs.each.len() + queue.ring_costs.each.len()) as u64;
+        let bytes = queue.costs.sum + queue.ring_costs.sum - changes * CHANGE_COST_BYTES;
+        // A part of a page counts as a whole one until it is taken.
         (queue.serial != 0).then(|| Lag {
-            changes: queue.costs.len() as u64,
-            bytes: queue.cost - queue.costs.len() as u64 * CHANGE_COST_BYTES,
+            changes: changes + untaken,
+            bytes: bytes + untaken * PAGE_BYTES as u64,
             age_us: now.saturating_sub(since).as_micros() as u64,
         })
+    }
+
+    fn restart(&self, queue: &mut Queue, serial: u64) {
+        queue.restart(serial, self.claimed());
+        if let Some(ring) = self.ring() {
+            ring.unspoil();
+            ring.set_shut(false);
+        }
     }
 
     fn release(&self, queue: &mut Queue, done: u64) {
@@ -257,11 +408,40 @@ impl Queue {
         wakes
     }
 
-    fn restart(&mut self, serial: u64) {
+    /// Counts what was taken from the ring.
+    fn pass(&mut self, entry: Entry) -> Shipment {
+        let number = entry.place + entry.places + self.passed;
+        let cost = CHANGE_COST_BYTES + entry.data.len() as u64;
+        self.ring_costs.add(number, cost);
+        let stamp = Stamp {
+            epoch: Epoch(0),
+            op: 0,
+            open: 0,
+        };
+        let (offset, data) = (entry.offset, entry.data);
+        // A claim of which nothing came has a number, too.
+        let change = match data.is_empty() {
+            true => SliceRequest::Clear {
+                offset: 0,
+                len: 0,
+                stamp,
+            },
+            false => SliceRequest::Write {
+                offset,
+                data,
+                stamp,
+            },
+        };
+        Shipment { number, change }
+    }
+
+    fn restart(&mut self, serial: u64, claimed: u64) {
         self.serial = serial;
+        self.passed = self.appended;
+        self.floor = claimed;
         self.waiting.clear();
-        self.costs.clear();
-        self.cost = 0;
+        self.costs = Costs::default();
+        self.ring_costs = Costs::default();
         self.seen.clear();
         self.is_late = false;
         self.taker = Taker::Called;

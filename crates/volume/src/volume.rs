@@ -4,7 +4,7 @@
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
-use crate::guests::{Guests, Picture, Segment};
+use crate::guests::{Guests, Picture, Place, Segment};
 use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
@@ -307,6 +307,7 @@ impl Volume {
         // Who takes a number beside this takes a smaller one.
         let guests = Guests::new(self.hub.ops() + FIRST_OP_GAP)?;
         let guests = self.hub.guests.get_or_init(|| guests);
+        self.hub.ship.admit(&guests.segment);
         self.mailbox.post(Event::Guests);
         Ok(&guests.segment)
     }
@@ -316,14 +317,26 @@ impl Volume {
         self.hub.guests.get()?.picture()
     }
 
-    /// Makes all legs alike where a guest died inside of an operation. The caller sees to
-    /// it that nobody reads or changes these bytes meanwhile. Blocks until it is done, or
-    /// the volume is over.
-    pub fn heal(&self, offset: u64, len: u64) {
+    /// Makes all legs alike where a guest died inside of an operation, and has the copy that
+    /// follows get what the guest had begun to say. The caller leaves the row as it is, and
+    /// sees to it that nobody who goes through the kernel reads or changes these bytes
+    /// meanwhile. Blocks until it is done, or the volume is over.
+    pub fn heal(&self, row: usize, place: Place) {
+        let Some(guests) = self.hub.guests.get() else {
+            return;
+        };
+        guests.note_dead(row);
         let (done, told) = mpsc::channel();
-        self.mailbox.post(Event::Heal(offset, len, done));
+        self.mailbox.post(Event::Heal(row, place, done));
         // Dropped untold: nobody can do anything with the volume any more.
         let _ = told.recv();
+        guests.forget_dead(row);
+    }
+
+    /// A guest has changed something while nobody looked for what the copy that follows
+    /// is to get.
+    pub fn call_shipping(&self) {
+        self.hub.wake_keeper();
     }
 }
 

@@ -313,6 +313,50 @@ pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Re
     Ok(mirror::run_mirror(&places, Some(&tmpfs), &options)?)
 }
 
+/// What a copy costs that follows over TCP, where programs reach the files themselves: one
+/// program that writes at a quarter of the rate that it could, beside the same with one copy.
+pub fn followed(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
+    let wish = Wish {
+        size_bytes: DIRECT_BYTES * 3 / 2,
+        serving: Serving::auto(DIRECT_THREADS),
+    };
+    let near = Scratch::sized(measure, 1, 1, wish.size_bytes + ROOM_BYTES)?;
+    let apart = Scratch::sized(measure, 2, 1, wish.size_bytes + ROOM_BYTES)?;
+    let (_unmirrored, mut alone) = near.mount("unmirrored", 1, "map", &wish)?;
+    let (_followed, mut followed) = apart.mount_followed("tcp-async", &wish)?;
+    let by_kernel = Place {
+        name: "tcp-async, by the kernel".into(),
+        ..followed.clone()
+    };
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("this program's path is no text")?;
+    let prefix: Vec<String> = [own, "exec", "--"].map(String::from).to_vec();
+    alone.prefix.clone_from(&prefix);
+    followed.prefix = prefix;
+    let options = mirror::Options {
+        size_bytes: DIRECT_BYTES,
+        ..options.clone()
+    };
+    let most = mirror::saturating_iops(&followed, &options)?;
+    anyhow::ensure!(most > 0.0, "nothing was written to {}", followed.name);
+    let options = mirror::Options {
+        think_us: vec![(3e6 / most).round() as u32],
+        ..options
+    };
+    let mut report = mirror::run_mirror(&[alone, followed, by_kernel], None, &options)?;
+    let name = "tcp-async".parse::<Name>()?;
+    let leg = &apart.manager()?.volume(&name)?.layout.segments[0].columns[0].legs[1];
+    anyhow::ensure!(
+        leg.state == LegState::Following,
+        "the copy does not follow any more"
+    );
+    report.note(format!(
+        "without O_SYNC; one program that writes to tcp-async without a pause does {most:.0} \
+         writes/s, and thinks so long here that it does a quarter"
+    ));
+    Ok(report)
+}
+
 /// Small files made and removed.
 pub fn metadata(
     measure: &Measure,

@@ -109,6 +109,8 @@ impl Drop for Told {
 
 struct Brick {
     pool: PathBuf,
+    /// Whether clients on this machine map its pool.
+    is_near: bool,
     daemon: Option<Daemon>,
 }
 
@@ -136,6 +138,11 @@ impl Cluster {
         Cluster::build(pools.dir(), sizes_mib, None)
     }
 
+    /// The same, of which only the first ones are as if on this machine.
+    pub fn with_far_pools(pools: Pools, sizes_mib: &[u64], near: usize) -> Cluster {
+        Cluster::build_of(pools.dir(), sizes_mib, near, None)
+    }
+
     /// The same, each on a machine of its own.
     pub fn apart(pools: Pools, sizes_mib: &[u64], net: Net) -> Cluster {
         Cluster::build(pools.dir(), sizes_mib, Some(net))
@@ -143,6 +150,10 @@ impl Cluster {
 
     /// The same with pools in this directory.
     pub fn build(pools: TempDir, sizes_mib: &[u64], net: Option<Net>) -> Cluster {
+        Cluster::build_of(pools, sizes_mib, sizes_mib.len(), net)
+    }
+
+    fn build_of(pools: TempDir, sizes_mib: &[u64], near: usize, net: Option<Net>) -> Cluster {
         let listen = match net {
             Some(_) => format!("{}:7070", Host::Manager.ip()),
             None => format!("{}:0", own_ip()),
@@ -165,7 +176,11 @@ impl Cluster {
             let pool = cluster.pools.path().join(format!("brick-{n}.pool"));
             let size = format!("{size_mib}M");
             cluster.ok(&["pool", "create", pool.to_str().unwrap(), "--size", &size]);
-            cluster.bricks.push(Brick { pool, daemon: None });
+            cluster.bricks.push(Brick {
+                pool,
+                is_near: n < near,
+                daemon: None,
+            });
             cluster.spawn_brick(n);
         }
         cluster.await_bricks(sizes_mib.len());
@@ -353,7 +368,10 @@ impl Cluster {
         let pool = self.bricks[n].pool.to_str().unwrap();
         let socket = self.brick_socket(n);
         let socket = socket.to_str().unwrap();
-        let mut args = vec!["brick", "--pool", pool, "--map", socket, "--domain", &name];
+        let mut args = vec!["brick", "--pool", pool, "--domain", &name];
+        if self.bricks[n].is_near {
+            args.extend(["--map", socket]);
+        }
         let host = Host::Brick(n);
         let listen = format!("{}:7071", host.ip());
         if self.net.is_some() {

@@ -145,13 +145,26 @@ impl Drop for Mounted {
     }
 }
 
+/// Whether this can be tested; if not, that is said.
+fn may_mount() -> bool {
+    let may = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !may {
+        skip("needs root and /dev/fuse");
+    }
+    may
+}
+
 /// A cluster with a file system; none, and said so, where nobody may mount.
 pub fn cluster(pools_mib: &[u64], size: &str) -> Option<Cluster> {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-        skip("needs root and /dev/fuse");
+    followed_cluster(pools_mib, pools_mib.len(), size)
+}
+
+/// The same, where only the first pools are as if on this machine.
+pub fn followed_cluster(pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
+    if !may_mount() {
         return None;
     }
-    let cluster = Cluster::with_pools(Pools::Memory, pools_mib);
+    let cluster = Cluster::with_far_pools(Pools::Memory, pools_mib, near);
     cluster.ok(&["fs", "create", "files", "--size", size]);
     Some(cluster)
 }

@@ -189,6 +189,8 @@ async fn follow(state: &Rc<State>, column: usize, leg: usize) -> Result<(), Stri
     state.spawn(Box::pin(follow::run(Rc::clone(state), route)));
     // What was changed before carries the round's stamp by then.
     way.until(|| state.hub.view().1.ship() == serial).await?;
+    // A guest that began before it knew does not say what it changes.
+    drop(state.keep_guests_out().await);
     way.copy_all_that_differs().await?;
     let last = state.hub.ship.last();
     if !defect::is(Defect::FollowsTooEarly) {

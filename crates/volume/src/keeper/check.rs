@@ -71,7 +71,12 @@ async fn check_column(
             return Err(format!("column {column} has no in-sync leg to compare"));
         };
         if differs(state, first, others, offset, len).await {
+            let found = report.pages_differing;
             compare_chunk(state, column, (offset, len), job.repair_from, report).await?;
+            if job.repair_from.is_some() && report.pages_differing > found {
+                // It got what the others have no more.
+                follow::end(state, column, "a page that differed was repaired");
+            }
         }
         if follow::follower(state, column).is_some() {
             if !follow::caught_up(state, column).await {
@@ -141,10 +146,6 @@ pub(super) async fn compare_chunk(
             Some(bad) if bad == legs => Err("no copy is left to repair it from".into()),
             Some(bad) => repair(state, column, bad, (at, len)).await?,
         };
-        if differing && outcome.is_ok() {
-            // It got what the others have no more.
-            follow::end(state, column, "a page that differed was repaired");
-        }
         note_repair(state, column, (at, damaged), outcome, report);
     }
     Ok(())

@@ -91,6 +91,10 @@ fn is_present(state: &State, route: &Route) -> bool {
 
 impl Flight {
     fn advance(&mut self, state: &State, route: &Route) -> Result<(), SliceError> {
+        if state.hub.ship.is_spoiled() {
+            let why = "what a guest changed is not known";
+            return Err(SliceError::Lost(why.into()));
+        }
         self.take_answers(state, route)?;
         // Where answers come at once there may be more for as long as others change
         // something: the keeper has other things to do, too.

@@ -1,16 +1,21 @@
 //! Behind a guest that died inside of an operation: each brick finishes or drops it, and
-//! they may differ.
+//! they may differ. What it had claimed in the ring, and not filled, is filled with what
+//! came of it.
 //!
-//! Nobody else reads or changes the pages meanwhile: who asks for this keeps them from
-//! doing so. So no range is locked; who holds one may be waiting for this to end.
+//! Nobody who goes through the kernel reads or changes the pages meanwhile: who asks for
+//! this keeps them from doing so. Other guests of the file are kept out here. No range is
+//! locked; who holds one may be waiting for this to end.
 
 use super::check::compare_chunk;
+use super::follow;
 use super::reform::lost_if_gone;
 use super::state::State;
+use crate::guests::{Guests, Place};
 use crate::limits::HEAL_RETRY;
+use crate::ring::{Entry, Left, places_of, record_len};
 use crate::status::CheckReport;
 use crate::view::Gate;
-use pagemesh_base::slice::SliceRequest;
+use pagemesh_base::slice::{SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
@@ -19,16 +24,13 @@ use std::sync::mpsc::Sender;
 const COLUMN: usize = 0;
 
 /// Makes the legs alike in this range, as the leg has it that guests read.
-pub(super) async fn heal(state: Rc<State>, offset: u64, len: u64, done: Sender<()>) {
-    let page = PAGE_BYTES as u64;
-    let start = offset / page * page;
-    let len = (offset + len).next_multiple_of(page) - start;
+pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sender<()>) {
     loop {
         let gate = || state.model().columns.get(COLUMN).map(|column| column.gate);
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
-        if state.is_over() || try_heal(&state, start, len).await {
+        if state.is_over() || try_heal(&state, row, place).await {
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
             return;
@@ -37,19 +39,102 @@ pub(super) async fn heal(state: Rc<State>, offset: u64, len: u64, done: Sender<(
     }
 }
 
-async fn try_heal(state: &State, offset: u64, len: u64) -> bool {
+async fn try_heal(state: &State, row: usize, place: Place) -> bool {
+    let _guests = state
+        .keep_living_guests_out(|file| file == place.file)
+        .await;
+    let page = PAGE_BYTES as u64;
+    let start = place.offset / page * page;
+    let len = (place.offset + place.len).next_multiple_of(page) - start;
     let epoch = state.model().epoch();
     if !await_windows(state).await {
         return false;
     }
     let first = state.model().columns[COLUMN].sources().legs().next();
     let mut report = CheckReport::default();
-    let compared = compare_chunk(state, COLUMN, (offset, len), first, &mut report).await;
+    let compared = compare_chunk(state, COLUMN, (start, len), first, &mut report).await;
     if let Err(cause) = &compared {
         tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
     }
     let is_alike = report.pages_repaired >= report.pages_differing;
-    compared.is_ok() && is_alike && state.model().epoch() == epoch
+    if compared.is_err() || !is_alike || state.model().epoch() != epoch {
+        return false;
+    }
+    let differed = report.pages_differing > 0;
+    match state.hub.guests.get() {
+        Some(guests) => end_claim(state, guests, (row, place), differed).await,
+        None => true,
+    }
+}
+
+/// Ends what a dead guest had claimed in the ring. False: it has to be tried again.
+async fn end_claim(
+    state: &State,
+    guests: &Guests,
+    (row, place): (usize, Place),
+    differed: bool,
+) -> bool {
+    let ring = guests.segment.ring();
+    match ring.left_by(guests.segment.row(row)) {
+        Left::Nothing if differed => {
+            // It got what the others have no more, or was not told.
+            follow::end(state, COLUMN, "a page that differed was repaired");
+            true
+        }
+        Left::Nothing => true,
+        Left::Unknown => {
+            ring.spoil();
+            follow::end(state, COLUMN, "a guest died before it said what it changes");
+            ring.void_unclaimed(&guests.segment, |row| guests.is_dead(row))
+        }
+        Left::Claim(first) => {
+            let Some(left) = read_left(state, first, place).await else {
+                return false;
+            };
+            let is_known = record_len(place.offset, place.len) == place.len && place.len > 0;
+            if !is_known || ring.is_named_behind(&guests.segment, &left) {
+                ring.spoil();
+                follow::end(
+                    state,
+                    COLUMN,
+                    "a guest died, and others wrote over its pages",
+                );
+            }
+            // The task that sends is polled behind this.
+            let _ = ring.fill(first, left.offset, &left.data);
+            state.act();
+            true
+        }
+    }
+}
+
+/// What the legs hold where a guest died, as it would have said it.
+async fn read_left(state: &State, first: u64, place: Place) -> Option<Entry> {
+    let len = record_len(place.offset, place.len);
+    let (leg, control) = {
+        let model = state.model();
+        let column = &model.columns[COLUMN];
+        let leg = column.sources().legs().next()?;
+        (leg, column.legs[leg].control.clone()?)
+    };
+    let (offset, wanted) = (place.offset, len as u32);
+    let request = SliceRequest::Read {
+        offset,
+        len: wanted,
+    };
+    match control.ask(state, request).await {
+        Ok(SliceReply::Data(data)) if data.len() as u64 == len => Some(Entry {
+            place: first,
+            places: places_of(offset, len).max(1),
+            offset,
+            data: data.into(),
+        }),
+        Ok(_) => None,
+        Err(error) => {
+            lost_if_gone(state, COLUMN, leg, &error);
+            None
+        }
+    }
 }
 
 /// The barrier: behind it each brick has cleaned up behind who died before.

@@ -25,6 +25,7 @@ mod start;
 mod state;
 
 use crate::channel::Core;
+use crate::guests::Place;
 use crate::hub::{Hub, Member, Note, guard};
 use crate::limits::SHIP_AGE_MAX;
 use crate::status::VolumeStatus;
@@ -72,9 +73,9 @@ pub(crate) enum Event {
     Scrub(ScrubOrder),
     /// Guests are let in from now on.
     Guests,
-    /// A guest died inside of an operation on these bytes; whoever has this is told when
-    /// all legs have them alike.
-    Heal(u64, u64, Sender<()>),
+    /// The guest of this row died inside of an operation on these bytes; whoever has this is
+    /// told when all legs have them alike.
+    Heal(usize, Place, Sender<()>),
     /// The volume is to be given back.
     Detach,
 }
@@ -264,8 +265,8 @@ impl Keeper {
                     let task = start::refresh(Rc::clone(&self.state), answer);
                     self.tasks.push(Box::pin(task));
                 }
-                Event::Heal(offset, len, done) => {
-                    let task = heal::heal(Rc::clone(&self.state), offset, len, done);
+                Event::Heal(row, place, done) => {
+                    let task = heal::heal(Rc::clone(&self.state), row, place, done);
                     self.tasks.push(Box::pin(task));
                 }
                 Event::Detach => {

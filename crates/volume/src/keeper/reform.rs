@@ -286,8 +286,8 @@ fn seats(view: &View) -> BTreeMap<(usize, usize), u64> {
 }
 
 /// Lets guests in by the view that is shown, if they can do all that channels do: every
-/// leg that is written is in-sync and mapped, and there is nothing to be told or flushed
-/// afterwards.
+/// leg that is written is in-sync and mapped, and there is nothing to be flushed
+/// afterwards. What a copy that follows is to get they put into the ring.
 pub(super) fn offer(state: &State) {
     let Some(guests) = state.hub.guests.get() else {
         return;
@@ -295,11 +295,12 @@ pub(super) fn offer(state: &State) {
     let model = state.model();
     let (generation, view) = state.hub.view();
     if let Some(seats) = guest_seats(&view, &model.bricks) {
-        guests.offer(Picture {
+        let picture = Picture {
             generation,
             epoch: view.epoch,
             seats,
-        });
+        };
+        guests.offer(picture, view.ship() != 0);
     }
 }
 
@@ -307,7 +308,7 @@ fn guest_seats(view: &View, bricks: &BTreeMap<BrickId, BrickAddress>) -> Option<
     let [column] = view.columns.as_slice() else {
         return None;
     };
-    let is_plain = column.gate == Gate::Open && !view.fenced && view.ship() == 0;
+    let is_plain = column.gate == Gate::Open && !view.fenced;
     if !is_plain || column.written() != column.in_sync() || view.buffers() {
         return None;
     }

@@ -36,7 +36,8 @@ pub(super) struct Unequal {
 }
 
 pub(super) async fn settle(state: &State, column: usize) -> Result<(), Interrupted> {
-    let _guests = state.keep_guests_out().await;
+    // What is left behind the dead is made alike once there is something to read.
+    let _guests = state.keep_living_guests_out(|_| true).await;
     // What becomes of changes that nobody acknowledged was not sent to it.
     follow::end(state, column, "the other copies are made equal");
     let (settling, stale) = {

@@ -311,13 +311,28 @@ impl State {
         guard
     }
 
+    /// The same, but for other files than those that are meant, and for guests that are dead:
+    /// whoever cleans up behind them waits for this one.
+    pub(super) async fn keep_living_guests_out(
+        &self,
+        is_meant: impl Fn(u64) -> bool,
+    ) -> GuestGuard<'_> {
+        let guard = GuestGuard::new(self.hub.guests.get());
+        self.await_quiet(|guests| guests.are_quiet(&is_meant)).await;
+        guard
+    }
+
     /// Their operations take microseconds, unless one stands still: its mount sees to that.
     async fn await_guests(&self) {
+        self.await_quiet(|guests| guests.segment.is_quiet()).await;
+    }
+
+    async fn await_quiet(&self, are_quiet: impl Fn(&Guests) -> bool) {
         let Some(guests) = self.hub.guests.get() else {
             return;
         };
         self.until(|| {
-            let is_quiet = guests.segment.is_quiet();
+            let is_quiet = are_quiet(guests);
             if !is_quiet {
                 self.wake_at(self.now() + GUESTS_LOOK);
             }

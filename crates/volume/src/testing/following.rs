@@ -29,11 +29,11 @@ use uuid::Uuid;
 const STEPS: usize = 6000;
 const REST_STEPS_MAX: usize = 200_000;
 const IN_FLIGHT_MAX: usize = 6;
-const PAGE_SECTORS: u64 = 4096 / SECTOR;
+pub(super) const PAGE_SECTORS: u64 = 4096 / SECTOR;
 const SECTORS: u64 = STRIPE_BYTES / SECTOR;
 /// From here on pages are cleared, too, so that what a hole means is not known.
 const CLEARED_FROM: u64 = SECTORS / 2;
-const FOLLOWER: SliceId = SliceId(Uuid::from_u128(77));
+pub(super) const FOLLOWER: SliceId = SliceId(Uuid::from_u128(77));
 
 /// A change, or a flush with no sectors. Changes have their numbers as values.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 mod brick;
 mod client;
 mod following;
+mod guests;
 mod hedged;
 mod idle;
 mod manager;

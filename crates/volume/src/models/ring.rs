@@ -1,0 +1,253 @@
+//! Two guests and a change through the kernel, and who sends what they changed to a copy
+//! that follows. The first guest may die at any moment.
+//!
+//! Properties: the copy gets the values of each page in the order in which the page had
+//! them, and nothing before what its writer had seen; in the end it has what is
+//! there, unless it is known that it has not; whoever sends is woken.
+
+use crate::guests::{Place, Segment};
+use crate::ring::{Entry, Left};
+use crate::ship::Ship;
+use crate::steps::step;
+use bytes::Bytes;
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::slice::{SliceRequest, Stamp};
+use pagemesh_models::{Model, has_ended, pause, pause_until, race};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+const SERIAL: u64 = 7;
+const PAGE: u64 = 4096;
+/// The page that the change through the kernel is for.
+const KERNEL_PAGE: usize = 2;
+/// The pages that guests write lie in one file.
+const FILE: u64 = 1;
+const MORTAL: usize = 0;
+
+#[derive(Default)]
+struct Memory {
+    /// By page: who has its lock, and the values that it had.
+    locked: [Option<usize>; 3],
+    values: [Vec<u64>; 3],
+    /// What a value's writer had seen of the first page.
+    seen: Vec<(u64, usize)>,
+    /// By page: how many of its values the copy has.
+    copied: [usize; 3],
+}
+
+struct World {
+    segment: Arc<Segment>,
+    ship: Ship,
+    memory: Mutex<Memory>,
+    is_called: AtomicBool,
+}
+
+impl World {
+    fn new() -> World {
+        let world = World {
+            segment: Arc::new(Segment::create(0).expect("a segment")),
+            ship: Ship::default(),
+            memory: Mutex::default(),
+            is_called: AtomicBool::new(false),
+        };
+        world.ship.admit(&world.segment);
+        world.ship.open(SERIAL);
+        world
+    }
+
+    /// No thread waits while it has this.
+    fn memory<T>(&self, look: impl FnOnce(&mut Memory) -> T) -> T {
+        look(&mut self.memory.lock().expect("no panic"))
+    }
+
+    fn lock(&self, me: usize, page: usize) {
+        step("lock words");
+        pause_until(|| {
+            self.memory(|memory| {
+                let locked = &mut memory.locked[page];
+                // A brick frees those of the dead.
+                let is_free = locked.is_none_or(has_ended);
+                if is_free {
+                    *locked = Some(me);
+                }
+                is_free
+            })
+        });
+    }
+
+    fn see(&self) -> usize {
+        step("memory");
+        self.memory(|memory| memory.values[0].len())
+    }
+
+    fn store(&self, page: usize, value: u64, seen: usize) {
+        step("memory");
+        self.memory(|memory| {
+            memory.values[page].push(value);
+            memory.seen.push((value, seen));
+        });
+    }
+
+    /// As a guest writes.
+    fn write(&self, me: usize, page: usize, value: u64) {
+        let (row, ring) = (self.segment.row(me), self.segment.ring());
+        let (file, offset, len) = (FILE, page as u64 * PAGE, 8);
+        step("rows");
+        row.enter(Place { file, offset, len });
+        step("rows");
+        if self.segment.is_closed() || !ring.has_room() {
+            return row.leave();
+        }
+        let seen = self.see();
+        self.lock(me, page);
+        let place = ring.claim(row, 1);
+        self.store(page, value, seen);
+        step("lock words");
+        self.memory(|memory| memory.locked[page] = None);
+        if ring.fill(place, offset, &value.to_le_bytes()) {
+            step("calls");
+            self.is_called.store(true, Ordering::SeqCst);
+        }
+        step("rows");
+        row.leave();
+    }
+
+    fn write_by_kernel(&self, value: u64) {
+        let seen = self.see();
+        self.store(KERNEL_PAGE, value, seen);
+        let (epoch, op, open) = (Epoch(1), 1, 0);
+        let change = SliceRequest::Write {
+            offset: KERNEL_PAGE as u64 * PAGE,
+            data: Bytes::copy_from_slice(&value.to_le_bytes()),
+            stamp: Stamp { epoch, op, open },
+        };
+        if self.ship.append(SERIAL, change).expect("it follows").wakes {
+            step("calls");
+            self.is_called.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// The copy gets a change.
+    fn apply(&self, change: SliceRequest) {
+        let SliceRequest::Write { offset, data, .. } = change else {
+            return;
+        };
+        let bytes = data[..].try_into().expect("a value");
+        let (page, value) = ((offset / PAGE) as usize, u64::from_le_bytes(bytes));
+        self.memory(|memory| {
+            // Behind a dead guest the page may be as it was before.
+            let had = memory.values[page].iter().position(|&had| had == value);
+            let copied = had.map_or(0, |at| at + 1);
+            assert!(copied >= memory.copied[page], "a page goes back");
+            memory.copied[page] = copied;
+            let seen = memory.seen.iter().find(|(of, _)| *of == value);
+            let seen = seen.map_or(0, |(_, seen)| *seen);
+            assert!(memory.copied[0] >= seen, "it lacks what was seen");
+        });
+    }
+
+    /// As the mount does behind a dead guest.
+    fn heal(&self) {
+        let (row, ring) = (self.segment.row(MORTAL), self.segment.ring());
+        let Some(about) = row.place() else { return };
+        self.segment.close();
+        let is_quiet = || self.segment.active().all(|(number, _)| number == MORTAL);
+        step("rows");
+        pause_until(is_quiet);
+        match ring.left_by(row) {
+            Left::Nothing => {}
+            Left::Unknown => {
+                ring.spoil();
+                assert!(ring.void_unclaimed(&self.segment, |number| number == MORTAL));
+            }
+            Left::Claim(place) => {
+                let page = (about.offset / PAGE) as usize;
+                let value = self.memory(|memory| memory.values[page].last().copied());
+                let left = Entry {
+                    place,
+                    places: 1,
+                    offset: about.offset,
+                    data: Bytes::copy_from_slice(&value.unwrap_or(0).to_le_bytes()),
+                };
+                if ring.is_named_behind(&self.segment, &left) {
+                    ring.spoil();
+                }
+                let _ = ring.fill(place, left.offset, &left.data);
+            }
+        }
+        row.leave();
+        self.segment.reopen();
+    }
+
+    /// As the keeper sends.
+    fn send(&self) {
+        let is_over = || (0..3).all(has_ended);
+        loop {
+            while let Some(next) = self.ship.take(SERIAL, false) {
+                self.apply(next.change);
+                self.ship.done(SERIAL, next.number);
+            }
+            if has_ended(MORTAL) && self.segment.row(MORTAL).place().is_some() {
+                self.heal();
+                continue;
+            }
+            if is_over() {
+                break;
+            }
+            pause_until(|| {
+                let is_called = self.is_called.swap(false, Ordering::SeqCst);
+                let died = has_ended(MORTAL) && self.segment.row(MORTAL).place().is_some();
+                is_called || died || is_over()
+            });
+            pause();
+        }
+        let was_called = self.is_called.load(Ordering::SeqCst);
+        let next = self.ship.take(SERIAL, false);
+        assert!(
+            next.is_none() || was_called,
+            "it sleeps, and a change waits"
+        );
+        if let Some(next) = next {
+            self.apply(next.change);
+            self.ship.done(SERIAL, next.number);
+        }
+        while let Some(next) = self.ship.take(SERIAL, false) {
+            self.apply(next.change);
+            self.ship.done(SERIAL, next.number);
+        }
+    }
+}
+
+fn guests_write_beside_the_kernel(pages: [usize; 2]) {
+    let world = World::new();
+    race(vec![
+        Box::new(|| world.write(MORTAL, pages[0], 11)),
+        Box::new(|| world.write(1, pages[1], 22)),
+        Box::new(|| world.write_by_kernel(33)),
+        Box::new(|| world.send()),
+    ]);
+    assert!(world.segment.is_quiet(), "a row is left");
+    if world.ship.is_spoiled() {
+        return;
+    }
+    assert!(world.ship.is_done(world.ship.last()), "not all is done");
+    assert!(!world.ship.is_behind());
+    world.memory(|memory| {
+        for page in 0..3 {
+            let had = memory.values[page].len();
+            assert_eq!(memory.copied[page], had, "page {page} differs");
+        }
+    });
+}
+
+#[test]
+fn what_guests_write_is_sent_in_its_order() {
+    let alone = Model::new("a ring", 2);
+    let found = alone.check(|| guests_write_beside_the_kernel([0, 1]));
+    assert!(found.executions > 1000, "{found:?}");
+    let mortal = Model::new("a ring whose guest dies", 1).with_mortal(MORTAL);
+    for pages in [[0, 1], [0, 0], [1, 0]] {
+        let found = mortal.check(move || guests_write_beside_the_kernel(pages));
+        assert!(found.executions > 500, "{found:?}");
+    }
+}

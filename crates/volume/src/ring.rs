@@ -1,0 +1,404 @@
+//! What guests changed, on its way to a copy that follows (RFD 018). It lies behind the
+//! rows of the segment; several guests put something in, the keeper takes it out.
+//!
+//! ```text
+//!   136  places claimed 8                         (on the line of the numbers)
+//!   192  places taken 8, a copy follows 4, kept away 4, taker sleeps 4, spoiled 4
+//! 20480  heads of places, 32 bytes each:
+//!     0  filled 8 (the place's number and one), first byte 8, bytes 8
+//! 86016  pages of places
+//! ```
+//!
+//! Places have numbers that are never used again; each lies at its number modulo
+//! [`PLACES`]. A record has as many in a row as pages, and a head in the first. A head of
+//! no bytes says that nothing was changed, and counts for one place.
+//!
+//! Invariants: whoever claims has found room before, and claims once, so that no
+//! place is claimed that is not free. A place is taken only when it is filled, in
+//! order, so nobody is still to fill one that is claimed anew.
+
+use crate::guests::{ROW_BYTES, ROWS, ROWS_AT, Row, Segment};
+use crate::steps::step;
+use bytes::Bytes;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Shared;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Places of the ring: half of them for what waits, which a copy gets within milliseconds,
+/// and half for those who found room at the same moment.
+pub const PLACES: u64 = 2048;
+/// Places of a record: what databases write at once.
+pub const RECORD_PLACES_MAX: u64 = 4;
+/// Its bytes.
+pub const RECORD_BYTES_MAX: usize = RECORD_PLACES_MAX as usize * PAGE_BYTES;
+const _: () = assert!(ROWS as u64 * RECORD_PLACES_MAX <= PLACES / 2, "room");
+
+const TAIL_AT: usize = 136;
+const HEAD_AT: usize = 192;
+const FOLLOWED_AT: usize = 200;
+const SHUT_AT: usize = 204;
+const SLEEPS_AT: usize = 208;
+const SPOILED_AT: usize = 212;
+const HEADS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
+const HEAD_BYTES: usize = 32;
+const DATA_AT: usize = HEADS_AT + PLACES as usize * HEAD_BYTES;
+/// Where it ends in the segment.
+pub(crate) const END_AT: usize = DATA_AT + PLACES as usize * PAGE_BYTES;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A row that may have claimed places, and did not say which.
+pub(crate) const CLAIMING: u64 = u64::MAX;
+
+/// The ring of a segment.
+#[derive(Clone, Copy)]
+pub struct Ring<'s> {
+    shared: &'s Shared,
+}
+
+/// A change that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Its first place.
+    pub place: u64,
+    pub places: u64,
+    pub offset: u64,
+    /// Empty if nothing was changed.
+    pub data: Bytes,
+}
+
+/// What a dead guest left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing that is not filled.
+    Nothing,
+    /// A claim that is not filled, from this place on.
+    Claim(u64),
+    /// Maybe a claim, and nobody knows which.
+    Unknown,
+}
+
+/// How much of a change is one record: a part of a page, or whole pages.
+#[must_use]
+pub fn record_len(offset: u64, len: u64) -> u64 {
+    let within = offset % PAGE;
+    match within != 0 || len < PAGE {
+        true => len.min(PAGE - within),
+        false => (len / PAGE).min(RECORD_PLACES_MAX) * PAGE,
+    }
+}
+
+/// Places of a record.
+#[must_use]
+pub fn places_of(offset: u64, len: u64) -> u64 {
+    (offset % PAGE).saturating_add(len).div_ceil(PAGE)
+}
+
+impl Segment {
+    /// Its ring.
+    #[inline]
+    #[must_use]
+    pub fn ring(&self) -> Ring<'_> {
+        Ring {
+            shared: self.shared(),
+        }
+    }
+}
+
+impl<'s> Ring<'s> {
+    fn tail_word(self) -> &'s AtomicU64 {
+        self.shared.word(TAIL_AT)
+    }
+
+    fn flag(self, at: usize) -> &'s AtomicU32 {
+        self.shared.half(at)
+    }
+
+    fn head_word(self, place: u64, index: usize) -> &'s AtomicU64 {
+        let at = (place % PLACES) as usize * HEAD_BYTES + index * 8;
+        self.shared.word(HEADS_AT + at)
+    }
+
+    fn is_filled(self, place: u64) -> bool {
+        self.head_word(place, 0).load(Ordering::Acquire) == place + 1
+    }
+
+    /// The bytes of so many places, where they lie in one piece each.
+    fn parts(place: u64, len: usize) -> [(usize, std::ops::Range<usize>); 2] {
+        let at = (place % PLACES) as usize * PAGE_BYTES;
+        let first = len.min(PLACES as usize * PAGE_BYTES - at);
+        [(DATA_AT + at, 0..first), (DATA_AT, first..len)]
+    }
+}
+
+/// What guests do.
+impl Ring<'_> {
+    /// Whether what is written must be told here.
+    #[inline]
+    #[must_use]
+    pub fn is_followed(self) -> bool {
+        self.flag(FOLLOWED_AT).load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether one record may be claimed now. If not, the kernel's way waits as it
+    /// should.
+    #[inline]
+    #[must_use]
+    pub fn has_room(self) -> bool {
+        let head = self.head();
+        self.tail() - head < PLACES / 2 && self.flag(SHUT_AT).load(Ordering::Relaxed) == 0
+    }
+
+    /// Claims places for a record of the row's place, behind the lock words of its pages.
+    #[inline]
+    #[must_use]
+    pub fn claim(self, row: Row<'_>, places: u64) -> u64 {
+        debug_assert!((1..=RECORD_PLACES_MAX).contains(&places), "{places} places");
+        row.claim().store(CLAIMING, Ordering::Release);
+        step("ring");
+        let place = self.tail_word().fetch_add(places, Ordering::AcqRel);
+        step("ring");
+        row.claim().store(place + 1, Ordering::Release);
+        place
+    }
+
+    /// Says what was changed. True: the taker has to be called.
+    #[inline]
+    #[must_use]
+    pub fn fill(self, place: u64, offset: u64, bytes: &[u8]) -> bool {
+        for (at, range) in Ring::parts(place, bytes.len()) {
+            self.shared.put(at, &bytes[range]);
+        }
+        self.finish(place, offset, bytes.len() as u64);
+        self.must_call()
+    }
+
+    /// It is not known what became of a change with these places. True: the taker has to
+    /// be called.
+    #[cold]
+    #[must_use]
+    pub fn give_up(self, place: u64, places: u64) -> bool {
+        self.spoil();
+        (place..place + places).for_each(|place| self.void(place));
+        self.must_call()
+    }
+
+    /// The taker was not called after all.
+    pub fn call_again(self) {
+        self.flag(SLEEPS_AT).store(1, Ordering::SeqCst);
+    }
+
+    fn finish(self, place: u64, offset: u64, len: u64) {
+        self.head_word(place, 1).store(offset, Ordering::Relaxed);
+        self.head_word(place, 2).store(len, Ordering::Relaxed);
+        step("ring");
+        self.head_word(place, 0).store(place + 1, Ordering::Release);
+    }
+
+    fn must_call(self) -> bool {
+        // Either the taker sees what was filled before it sleeps, or this sees that it does.
+        fence(Ordering::SeqCst);
+        step("ring");
+        let sleeps = self.flag(SLEEPS_AT);
+        sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::SeqCst) != 0
+    }
+}
+
+/// What the mount does.
+impl Ring<'_> {
+    /// The first place that is not claimed.
+    #[inline]
+    pub(crate) fn tail(self) -> u64 {
+        step("ring");
+        self.tail_word().load(Ordering::Acquire)
+    }
+
+    /// The first place that is not taken.
+    #[inline]
+    pub(crate) fn head(self) -> u64 {
+        self.shared.word(HEAD_AT).load(Ordering::Acquire)
+    }
+
+    /// The first place that is claimed and not filled, if it is the next to be taken.
+    #[must_use]
+    pub fn awaited(self) -> Option<u64> {
+        let head = self.head();
+        (head < self.tail() && !self.is_filled(head)).then_some(head)
+    }
+
+    /// Whether there is something to be taken.
+    pub(crate) fn has_next(self) -> bool {
+        let head = self.head();
+        step("ring");
+        head < self.tail() && self.is_filled(head)
+    }
+
+    /// Takes the next change. None: there is none, or it is not filled yet.
+    pub(crate) fn take(self) -> Option<Entry> {
+        if !self.has_next() {
+            return None;
+        }
+        let place = self.head();
+        let (offset, len) = self.told(place);
+        let mut data = vec![0; len as usize];
+        for (at, range) in Ring::parts(place, data.len()) {
+            self.shared.get(at, &mut data[range]);
+        }
+        let places = places_of(offset, len).max(1);
+        step("ring");
+        let taken = self.shared.word(HEAD_AT);
+        taken.store(place + places, Ordering::Release);
+        Some(Entry {
+            place,
+            places,
+            offset,
+            data: data.into(),
+        })
+    }
+
+    /// What the head of a filled place says, if that can be; else that nothing was
+    /// changed, and not all is there.
+    fn told(self, place: u64) -> (u64, u64) {
+        let offset = self.head_word(place, 1).load(Ordering::Relaxed);
+        let len = self.head_word(place, 2).load(Ordering::Relaxed);
+        let is_one = len == 0 || record_len(offset, len) == len;
+        if !is_one || offset.checked_add(len).is_none() {
+            self.spoil();
+            return (0, 0);
+        }
+        (offset, len)
+    }
+
+    /// Nothing comes of this place.
+    pub(crate) fn void(self, place: u64) {
+        self.finish(place, 0, 0);
+    }
+
+    /// Not all that was changed is here: the copy must not follow any more.
+    pub(crate) fn spoil(self) {
+        self.flag(SPOILED_AT).store(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_spoiled(self) -> bool {
+        self.flag(SPOILED_AT).load(Ordering::SeqCst) != 0
+    }
+
+    /// A copy follows anew.
+    pub(crate) fn unspoil(self) {
+        self.flag(SPOILED_AT).store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_followed(self, followed: bool) {
+        let flag = self.flag(FOLLOWED_AT);
+        flag.store(u32::from(followed), Ordering::SeqCst);
+    }
+
+    /// Whether guests must leave what they write to the kernel's way.
+    pub(crate) fn set_shut(self, shut: bool) {
+        let (flag, shut) = (self.flag(SHUT_AT), u32::from(shut));
+        // Guests have the line.
+        if flag.load(Ordering::Relaxed) != shut {
+            flag.store(shut, Ordering::Relaxed);
+        }
+    }
+
+    /// Whoever fills a place must call the taker. True: it may sleep, as none is filled.
+    pub(crate) fn fall_asleep(self) -> bool {
+        self.flag(SLEEPS_AT).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let may_sleep = !self.has_next();
+        if !may_sleep {
+            self.wake_up();
+        }
+        may_sleep
+    }
+
+    pub(crate) fn wake_up(self) {
+        let sleeps = self.flag(SLEEPS_AT);
+        if sleeps.load(Ordering::Relaxed) != 0 {
+            sleeps.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Behind dead guests. Their rows are as they left them.
+impl Ring<'_> {
+    pub(crate) fn left_by(self, row: Row<'_>) -> Left {
+        match row.claim().load(Ordering::Acquire) {
+            0 => Left::Nothing,
+            CLAIMING => Left::Unknown,
+            claim if claim - 1 < self.head() || self.is_filled(claim - 1) => Left::Nothing,
+            claim => Left::Claim(claim - 1),
+        }
+    }
+
+    /// Whether a claim behind this one may be for some of these bytes. No guest that lives
+    /// is inside of an operation on them.
+    pub(crate) fn is_named_behind(self, segment: &Segment, left: &Entry) -> bool {
+        let (start, end) = pages(left.offset, left.data.len() as u64);
+        let mut place = left.place + left.places;
+        while place < self.tail() {
+            let Some((offset, len)) = self.named(segment, place) else {
+                return true;
+            };
+            let (first, last) = pages(offset, len);
+            if first < end && start < last {
+                return true;
+            }
+            place += places_of(offset, len).max(1);
+        }
+        false
+    }
+
+    /// What a claim is for, if anybody knows.
+    fn named(self, segment: &Segment, place: u64) -> Option<(u64, u64)> {
+        if self.is_filled(place) {
+            return Some(self.told(place));
+        }
+        // Whoever is not inside any more has filled it.
+        let claimed = claimed_by(segment, place);
+        claimed.or_else(|| self.is_filled(place).then(|| self.told(place)))
+    }
+
+    /// Voids what is claimed by nobody. False: a guest is just claiming.
+    pub(crate) fn void_unclaimed(self, segment: &Segment, is_dead: impl Fn(usize) -> bool) -> bool {
+        let tail = self.tail();
+        let is_claiming = |number: usize| {
+            let row = segment.row(number);
+            row.place().is_some() && row.claim().load(Ordering::Acquire) == CLAIMING
+        };
+        // Who claims from now on gets what lies behind.
+        if (0..ROWS).any(|number| is_claiming(number) && !is_dead(number)) {
+            return false;
+        }
+        let mut place = self.head();
+        while place < tail {
+            let told = self.named(segment, place);
+            if told.is_none() {
+                self.void(place);
+            }
+            let (offset, len) = told.unwrap_or_default();
+            place += places_of(offset, len).max(1);
+        }
+        true
+    }
+}
+
+/// The pages of a range, as bytes.
+fn pages(offset: u64, len: u64) -> (u64, u64) {
+    let end = offset.saturating_add(len);
+    (
+        offset / PAGE * PAGE,
+        end.div_ceil(PAGE).saturating_mul(PAGE),
+    )
+}
+
+/// What the row is about that claimed this place.
+fn claimed_by(segment: &Segment, place: u64) -> Option<(u64, u64)> {
+    let mut active = segment.active();
+    let (_, about) = active.find(|&(number, _)| {
+        let claim = segment.row(number).claim();
+        claim.load(Ordering::Acquire) == place + 1
+    })?;
+    let (offset, len) = (about.offset, about.len);
+    (record_len(offset, len) == len).then_some((offset, len))
+}
