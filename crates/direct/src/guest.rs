@@ -555,7 +555,8 @@ impl File {
         let places = places_of(offset, bytes.len() as u64);
         let claimed = Cell::new(None);
         let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
-            claimed.set(claimed.get().or_else(|| Some(ring.claim(row, places))));
+            debug_assert!(claimed.get().is_none(), "one record, one claim");
+            claimed.set(Some(ring.claim(row, places)));
             segment.next_op()
         });
         let must_call = match (&written, claimed.get()) {

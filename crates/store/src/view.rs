@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
-/// Slots in a node.
-pub(crate) const NODE_SLOTS: u64 = 512;
+/// Slots in a node: pages under one leaf, which a record does not leave.
+pub const NODE_SLOTS: u64 = 512;
 /// How often a reader meets a page that changed under it before it gives up:
 /// each time another write has completed.
 const READ_TRIES_MAX: u32 = 1000;

@@ -22,6 +22,7 @@ use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Shared;
+use pagemesh_store::view::NODE_SLOTS;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Places of the ring: half of them for what waits, which a copy gets within milliseconds,
@@ -77,13 +78,15 @@ pub(crate) enum Left {
     Unknown,
 }
 
-/// How much of a change is one record: a part of a page, or whole pages.
+/// How much of a change is one record: a part of a page, or whole pages of one leaf, as the
+/// store writes them. Two records of one claim would not be in the order of their slots.
 #[must_use]
 pub fn record_len(offset: u64, len: u64) -> u64 {
     let within = offset % PAGE;
+    let in_leaf = NODE_SLOTS - offset / PAGE % NODE_SLOTS;
     match within != 0 || len < PAGE {
         true => len.min(PAGE - within),
-        false => (len / PAGE).min(RECORD_PLACES_MAX) * PAGE,
+        false => (len / PAGE).min(RECORD_PLACES_MAX).min(in_leaf) * PAGE,
     }
 }
 
@@ -401,4 +404,20 @@ fn claimed_by(segment: &Segment, place: u64) -> Option<(u64, u64)> {
     })?;
     let (offset, len) = (about.offset, about.len);
     (record_len(offset, len) == len).then_some((offset, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_for_one_record() {
+        assert_eq!(record_len(100, 10_000), PAGE - 100);
+        assert_eq!(record_len(PAGE, 100), 100);
+        assert_eq!(record_len(0, 9 * PAGE), RECORD_PLACES_MAX * PAGE);
+        // The store begins a new record with each leaf.
+        let border = NODE_SLOTS * PAGE;
+        assert_eq!(record_len(border - 2 * PAGE, 4 * PAGE), 2 * PAGE);
+        assert_eq!(record_len(border, 3 * PAGE + 7), 3 * PAGE);
+    }
 }
