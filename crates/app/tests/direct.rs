@@ -92,13 +92,34 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         }
         check(&direct, &file, offset, part);
     }
-    // Longer, by the kernel: a guest goes by what the mount tells anew.
-    assert_eq!(direct.write(&[1; 100], model.len() as u64 - 50, true), None);
-    model.extend_from_slice(&[7; 5000]);
-    file.write_all_at(&[7; 5000], model.len() as u64 - 5000)
-        .unwrap();
-    let last = model.len() - 9000;
-    check(&direct, &file, last as u64, &model[last..]);
+    // Longer, by the kernel and by the guest, over the end and behind it.
+    let mut longer = 0;
+    for round in 0..200 {
+        let len = 1 + random.below(9000) as usize;
+        let over = random.below(5000) * (round % 2);
+        let offset = model.len() as u64 - over;
+        let mut part = vec![0; len];
+        random.fill(&mut part);
+        match round % 7 {
+            0 => file.write_all_at(&part, offset).unwrap(),
+            // At the end of what is lent it is the kernel's.
+            _ => match direct.write(&part, offset, true) {
+                Some(written) => {
+                    assert_eq!(written, len);
+                    longer += 1;
+                }
+                None => file.write_all_at(&part, offset).unwrap(),
+            },
+        }
+        let kept = model.split_off(offset as usize);
+        model.extend_from_slice(&part);
+        model.extend_from_slice(kept.get(len..).unwrap_or(&[]));
+        assert_eq!(file.metadata().unwrap().len(), model.len() as u64);
+        let last = model.len().saturating_sub(12_000);
+        check(&direct, &file, last as u64, &model[last..]);
+    }
+    assert!(longer > 50, "{longer} by the guest");
+    assert_eq!(direct.write(&[1], model.len() as u64 + 1, true), None);
     let mut bytes = [0; 100];
     assert_eq!(
         direct.read(&mut bytes, model.len() as u64 - 40, true),
@@ -113,13 +134,228 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
     until("guests are let in again", || {
         direct.read(&mut bytes, 9_950, true) == Some(50)
     });
-    assert_eq!(direct.write(&[1; 10], 9_995, true), None);
+    until("guests are let in", || {
+        direct.write(&[1; 10], 9_995, true) == Some(10)
+    });
+    assert_eq!(file.metadata().unwrap().len(), 10_005);
+    assert_eq!(direct.write(&[1; 10], 10_006, true), None);
     // Holes are the kernel's.
     file.set_len(50_000).unwrap();
     for _ in 0..20 {
         assert_eq!(direct.read(&mut bytes, 9_950, true), None);
     }
     drop((direct, guest, file));
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// Records of a log: length, whose, which, and bytes that follow from these.
+fn record(own: u64, seq: u64) -> Vec<u8> {
+    let mut random = Random::new(own << 40 | seq);
+    let len = match random.below(8) {
+        0 => 3000 + random.below(9000),
+        _ => 24 + random.below(300),
+    };
+    let mut bytes = vec![0; len as usize];
+    random.fill(&mut bytes);
+    for (at, word) in [len, own, seq].into_iter().enumerate() {
+        bytes[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Nothing but whole records, each once, and those of each in order: how many by whom.
+fn records(bytes: &[u8]) -> std::collections::BTreeMap<u64, u64> {
+    let mut counts = std::collections::BTreeMap::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let word = |index: usize| {
+            let word = bytes.get(at + index * 8..at + index * 8 + 8);
+            u64::from_le_bytes(word.expect("a record").try_into().unwrap())
+        };
+        let (own, seq) = (word(1), word(2));
+        let expected = record(own, seq);
+        let found = bytes.get(at..at + expected.len());
+        assert!(
+            found == Some(&expected),
+            "at {at} of {}: record {seq} of {own}",
+            bytes.len()
+        );
+        let count = counts.entry(own).or_insert(0);
+        assert_eq!(seq, *count, "record of {own} at {at}");
+        *count += 1;
+        at += expected.len();
+    }
+    counts
+}
+
+/// Two guests, and one who goes through the kernel, while others look.
+#[test]
+fn appends_of_several_are_whole_and_each_once() {
+    const RECORDS: u64 = 3000;
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let file = opened(&mount, "log");
+    let path = mount.path("log");
+    let by_guests = std::sync::atomic::AtomicU64::new(0);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers = [0, 1, 2].map(|own| {
+            let (path, by_guests) = (&path, &by_guests);
+            scope.spawn(move || {
+                let file = OpenOptions::new().append(true).open(path).unwrap();
+                let guest = guest();
+                let direct = (own < 2).then(|| direct(&guest, &file).expect("on the path"));
+                // Who goes through the kernel takes the file from guests each time.
+                let count = if own < 2 { RECORDS } else { RECORDS / 20 };
+                for seq in 0..count {
+                    let bytes = record(own, seq);
+                    match direct
+                        .as_ref()
+                        .and_then(|direct| direct.append(&bytes, true))
+                    {
+                        Some(end) => {
+                            assert!(file.metadata().unwrap().len() >= end);
+                            by_guests.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                        None => {
+                            let written = std::io::Write::write(&mut &file, &bytes);
+                            assert_eq!(written.unwrap(), bytes.len());
+                        }
+                    }
+                }
+            })
+        });
+        let (path, is_over) = (&path, &is_over);
+        let reader = scope.spawn(move || {
+            let file = File::open(path).unwrap();
+            let mut seen = 0;
+            while !is_over.load(std::sync::atomic::Ordering::Acquire) {
+                let len = file.metadata().unwrap().len();
+                assert!(len >= seen, "{len} bytes after {seen}");
+                seen = len;
+                let mut bytes = vec![0; len as usize];
+                file.read_exact_at(&mut bytes, 0).unwrap();
+                records(&bytes);
+            }
+        });
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().unwrap());
+        is_over.store(true, std::sync::atomic::Ordering::Release);
+        reader.join().unwrap();
+    });
+    let by_guests = by_guests.into_inner();
+    assert!(by_guests > RECORDS / 2, "{by_guests} by guests");
+    let counts = records(&std::fs::read(&path).unwrap());
+    let counts: Vec<u64> = counts.into_values().collect();
+    assert_eq!(counts, [RECORDS, RECORDS, RECORDS / 20]);
+    drop(file);
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    records(&std::fs::read(mount.path("log")).unwrap());
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// A program that appends finds its offset behind what it wrote, and sees how long the file is.
+#[test]
+fn an_offset_follows_what_was_appended() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let script = "
+import os
+fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
+other = os.open('log', os.O_RDWR)
+end = 0
+for i in range(3000):
+    data = bytes([i % 251]) * (1 + i * 37 % 500)
+    if i % 9 == 8:
+        assert os.pwrite(other, data, end) == len(data)
+        assert os.lseek(other, 0, os.SEEK_END) == end + len(data)
+    elif i % 9 == 7:
+        assert os.writev(fd, [data[:10], data[10:]]) == len(data)
+    else:
+        assert os.write(fd, data) == len(data)
+    end += len(data)
+    if i % 9 != 8:
+        assert os.lseek(fd, 0, os.SEEK_CUR) == end, (i, os.lseek(fd, 0, os.SEEK_CUR), end)
+    assert os.fstat(fd).st_size == end
+    assert os.pread(fd, 1000, end - len(data)) == data
+    if i % 100 == 50:
+        os.lseek(fd, 0, os.SEEK_SET)
+        assert os.read(fd, 1) == b'\\0'
+    if i % 700 == 650:
+        end -= 1000
+        os.ftruncate(fd, end)
+";
+    let dir = mount.dir.display();
+    let script = format!("cd {dir} && python3 -c \"{script}\"");
+    let library = library();
+    let library = library.to_str().unwrap();
+    cluster.ok(&["exec", "--library", library, "--", "bash", "-c", &script]);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// A log is cut while it grows: nothing comes back, and nothing is where it was not written.
+#[test]
+fn a_file_that_grows_is_cut() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let file = opened(&mount, "log");
+    let guest = guest();
+    let direct = direct(&guest, &file).expect("on the direct path");
+    let mut random = Random::new(5);
+    let mut model: Vec<u8> = Vec::new();
+    let mut by_guest = 0;
+    for round in 0..300 {
+        for _ in 0..1 + random.below(8) {
+            let mut part = vec![0; 1 + random.below(5000) as usize];
+            random.fill(&mut part);
+            model.extend_from_slice(&part);
+            // At the end of what is lent it is the kernel's.
+            match direct.append(&part, true) {
+                Some(end) => {
+                    assert_eq!(end, model.len() as u64);
+                    by_guest += 1;
+                }
+                None => file
+                    .write_all_at(&part, (model.len() - part.len()) as u64)
+                    .unwrap(),
+            }
+        }
+        match round % 4 {
+            0 => model.truncate(random.below(model.len() as u64 + 1) as usize),
+            1 => model.resize(model.len() + random.below(9000) as usize, 0),
+            _ => {}
+        }
+        if round % 4 < 2 {
+            file.set_len(model.len() as u64).unwrap();
+            // Holes are the kernel's, until they are filled.
+            file.write_all_at(&model, 0).unwrap();
+        }
+        assert_eq!(file.metadata().unwrap().len(), model.len() as u64);
+        let mut bytes = vec![0; model.len()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == model, "round {round}");
+        assert_eq!(file.read_at(&mut [0; 9000], model.len() as u64).unwrap(), 0);
+        if model.len() > 1 << 20 {
+            model.clear();
+            file.set_len(0).unwrap();
+        }
+    }
+    assert!(by_guest > 100, "{by_guest} by the guest");
+    drop((direct, guest, file));
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    assert!(std::fs::read(mount.path("log")).unwrap() == model);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
@@ -357,6 +593,17 @@ fn count(file: &File, acknowledged: &Acknowledged) {
     }
 }
 
+/// One of several that append to a log.
+fn append(path: &str, acknowledged: &Acknowledged, own: u64) {
+    let mut file = OpenOptions::new().append(true).open(path).unwrap();
+    for seq in 0.. {
+        let bytes = record(own, seq);
+        let written = std::io::Write::write(&mut file, &bytes).unwrap();
+        assert_eq!(written, bytes.len());
+        acknowledged.set(own, seq + 1);
+    }
+}
+
 /// Not a test by itself: what the children of the next one run.
 #[test]
 fn child() {
@@ -371,7 +618,11 @@ fn child() {
             .open(path)
             .unwrap()
     };
-    let (file, acknowledged) = (open(path), Acknowledged(open(acknowledged)));
+    let acknowledged = Acknowledged(open(acknowledged));
+    if let Some(own) = what.strip_prefix("append ") {
+        return append(path, &acknowledged, own.parse().unwrap());
+    }
+    let file = open(path);
     let way = std::env::var_os("LD_PRELOAD").map_or("by the kernel", |_| "directly");
     eprintln!("{what}, {way}: process {}", std::process::id());
     match what.parse() {
@@ -691,4 +942,82 @@ fn guests_are_killed_beside_a_copy_that_follows() {
     assert_eq!(hammered(&file, &acknowledged), seqs);
     drop(file);
     mount.stop(&cluster);
+}
+
+/// Appending guests are killed, some stand still, and at last everybody is killed.
+#[test]
+fn what_killed_guests_appended_is_there() {
+    const CHILDREN: u64 = 40;
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mut mount = Mounted::by(&cluster, "files", "map", "auto");
+    File::create_new(mount.path("file")).unwrap();
+    let acknowledged = File::create_new(acknowledged_path(&cluster)).unwrap();
+    acknowledged.set_len(CHILDREN * 8).unwrap();
+    drop(acknowledged);
+    let open = OpenOptions::new()
+        .read(true)
+        .open(acknowledged_path(&cluster));
+    let acknowledged = Acknowledged(open.unwrap());
+    let sum = || (0..CHILDREN).map(|own| acknowledged.get(own)).sum::<u64>();
+    let start_one =
+        |mount: &Mounted, own: u64| start(&cluster, mount, &format!("append {own}"), own % 4 < 3);
+    let check = |mount: &Mounted| {
+        let counts = records(&std::fs::read(mount.path("file")).unwrap());
+        for own in 0..CHILDREN {
+            let (there, told) = (
+                counts.get(&own).copied().unwrap_or(0),
+                acknowledged.get(own),
+            );
+            assert!(
+                (told..=told + 1).contains(&there),
+                "{there} of {own}, {told} acknowledged"
+            );
+        }
+    };
+    let mut random = Random::new(11);
+    let mut own = 0;
+    for life in 0..4 {
+        let mut writers: Vec<Child> = Vec::new();
+        while writers.len() < 3 {
+            writers.push(start_one(&mount, own));
+            own += 1;
+        }
+        for round in 0..6 {
+            let (before, more) = (sum(), 50 + random.below(500));
+            until("more is written", || sum() >= before + more);
+            let victim = random.below(3) as usize;
+            if round == 4 {
+                let pid = rustix::process::Pid::from_child(&writers[victim].0);
+                rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+                let before = sum();
+                until("the others go on", || sum() > before + 20);
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
+            }
+            writers[victim].0.kill().unwrap();
+            writers[victim].0.wait().unwrap();
+            writers[victim] = start_one(&mount, own);
+            own += 1;
+            for writer in &mut writers {
+                assert!(writer.0.try_wait().unwrap().is_none(), "a fault was found");
+            }
+        }
+        let (before, more) = (sum(), 300);
+        until("more is written", || sum() >= before + more);
+        if life % 2 == 0 {
+            // The mount first, while guests go on.
+            mount.daemon.take().unwrap().kill();
+        }
+        drop(writers);
+        if life % 2 == 0 {
+            mount.come_back(&cluster, "files", "map");
+        }
+        check(&mount);
+    }
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    check(&mount);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
 }

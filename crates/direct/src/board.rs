@@ -2,30 +2,44 @@
 //!
 //! ```text
 //!     0  magic 8, version 4
-//!    64  closed 8 (how many keep guests away), outdated 8 (0: no), size 8, spans 8
+//!    64  closed 8 (how many keep guests away), outdated 8 (0: no), spans 8
 //!   128  time of the last write, nanoseconds since 1970 (0: none)
-//!  4096  the first page of each span, 8 bytes each
+//!   192  append lock 4 (the number of the row that holds it, and one), zero 4, end 8,
+//!        reach 8 (behind the last page that may be written; 0: none was lent), nonce 8,
+//!        torn 8 (0: no)
+//!  4096  what the last page of the file has below the end
+//!  8192  the first page of each span, 8 bytes each
 //! ```
 //!
-//! Invariants: everything but the time is changed by the mount alone, while guests are
-//! away. The memory is as long as for the longest file, and costs what is used of it.
+//! Invariants: everything but time, lock, end and last page is changed by the mount alone,
+//! while guests are away. End and last page are changed by who holds the lock: first the page. A guest
+//! holds it inside of its row's operation only. The memory is as long as for the longest file,
+//! and costs what is used of it.
 
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_fs::{FILE_BYTES_MAX, Time, span_index};
+use pagemesh_fs::{Composed, FILE_BYTES_MAX, Growth, Time, span_index};
 use pagemesh_pmem::{MapError, Shared};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmboard\0");
-const VERSION: u32 = 0;
+const VERSION: u32 = 1;
 const VERSION_AT: usize = 8;
 const CLOSED_AT: usize = 64;
 const OUTDATED_AT: usize = 72;
-const SIZE_AT: usize = 80;
-const SPANS_AT: usize = 88;
+const SPANS_AT: usize = 80;
 const WRITTEN_AT: usize = 128;
-const PLACES_AT: usize = PAGE_BYTES;
+const LOCK_AT: usize = 192;
+const END_AT: usize = 200;
+const REACH_AT: usize = 208;
+const NONCE_AT: usize = 216;
+const TORN_AT: usize = 224;
+const TAIL_AT: usize = PAGE_BYTES;
+const PLACES_AT: usize = 2 * PAGE_BYTES;
+/// Looks at a held append lock before the kernel does it: an append takes a microsecond or
+/// two, and some may be before this one.
+const SPINS: u32 = 4000;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of a board.
 pub const BOARD_BYTES: usize = PLACES_AT + SPANS_MAX * 8;
@@ -47,6 +61,41 @@ pub struct Run {
     pub offset: u64,
     /// How many.
     pub len: u64,
+}
+
+/// The append lock of a file.
+pub struct Held<'b>(&'b Board);
+
+impl Held<'_> {
+    /// Copies what the last page has below this end.
+    #[inline]
+    pub fn copy_tail(&self, end: u64, into: &mut [u8]) {
+        let len = (end % PAGE) as usize;
+        let words = into[..len.next_multiple_of(8)].chunks_exact_mut(8);
+        for (index, bytes) in words.enumerate() {
+            let word = self.0.word(TAIL_AT + index * 8).load(Ordering::Relaxed);
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// These pages are in place on all legs: whoever looks sees them from now on. The first
+    /// changed byte is one of the first page.
+    #[inline]
+    pub fn publish(&self, composed: Composed, pages: &[u8], changed: usize) {
+        let last = composed.end / PAGE;
+        let from = ((last - composed.first) * PAGE) as usize;
+        let len = (composed.end % PAGE) as usize;
+        // Another page is all new.
+        let at = if from == 0 { changed / 8 * 8 } else { 0 };
+        self.0.put_tail(at, &pages[from..from + len][at..]);
+        self.0.word(END_AT).store(composed.end, Ordering::Release);
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.lock().store(0, Ordering::Release);
+    }
 }
 
 fn identity(file: &File) -> Option<(u64, u64)> {
@@ -142,7 +191,10 @@ impl Board {
         }
         self.word(SPANS_AT)
             .store(spans.len() as u64, Ordering::Relaxed);
-        self.word(SIZE_AT).store(size, Ordering::Relaxed);
+        for at in [TORN_AT, REACH_AT, NONCE_AT] {
+            self.word(at).store(0, Ordering::Relaxed);
+        }
+        self.word(END_AT).store(size, Ordering::Relaxed);
         self.word(OUTDATED_AT).store(0, Ordering::SeqCst);
     }
 
@@ -150,7 +202,89 @@ impl Board {
     #[inline]
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.word(SIZE_AT).load(Ordering::Relaxed)
+        self.word(END_AT).load(Ordering::Acquire)
+    }
+
+    /// Lets guests make it longer, while they are away. `tail` is what its last page has
+    /// below the end.
+    pub fn lend(&self, growth: Growth, tail: &[u8]) {
+        self.put_tail(0, tail);
+        self.word(NONCE_AT).store(growth.nonce, Ordering::Relaxed);
+        self.word(REACH_AT).store(growth.reach, Ordering::SeqCst);
+    }
+
+    /// What was lent.
+    #[inline]
+    #[must_use]
+    pub fn growth(&self) -> Option<Growth> {
+        let reach = self.word(REACH_AT).load(Ordering::Relaxed);
+        (reach != 0).then(|| Growth {
+            nonce: self.word(NONCE_AT).load(Ordering::Relaxed),
+            reach,
+        })
+    }
+
+    /// Where guests to whom this was lent say that the file ends.
+    #[must_use]
+    pub fn end(&self, growth: Growth) -> Option<u64> {
+        let is_torn = self.word(TORN_AT).load(Ordering::SeqCst) != 0;
+        (!is_torn && self.growth() == Some(growth)).then(|| self.size())
+    }
+
+    fn lock(&self) -> &AtomicU32 {
+        self.shared.half(LOCK_AT)
+    }
+
+    /// Takes the append lock for a row, inside of its operation; none: others have it for
+    /// long, or the board says nothing any more.
+    #[inline]
+    #[must_use]
+    pub fn hold(&self, row: usize) -> Option<Held<'_>> {
+        let lock = self.lock();
+        let own = row as u32 + 1;
+        for _ in 0..SPINS {
+            let is_free = lock.load(Ordering::Relaxed) == 0;
+            let take = || lock.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed);
+            if is_free && take().is_ok() {
+                let held = Held(self);
+                // One may have died with it meanwhile.
+                return (!self.is_outdated()).then_some(held);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// A guest is gone, and its legs are alike: if it had the append lock, end and last page
+    /// say nothing any more. Its row is active yet.
+    pub fn tear(&self, row: usize) {
+        let lock = self.lock();
+        if lock.load(Ordering::Acquire) == row as u32 + 1 {
+            self.word(TORN_AT).store(1, Ordering::SeqCst);
+            self.outdate();
+            lock.store(0, Ordering::Release);
+        }
+    }
+
+    /// Puts bytes into the copy of the last page, from the word in which they begin.
+    #[inline]
+    fn put_tail(&self, at: usize, bytes: &[u8]) {
+        debug_assert!(
+            at.is_multiple_of(8) && at + bytes.len() <= PAGE_BYTES,
+            "a page"
+        );
+        let (words, rest) = bytes.as_chunks::<8>();
+        let tail = TAIL_AT + at;
+        for (index, word) in words.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            self.word(tail + index * 8).store(word, Ordering::Relaxed);
+        }
+        if !rest.is_empty() {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            self.word(tail + words.len() * 8)
+                .store(u64::from_le_bytes(last), Ordering::Relaxed);
+        }
     }
 
     /// Where bytes of the file lie, as many as lie in one piece from the first on; none:
@@ -195,6 +329,23 @@ impl Board {
 mod tests {
     use super::*;
 
+    fn append(board: &Board, growth: Growth, data: &[u8]) {
+        let held = board.hold(1).expect("nobody has it");
+        let end = board.size();
+        let composed = Composed::plan(growth, end, end, data.len()).expect("room");
+        let mut pages = [0xee; 2 * PAGE_BYTES];
+        held.copy_tail(end, &mut pages);
+        composed.fill(growth, &mut pages, end, end, data);
+        held.publish(composed, &pages, (end % PAGE) as usize);
+    }
+
+    fn tail_of(board: &Board) -> Vec<u8> {
+        let held = board.hold(1).expect("nobody has it");
+        let mut page = [0; PAGE_BYTES];
+        held.copy_tail(board.size(), &mut page);
+        page[..(board.size() % PAGE) as usize].to_vec()
+    }
+
     #[test]
     fn a_guest_finds_what_the_mount_shows() {
         let board = Board::create().expect("a board");
@@ -213,6 +364,27 @@ mod tests {
         guest.note_written(5 * NANOS + 7);
         guest.note_written(4 * NANOS);
         assert_eq!(board.written(), Some(Time { sec: 5, nsec: 7 }));
+        // A part of the second page.
+        let growth = Growth { nonce: 7, reach: 8 };
+        board.show(5000, &[800]);
+        board.lend(growth, &[3; 904]);
+        assert_eq!(
+            (guest.growth(), board.end(growth)),
+            (Some(growth), Some(5000))
+        );
+        assert_eq!(board.end(Growth { nonce: 8, reach: 8 }), None);
+        append(&guest, growth, &[4; 100]);
+        assert_eq!(tail_of(&guest), [[3; 904].as_slice(), &[4; 100]].concat());
+        append(&guest, growth, &[5; 3100]);
+        assert_eq!((board.end(growth), tail_of(&guest).len()), (Some(8200), 8));
+        // One dies with the lock.
+        std::mem::forget(guest.hold(9));
+        assert!(guest.hold(8).is_none());
+        board.tear(8);
+        assert!(guest.hold(8).is_none() && !guest.is_outdated());
+        board.tear(9);
+        assert!(guest.hold(8).is_none() && guest.is_outdated());
+        assert_eq!(board.end(growth), None);
         board.close();
         assert!(guest.is_closed());
         board.outdate();

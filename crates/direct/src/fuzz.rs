@@ -20,6 +20,7 @@ fn fuzz_direct_question() {
         Question::Board(7),
         Question::Bar(u64::MAX),
         Question::Call,
+        Question::Grow(3),
     ];
     target("direct_question")
         .seeds(questions.map(|question| question.encode().to_vec()))

@@ -8,6 +8,8 @@
 //! belongs to a brick that is gone is dropped at once, by a thread that waits for that:
 //! else the next brick would have to end this process.
 
+mod growth;
+
 use crate::board::Board;
 use crate::owned;
 use crate::wire::{self, Answer, Question};
@@ -15,8 +17,10 @@ use arrayvec::ArrayVec;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
+use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
+use pagemesh_fs::APPEND_PAGES_MAX;
 use pagemesh_volume::guests::{Picture, Place, Row, Segment};
 use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
@@ -68,6 +72,8 @@ pub struct File {
     board: OnceLock<Arc<Board>>,
     ino: u64,
     misses: AtomicU32,
+    /// Somebody wanted to make it longer.
+    grows: AtomicBool,
 }
 
 struct Mount {
@@ -98,6 +104,8 @@ struct Station {
     /// What is written where a copy follows: what a program has there may change meanwhile.
     copied: Vec<u8>,
     legs: ArrayVec<MappedLeg, COPIES_MAX>,
+    /// Where pages are composed.
+    pages: Vec<u8>,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,6 +150,7 @@ impl Guest {
             board: OnceLock::new(),
             ino,
             misses: AtomicU32::new(0),
+            grows: AtomicBool::new(false),
         })
     }
 
@@ -284,8 +293,12 @@ impl Mount {
         Ok(mount)
     }
 
-    fn board(&self, ino: u64) -> Option<Arc<Board>> {
-        let answered = self.asker.try_lock().ok()?.ask(Question::Board(ino));
+    fn board(&self, ino: u64, grows: bool) -> Option<Arc<Board>> {
+        let question = match grows {
+            true => Question::Grow(ino),
+            false => Question::Board(ino),
+        };
+        let answered = self.asker.try_lock().ok()?.ask(question);
         match answered {
             Ok((Answer::Yes, Some(memory))) => {
                 let mut boards = guard(&self.boards);
@@ -395,6 +408,7 @@ impl Mount {
         }
         station.copied.resize(RECORD_BYTES_MAX, 0);
         station.take_legs(legs);
+        station.pages.resize(APPEND_PAGES_MAX * PAGE_BYTES, 0);
         station.picture = Some(picture);
         Ok(())
     }
@@ -484,16 +498,16 @@ impl File {
         Some(done)
     }
 
-    /// Overwrites bytes that the file has; none: the kernel does it, all of it. See
-    /// [`File::read`].
-    #[must_use]
-    pub fn write(&self, data: &[u8], offset: u64, may_prepare: bool) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, data.len(), Intent::Write, may_prepare)?;
+    /// Overwrites bytes that the file has; none: no leg was asked, as the board does not say
+    /// where they lie.
+    fn overwrite(
+        &self,
+        station: &mut Station,
+        inside: &Inside<'_>,
+        data: &[u8],
+        offset: u64,
+    ) -> Option<Result<(), SliceError>> {
         let board = self.board.get()?;
-        let end = offset.checked_add(data.len() as u64)?;
-        if end > board.size() {
-            return None;
-        }
         let mut done = 0;
         // Behind the look that guests may: a copy that follows from now on waits for the row.
         let is_followed = self.mount.segment.ring().is_followed();
@@ -502,57 +516,54 @@ impl File {
             if is_followed {
                 run.len = record_len(run.offset, run.len);
             }
-            inside.0.say(run.offset, run.len);
             let part = &data[done..done + run.len as usize];
-            let written = match is_followed {
-                true => self.write_followed(&mut station, inside.0, run.offset, part)?,
-                false => self.write_run(&mut station, run.offset, part)?,
-            };
-            match written {
-                Ok(()) => done += run.len as usize,
-                Err(error) => return self.fail(station, inside, &error),
+            if let Err(error) = self.put(station, inside, part, run.offset)? {
+                return Some(Err(error));
             }
+            done += part.len();
         }
-        let now = clock_gettime(ClockId::RealtimeCoarse);
-        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        board.note_written(now_ns);
-        Some(done)
+        Some(Ok(()))
     }
 
-    fn write_run(
+    /// Writes bytes to a place of the volume: where a copy follows, one record. None: the
+    /// kernel has to do it.
+    #[inline]
+    fn put(
         &self,
         station: &mut Station,
+        inside: &Inside<'_>,
+        data: &[u8],
         offset: u64,
-        bytes: &[u8],
     ) -> Option<Result<(), SliceError>> {
-        let epoch = station.picture.as_ref()?.epoch;
+        inside.0.say(offset, data.len() as u64);
         let segment = &self.mount.segment;
-        Some(MappedLeg::overwrite_all(
-            &mut station.legs,
-            offset,
-            bytes,
-            epoch,
-            || segment.next_op(),
-        ))
+        if segment.ring().is_followed() {
+            return self.put_followed(station, inside.0, data, offset);
+        }
+        let epoch = station.picture.as_ref()?.epoch;
+        let legs = &mut station.legs;
+        let next = || segment.next_op();
+        Some(MappedLeg::overwrite_all(legs, offset, data, epoch, next))
     }
 
-    /// Writes one record, and says so in the ring. None: there is no room in it.
-    fn write_followed(
+    /// Writes one record, and says so in the ring. None: there is no room for it.
+    fn put_followed(
         &self,
         station: &mut Station,
         row: Row<'_>,
+        data: &[u8],
         offset: u64,
-        bytes: &[u8],
     ) -> Option<Result<(), SliceError>> {
         let segment = &self.mount.segment;
         let ring = segment.ring();
-        if !ring.has_room() {
+        let len = data.len() as u64;
+        if !ring.has_room() || record_len(offset, len) != len {
             return None;
         }
         let epoch = station.picture.as_ref()?.epoch;
-        let copied = station.copied.get_mut(..bytes.len())?;
-        copied.copy_from_slice(bytes);
-        let places = places_of(offset, bytes.len() as u64);
+        let copied = station.copied.get_mut(..data.len())?;
+        copied.copy_from_slice(data);
+        let places = places_of(offset, len);
         let claimed = Cell::new(None);
         let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
             debug_assert!(claimed.get().is_none(), "one record, one claim");
@@ -633,7 +644,8 @@ impl File {
         if self.misses.fetch_add(1, Ordering::Relaxed) % MISSES_MAX != MISSES_MAX - 1 {
             return false;
         }
-        let Some(shown) = self.mount.board(self.ino) else {
+        let grows = self.grows.load(Ordering::Relaxed);
+        let Some(shown) = self.mount.board(self.ino, grows) else {
             return false;
         };
         let board = self.board.get_or_init(|| Arc::clone(&shown));
@@ -642,12 +654,12 @@ impl File {
 
     /// A leg did not do it: what it can do no more is dropped.
     #[cold]
-    fn fail(
+    fn fail<T>(
         &self,
         mut station: MutexGuard<'_, Station>,
         inside: Inside<'_>,
         error: &SliceError,
-    ) -> Option<usize> {
+    ) -> Option<T> {
         drop(inside);
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
             station.drop_legs();

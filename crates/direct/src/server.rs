@@ -9,7 +9,7 @@
 use crate::board;
 use crate::wire::{self, Answer, Question};
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
-use pagemesh_fs::{Board, Fs, Ino, Time};
+use pagemesh_fs::{Board, Fs, Growth, Ino, Time};
 use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{Place, ROWS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -242,7 +242,8 @@ fn serve(host: &Arc<Host>, socket: OwnedFd) {
 fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> io::Result<()> {
     let socket = guest.socket.as_fd();
     while let Some((bytes, _)) = wire::receive(socket)? {
-        match Question::decode(&bytes).map_err(io::Error::other)? {
+        let question = Question::decode(&bytes).map_err(io::Error::other)?;
+        match question {
             Question::Join => {
                 if row.is_none() {
                     *row = host.take_row(guest);
@@ -261,8 +262,9 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 };
                 wire::send(socket, &answer.encode(), None)?;
             }
-            Question::Board(ino) => {
-                let (answer, board) = host.shown(Ino(ino));
+            Question::Board(ino) | Question::Grow(ino) => {
+                let grows = matches!(question, Question::Grow(_));
+                let (answer, board) = host.shown(Ino(ino), grows);
                 let memory = board.as_ref().map(|board| board.board.file().as_fd());
                 wire::send(socket, &answer.encode(), memory)?;
             }
@@ -293,12 +295,12 @@ impl Host {
         }
     }
 
-    /// The board of a file, as the file is now.
-    fn shown(self: &Arc<Host>, ino: Ino) -> (Answer, Option<Arc<FileBoard>>) {
+    /// The board of a file, as the file is now, with room behind its end for who wants that.
+    fn shown(self: &Arc<Host>, ino: Ino, grows: bool) -> (Answer, Option<Arc<FileBoard>>) {
         let Some(fs) = self.fs.upgrade() else {
             return (Answer::No, None);
         };
-        let shown = fs.show(ino, || {
+        let make = || {
             let mut boards = guard(&self.boards);
             boards.retain(|_, board| board.strong_count() > 0);
             if boards.len() >= BOARDS_MAX {
@@ -318,7 +320,11 @@ impl Host {
             });
             boards.insert(ino, Arc::downgrade(&made));
             Some(made as Arc<dyn Board>)
-        });
+        };
+        let shown = match grows {
+            true => fs.grow(ino, make),
+            false => fs.show(ino, make),
+        };
         match shown {
             Ok(Some(_)) => {
                 let board = guard(&self.boards).get(&ino).and_then(Weak::upgrade);
@@ -441,6 +447,10 @@ impl Host {
                 if place.offset.checked_add(len).is_some() {
                     self.volume.heal(number, Place { len, ..place });
                 }
+                let board = guard(&self.boards).get(&Ino(place.file)).cloned();
+                if let Some(board) = board.and_then(|board| board.upgrade()) {
+                    board.board.tear(number);
+                }
                 row.leave();
             }
         }
@@ -496,5 +506,17 @@ impl Board for FileBoard {
 
     fn written(&self) -> Option<Time> {
         self.board.written()
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.board.is_outdated()
+    }
+
+    fn lend(&self, growth: Growth, tail: &[u8]) {
+        self.board.lend(growth, tail);
+    }
+
+    fn end(&self, growth: Growth) -> Option<u64> {
+        self.board.end(growth)
     }
 }

@@ -12,7 +12,7 @@
 //!    │◀──────────────────────────────────┤
 //! ```
 //! 3 looks for a newer picture, 4 bars a file. 5 has no answer: it calls who sends what guests
-//! changed to a copy that follows.
+//! changed to a copy that follows. 6 is 2 for who wants to make the file longer.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
 //! (0 yes, 1 no, 2 joined), row 4, legs 4, generation 8, epoch 4; for each leg brick
@@ -56,6 +56,8 @@ pub enum Question {
     Look,
     /// For the board of a file that it has open, as it is now.
     Board(u64),
+    /// The same, with room behind its end.
+    Grow(u64),
     /// For a file to have no guests any more, as the kernel will map it.
     Bar(u64),
     /// For nothing: there is something in the ring.
@@ -90,6 +92,7 @@ impl Question {
             Question::Look => (3, 0),
             Question::Bar(file) => (4, file),
             Question::Call => (5, 0),
+            Question::Grow(file) => (6, file),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -115,6 +118,7 @@ impl Question {
             (3, 0) => Ok(Question::Look),
             (4, file) => Ok(Question::Bar(file)),
             (5, 0) => Ok(Question::Call),
+            (6, file) => Ok(Question::Grow(file)),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -325,6 +329,7 @@ mod tests {
             Question::Board(u64::MAX),
             Question::Bar(7),
             Question::Call,
+            Question::Grow(8),
         ] {
             assert_eq!(
                 Question::decode(&question.encode()).expect("sense"),

@@ -59,6 +59,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
+        self.making_room(|| self.settle(ino))?;
         let inode = self.look(|core| {
             core.check_running()?;
             core.file(ino)
@@ -225,7 +226,8 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _shared = lock.read();
         let (inode, pieces) = self.look(|core| {
-            let inode = core.file(ino)?;
+            let mut inode = core.file(ino)?;
+            inode.size = core.end_of(ino, &inode)?;
             let pieces = core.pieces(&inode, offset / PAGE, usize::MAX)?;
             Ok((inode, pieces))
         })?;

@@ -7,9 +7,9 @@
 
 use crate::Fs;
 use crate::core::Core;
-use crate::data::PAGE;
+use crate::data::pages_of;
 use crate::error::Result;
-use crate::format::{Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
+use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
 use crate::namespace::SET_ID;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,17 @@ pub trait Board: Send + Sync {
     fn show(&self, size: u64, spans: &[u64]);
     /// When a guest wrote last.
     fn written(&self) -> Option<Time>;
+    /// Whether what was told last is not so any more.
+    fn is_outdated(&self) -> bool {
+        true
+    }
+    /// Lets guests make the file longer; told behind [`Board::show`]. `tail` is what its
+    /// last page has below the end. Guests are away.
+    fn lend(&self, _growth: Growth, _tail: &[u8]) {}
+    /// Where guests say that the file ends, if they can be asked and were lent just this.
+    fn end(&self, _growth: Growth) -> Option<u64> {
+        None
+    }
 }
 
 /// In which span of a file its page lies, and where in it.
@@ -137,6 +148,11 @@ impl Data {
         self.board.get()?.written()
     }
 
+    /// Where guests say that the file ends.
+    pub(crate) fn end_of_guests(&self, growth: Growth) -> Option<u64> {
+        self.board.get()?.end(growth)
+    }
+
     /// Keeps guests out for good: nobody has the file open, and whoever still has
     /// something of it, such as a thread whose descriptor another one closes, may do
     /// nothing any more.
@@ -151,18 +167,31 @@ impl Data {
 }
 
 impl Core {
-    /// Where the spans of a file begin, if guests can do with that: it has no holes, and
-    /// shares nothing, and a write to it changes nothing else.
+    /// [`Core::plain_spans`] of a file that somebody has open.
+    fn shown_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
+        let is_open = self.live.get(&ino).is_some_and(|live| live.opens > 0);
+        match is_open {
+            true => self.plain_spans(ino),
+            false => Ok(None),
+        }
+    }
+
+    /// Where the spans of a file begin, up to the one that is lent, if guests can do with
+    /// that: it has no holes, and shares nothing, and a write to it changes nothing else.
     fn plain_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
         let inode = self.inode(ino)?;
         let is_sound = self.check_trusted(ino).is_ok() && self.is_running();
         // What a write takes away.
         let is_armed = inode.mode & SET_ID != 0 || inode.has_xattrs();
-        if inode.kind() != Kind::File || !inode.is_dense() || !is_sound || is_armed {
+        if inode.kind() != Kind::File || !inode.is_whole() || !is_sound || is_armed {
             return Ok(None);
         }
         let pieces = self.pieces(&inode, 0, usize::MAX)?;
-        let needed = match inode.size.div_ceil(PAGE).checked_sub(1) {
+        let pages = match inode.growth {
+            None => pages_of(inode.size),
+            Some(growth) => growth.reach,
+        };
+        let needed = match pages.checked_sub(1) {
             None => 0,
             Some(last) => span_index(last).0 + 1,
         };
@@ -208,22 +237,48 @@ impl Fs {
         ino: Ino,
         make: impl FnOnce() -> Option<Arc<dyn Board>>,
     ) -> Result<Option<Arc<dyn Board>>> {
+        self.show_for(ino, false, make)
+    }
+
+    /// The same for guests that want to make it longer, and may if there is room.
+    ///
+    /// # Errors
+    /// As [`Fs::show`].
+    pub fn grow(
+        &self,
+        ino: Ino,
+        make: impl FnOnce() -> Option<Arc<dyn Board>>,
+    ) -> Result<Option<Arc<dyn Board>>> {
+        self.show_for(ino, true, make)
+    }
+
+    fn show_for(
+        &self,
+        ino: Ino,
+        grows: bool,
+        make: impl FnOnce() -> Option<Arc<dyn Board>>,
+    ) -> Result<Option<Arc<dyn Board>>> {
         let data = self.data_lock(ino)?;
-        let lock = data.lock.write();
+        let _lock = data.lock.write();
         if data.is_mapped.load(Ordering::Relaxed) {
             return Ok(None);
         }
+        let growth = self.look(|core| core.inode(ino))?.growth;
+        if let (Some(growth), Some(board)) = (growth, data.board.get())
+            && !board.is_outdated()
+            && board.end(growth).is_some()
+        {
+            return Ok(Some(Arc::clone(board)));
+        }
+        let out = Out::of(&data);
+        if let Some(board) = out.0 {
+            board.outdate();
+        }
+        self.settle(ino)?;
         // Looked at first: a directory gets no board, nor what nobody has open.
-        let found = self.look(|core| {
-            let is_open = core.live.get(&ino).is_some_and(|live| live.opens > 0);
-            match is_open {
-                true => core.plain_spans(ino),
-                false => Ok(None),
-            }
-        })?;
-        let Some((size, spans)) = found else {
+        if self.look(|core| core.shown_spans(ino))?.is_none() {
             return Ok(None);
-        };
+        }
         if data.board.get().is_none()
             && let Some(board) = make()
         {
@@ -234,10 +289,17 @@ impl Fs {
         let Some(board) = data.board.get() else {
             return Ok(None);
         };
-        let out = Out::of(&data);
+        let lent = match grows {
+            true => self.lend_room(ino)?,
+            false => None,
+        };
+        let Some((size, spans)) = self.look(|core| core.shown_spans(ino))? else {
+            return Ok(None);
+        };
         board.show(size, &spans);
-        drop(out);
-        drop(lock);
+        if let Some((growth, tail)) = lent {
+            board.lend(growth, &tail);
+        }
         Ok(Some(Arc::clone(board)))
     }
 
@@ -245,14 +307,14 @@ impl Fs {
     /// as long as somebody uses it.
     ///
     /// # Errors
-    /// `ESTALE`.
+    /// `ESTALE`, and what the volume says.
     pub fn bar_guests(&self, ino: Ino) -> Result<()> {
         let data = self.data_lock(ino)?;
         let _alone = data.lock.write();
         if !data.is_mapped.swap(true, Ordering::Relaxed) {
             data.end();
         }
-        Ok(())
+        self.settle(ino)
     }
 
     /// Notes when guests wrote. To be called once in a while, before

@@ -36,6 +36,7 @@ use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -120,6 +121,8 @@ pub(crate) struct Core {
     pub(crate) noted: BTreeSet<Ino>,
     /// Files that have or had guests.
     pub(crate) boards: BTreeSet<Ino>,
+    /// How often a file was lent room.
+    pub(crate) growths: u64,
     /// Orphans that are being freed, or left to be.
     pub(crate) going: HashSet<Ino>,
     pub(crate) left: Left,
@@ -153,6 +156,7 @@ impl Core {
             makes: 0,
             noted: BTreeSet::new(),
             boards: BTreeSet::new(),
+            growths: 0,
             going: HashSet::new(),
             left: Left::default(),
             distrusted: HashSet::new(),
@@ -180,11 +184,18 @@ impl Core {
     }
 
     /// A page of a file, as it is now.
-    fn data_page(&mut self, page: u64) -> Result<Arc<Page>> {
+    pub(crate) fn data_page(&mut self, page: u64) -> Result<Arc<Page>> {
         match self.changed(page) {
             Some(found) => Ok(found),
             None => Ok(self.port.read_page(page)?.into()),
         }
+    }
+
+    /// Runs of a range of pages of the space that hold data.
+    pub(crate) fn mapped(&mut self, pages: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let mut runs = Vec::new();
+        self.port.mapped(pages, |run| runs.push(run))?;
+        Ok(runs)
     }
 
     fn changed(&self, page: u64) -> Option<Arc<Page>> {
@@ -650,7 +661,8 @@ impl Tx<'_> {
         let old = self.stored(ino, place)?;
         let (page, at) = place;
         put(&mut self.page_mut(page)?[..], at, inode.encode());
-        self.books.pages += inode.pages.cast_signed() - old.pages.cast_signed();
+        let (now, before) = (inode.pages + inode.lent(), old.pages + old.lent());
+        self.books.pages += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live.get_mut(&ino) {
             live.mtime = None;
             live.atime = None;

@@ -46,8 +46,13 @@ pub(crate) fn pages_of(bytes: u64) -> u64 {
 
 impl Inode {
     /// Whether every page below the size is mapped, and no other. The count of one that
-    /// is being cut says nothing.
+    /// is being cut says nothing, and guests may have mapped more.
     pub(crate) fn is_dense(&self) -> bool {
+        self.is_whole() && self.growth.is_none()
+    }
+
+    /// The same but for what guests did.
+    pub(crate) fn is_whole(&self) -> bool {
         self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
     }
 
@@ -167,7 +172,9 @@ impl Fs {
         let (range, runs) = self.look(|core| {
             let inode = core.file(ino)?;
             core.note_read(ino, now);
-            let end = inode.size.min(offset.saturating_add(u64::from(len)));
+            let end = core
+                .end_of(ino, &inode)?
+                .min(offset.saturating_add(u64::from(len)));
             let range = offset.min(end)..end;
             let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
             Ok((range, runs))
@@ -210,6 +217,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
+        self.settle(ino)?;
         let inode = self.look(|core| core.file(ino))?;
         let offset = offset.unwrap_or(inode.size);
         let room = FILE_BYTES_MAX.saturating_sub(offset);
@@ -381,6 +389,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
+        self.making_room(|| self.settle(ino))?;
         match size < self.look(|core| core.file(ino))?.size {
             true => self.making_room(|| self.set_size_alone(port, ino, size)),
             false => self.set_size_alone(port, ino, size),
@@ -482,7 +491,10 @@ impl Fs {
             return Err(Errno::INVAL.into());
         }
         // What is copied to the same file does not make it longer to copy.
-        let size = self.look(|core| core.file(from))?.size;
+        let size = self.look(|core| {
+            let inode = core.file(from)?;
+            core.end_of(from, &inode)
+        })?;
         let len = len.min(size.saturating_sub(source));
         let fits = target
             .checked_add(len)

@@ -4,6 +4,7 @@
 //! that they make sense, since any client of the volume may have written them.
 
 use crate::TARGET_MAX;
+use crate::map::to_next_span;
 use crate::spans::Span;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
@@ -43,6 +44,10 @@ pub(crate) const TRIM: u16 = 1;
 pub(crate) const RESERVED: u16 = 2;
 /// The target of a link lies in the inode, where others name their spans.
 pub(crate) const INLINE: u16 = 4;
+/// Guests may have made the file longer. In memory it is [`Inode::growth`].
+const GROWS: u16 = 8;
+/// Where it says how.
+const GROWTH_AT: usize = 184;
 /// Attributes lie in a span of up to 2^5 pages.
 const XATTRS_ORDER_MAX: u8 = 5;
 const NSEC_MAX: u32 = 999_999_999;
@@ -166,6 +171,15 @@ pub(crate) struct Map {
     pub(crate) height: u8,
 }
 
+/// What guests may do to a file behind its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// What tells its footers from other bytes.
+    pub nonce: u64,
+    /// Behind the last page of the file that they may write.
+    pub reach: u64,
+}
+
 /// An inode. Times are exact to the nanosecond.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
@@ -191,6 +205,8 @@ pub(crate) struct Inode {
     pub(crate) map: Map,
     /// A span of a file that is to take the place of a shared one, or to be freed.
     pub(crate) spare: Option<Span>,
+    /// Of a file that guests make longer.
+    pub(crate) growth: Option<Growth>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -253,6 +269,7 @@ impl Inode {
             xattrs: Xattrs::default(),
             map: Map::default(),
             spare: None,
+            growth: None,
             target: Vec::new(),
         }
     }
@@ -299,6 +316,11 @@ impl Inode {
             let root = self.map.root | u64::from(self.map.height) << 56;
             put(&mut bytes, 168, root.to_le_bytes());
             put(&mut bytes, SPARE_AT, span_bits(self.spare).to_le_bytes());
+            if let Some(Growth { nonce, reach }) = self.growth {
+                put(&mut bytes, 2, (self.flags | GROWS).to_le_bytes());
+                put(&mut bytes, GROWTH_AT, nonce.to_le_bytes());
+                put(&mut bytes, GROWTH_AT + 8, reach.to_le_bytes());
+            }
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
         }
@@ -345,6 +367,13 @@ impl Inode {
             inode.map.root = root & !(0xff << 56);
             inode.map.height = (root >> 56) as u8;
             inode.spare = span_of_bits(get_u64(bytes, SPARE_AT));
+            if inode.flags & GROWS != 0 {
+                inode.flags &= !GROWS;
+                inode.growth = Some(Growth {
+                    nonce: get_u64(bytes, GROWTH_AT),
+                    reach: get_u64(bytes, GROWTH_AT + 8),
+                });
+            }
         }
         inode.check(pages)?;
         Ok(inode)
@@ -387,6 +416,14 @@ impl Inode {
             && (!is_span_within(spare, pages) || self.kind() != Kind::File)
         {
             return refuse(format!("its spare span begins at page {}", spare.page));
+        }
+        if let Some(growth) = self.growth {
+            let first = self.size / PAGE_BYTES as u64;
+            let span = first..first + to_next_span(first);
+            let is_plain = self.kind() == Kind::File && self.flags & (TRIM | RESERVED) == 0;
+            if !is_plain || growth.reach <= span.start || growth.reach > span.end {
+                return refuse(format!("it grows up to page {}", growth.reach));
+            }
         }
         if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
         {
@@ -470,6 +507,7 @@ impl Head {
             .map_err(|Damaged(cause)| Damaged(format!("of the inode table it says: {cause}")))?;
         let shares = table.map.spans.iter().any(|place| place.is_shared());
         let is_plain = table.kind() == Kind::File && table.xattrs.at == 0 && table.spare.is_none();
+        let is_plain = is_plain && table.growth.is_none();
         if table.is_free() || !is_plain || shares {
             return Err(Damaged("it names no inode table".into()));
         }
@@ -527,7 +565,7 @@ mod tests {
         (words, mode, any::<bool>()).prop_map(|(words, mode, inline)| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes[..2].copy_from_slice(&mode.to_le_bytes());
-            let known = TRIM | RESERVED | if inline { INLINE } else { 0 };
+            let known = TRIM | RESERVED | GROWS | if inline { INLINE } else { 0 };
             bytes[2] &= known as u8;
             bytes[3] = 0;
             for at in [40, 52, 64, 76] {

@@ -162,11 +162,12 @@ impl Fs {
         let is_file = inode.kind() == Kind::File;
         let is_small = is_file && inode.is_dense() && inode.pages <= CLEARED_PAGES_MAX;
         if !goes_at_once {
-            if inode.size > 0 || inode.flags != TRIM {
+            if inode.size > 0 || inode.flags != TRIM || inode.growth.is_some() {
                 self.change(|tx| {
                     let mut inode = tx.inode(ino)?;
                     inode.size = 0;
                     inode.flags = TRIM;
+                    inode.growth = None;
                     tx.put(ino, &inode)
                 })?;
             }

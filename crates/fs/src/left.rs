@@ -41,6 +41,11 @@ impl Core {
         self.left.now.extend(orphans.into_iter().chain(unfinished));
     }
 
+    /// Takes note of a file of which more is to be freed.
+    pub(crate) fn left_over(&mut self, ino: Ino) {
+        self.left.now.insert(ino);
+    }
+
     /// An inode that nobody is freeing.
     pub(crate) fn staying(&mut self, ino: Ino) -> Result<Inode> {
         match self.going.contains(&ino) {
@@ -110,6 +115,7 @@ impl Fs {
     /// Frees some of what is marked of a file, which the caller holds alone. Returns
     /// whether more is left.
     fn finish_some(&self, port: &mut Port, ino: Ino) -> Result<bool> {
+        self.settle(ino)?;
         self.free_spare(port, ino)?;
         if self.look(|core| core.inode(ino))?.flags & TRIM == 0 {
             return Ok(false);

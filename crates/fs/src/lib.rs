@@ -21,6 +21,7 @@ mod data;
 mod error;
 mod format;
 mod free;
+mod growth;
 mod io;
 mod left;
 mod map;
@@ -41,7 +42,8 @@ mod xattrs;
 pub use allocate::{Allocate, Seek};
 pub use board::{Board, span_index, span_pages};
 pub use error::{FsError, Result};
-pub use format::{FILE_BYTES_MAX, Ino, Kind, Time};
+pub use format::{FILE_BYTES_MAX, Growth, Ino, Kind, Time};
+pub use growth::{APPEND_PAGES_MAX, Composed, FOOTER_BYTES, footer_page};
 pub use io::{Pipe, Port, Wait};
 pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};
@@ -50,13 +52,14 @@ pub use sync::Seen;
 pub use xattrs::SetXattr;
 
 use crate::core::{Core, Tx};
+use crate::data::pages_of;
 use crate::format::Inode;
 use crate::ports::Ports;
 use pagemesh_base::space::{Reply, Request, Space, SpaceError};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Bytes of the longest name of an entry.
@@ -90,6 +93,8 @@ pub struct Fs {
     /// Changes are not sent again.
     is_given_up: AtomicBool,
     ports: Ports,
+    /// Told of files that guests begin to make longer.
+    on_growth: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
 }
@@ -125,6 +130,8 @@ pub struct Attr {
     pub btime: Time,
     /// Of a device.
     pub device: u32,
+    /// Whether guests may change size and pages at any time.
+    pub grows: bool,
 }
 
 impl Attr {
@@ -144,7 +151,18 @@ impl Attr {
             ctime: inode.ctime,
             btime: inode.btime,
             device: inode.device,
+            grows: inode.growth.is_some(),
         }
+    }
+}
+
+impl Core {
+    /// What is told of an inode, as guests have it.
+    fn attr(&mut self, ino: Ino, inode: &Inode) -> Result<Attr> {
+        let mut attr = Attr::of(ino, inode);
+        attr.size = self.end_of(ino, inode)?;
+        attr.pages += pages_of(attr.size) - pages_of(inode.size);
+        Ok(attr)
     }
 }
 
@@ -307,7 +325,10 @@ impl Fs {
     /// # Errors
     /// `ESTALE` when there is no such inode.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.look(|core| Ok(Attr::of(ino, &core.inode(ino)?)))
+        self.look(|core| {
+            let inode = core.inode(ino)?;
+            core.attr(ino, &inode)
+        })
     }
 }
 

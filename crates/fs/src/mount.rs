@@ -18,7 +18,7 @@ use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -109,6 +109,7 @@ impl Fs {
             told: Seen::default(),
             is_given_up: AtomicBool::new(false),
             ports: Ports::default(),
+            on_growth: OnceLock::new(),
         })
     }
 

@@ -283,7 +283,7 @@ impl Fs {
             };
             drop(tx);
             core.live(ino).lookups += 1;
-            Ok(Attr::of(ino, &inode))
+            core.attr(ino, &inode)
         })
     }
 
@@ -295,7 +295,7 @@ impl Fs {
         self.look(|core| {
             let inode = core.staying(ino)?;
             core.live(ino).lookups += 1;
-            Ok(Attr::of(ino, &inode))
+            core.attr(ino, &inode)
         })
     }
 
@@ -316,7 +316,7 @@ impl Fs {
         self.look(|core| {
             let inode = core.staying(ino)?;
             core.live(ino).opens += 1;
-            Ok(Attr::of(ino, &inode))
+            core.attr(ino, &inode)
         })
     }
 
@@ -325,7 +325,11 @@ impl Fs {
         let mut core = self.core();
         let live = core.live(ino);
         live.opens = live.opens.saturating_sub(1);
+        let had_guests = live.opens == 0 && core.boards.contains(&ino);
         drop(core);
+        if had_guests {
+            self.settle_closed(ino);
+        }
         self.let_go(ino);
     }
 
@@ -414,7 +418,7 @@ impl Fs {
             inode.links += 1;
             inode.ctime = now;
             tx.put(ino, &inode)?;
-            Ok(Attr::of(ino, &inode))
+            tx.core.attr(ino, &inode)
         })?;
         self.core().live(ino).lookups += 1;
         Ok(attr)
@@ -622,7 +626,7 @@ impl Fs {
             inode.mtime = changes.mtime.unwrap_or(inode.mtime);
             inode.ctime = now;
             tx.put(ino, &inode)?;
-            Ok(Attr::of(ino, &inode))
+            tx.core.attr(ino, &inode)
         })
     }
 }

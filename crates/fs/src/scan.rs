@@ -309,7 +309,7 @@ impl Scan<'_> {
         self.take_spans(ino, &inode)?;
         match (inode.links, inode.flags & TRIM) {
             (0, _) => self.found.orphans.push(ino),
-            (_, 0) if inode.spare.is_none() => {}
+            (_, 0) if inode.spare.is_none() && inode.growth.is_none() => {}
             _ => self.found.unfinished.push(ino),
         }
         Ok(())
@@ -390,6 +390,7 @@ impl Scan<'_> {
             .spans
             .extend(inode.spare.map(|span| Owned { span, owner: ino }));
         let own = inode.pages.saturating_add((maps.len() - its_maps) as u64);
+        let own = own.saturating_add(inode.lent());
         found.used = found.used.saturating_add(own);
         if inode.xattrs.at != 0 {
             let order = inode.xattrs.order;

@@ -288,6 +288,8 @@ impl Fs {
         let second_lock = (first != second).then(|| self.data_lock(second));
         let second_lock = second_lock.transpose()?;
         let _second = second_lock.as_ref().map(|lock| lock.write());
+        self.settle(first)?;
+        self.settle(second)?;
         let alike = self.alike(port, (from, source), (to, target), len)?;
         let now = self.now();
         if alike.bytes == 0 {

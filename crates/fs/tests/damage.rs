@@ -251,7 +251,9 @@ fn an_inode_of_nonsense_is_told() {
         assert_eq!(read, Some(Errno::UCLEAN));
     }
     check(0, 0o170_644, "its mode");
-    check(FLAGS, 0x1_0008, "its flags");
+    check(FLAGS, 0x1_0010, "its flags");
+    // What was lent ends before it begins.
+    check(FLAGS, 0x1_0008, "grows up to page 0");
     // A file with the target of a link.
     check(FLAGS, 0x1_0004, "no link");
     check(PAGES, 9, "counts 9 pages");

@@ -31,6 +31,29 @@ pub const DIRECT_BYTES_MAX: usize = 1 << 20;
 /// The process has a limit of file sizes, which the kernel has to see to.
 pub static IS_SIZE_LIMITED: AtomicBool = AtomicBool::new(false);
 
+/// Where to write.
+#[derive(Clone, Copy)]
+pub enum Place {
+    At(u64),
+    /// At the end of the file.
+    End,
+}
+
+/// What was read or written.
+#[derive(Clone, Copy)]
+pub struct Done {
+    pub bytes: usize,
+    /// Where the offset is behind it, if not as many bytes further.
+    pub end: Option<u64>,
+}
+
+impl Done {
+    #[inline]
+    pub fn at_offset(bytes: usize) -> Done {
+        Done { bytes, end: None }
+    }
+}
+
 /// A call that is under way on an entry. What it uses ends before it is no longer inside.
 pub struct Call {
     pub entry: Use,
@@ -62,6 +85,12 @@ impl Call {
         };
         // SAFETY: it is used, and the mode was looked at.
         may.then(|| unsafe { self.entry.file() })
+    }
+
+    /// Where a write to a given place goes. None: the kernel writes to the end instead.
+    #[inline]
+    pub fn place(&self, at: u64) -> Option<Place> {
+        (!self.entry.facts().appends).then_some(Place::At(at))
     }
 
     /// Asks the engine for a file of the parent.
@@ -109,14 +138,27 @@ pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize
 
 /// The engine writes from a program's memory. None: the kernel has to.
 #[inline]
-pub fn put(call: &Call, from: *const c_void, len: usize, at: u64) -> Option<usize> {
+pub fn put(call: &Call, from: *const c_void, len: usize, place: Place) -> Option<Done> {
     let file = call.file(true)?;
     if !buffer::is_readable(from, len) {
         return None;
     }
     // SAFETY: as in `fill`, read.
     let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
-    file.write(from, at)
+    put_bytes(file, from, place)
+}
+
+/// The same of memory that is this library's.
+#[inline]
+pub fn put_bytes(file: &File, from: &[u8], place: Place) -> Option<Done> {
+    let bytes = from.len();
+    match place {
+        Place::At(at) => file.write(from, at).map(Done::at_offset),
+        Place::End => Some(Done {
+            bytes,
+            end: Some(file.append(from)?),
+        }),
+    }
 }
 
 /// Makes what was just written durable, if that is wanted. An error is the call's.
@@ -151,8 +193,8 @@ pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: of
         let at = start(len, offset).filter(|_| is_direct(len))?;
         let call = Call::begin(fd)?;
         call.ask(fd);
-        let written = put(&call, from, len, at)?;
-        Some(settle(&call, fd, false, written))
+        let written = put(&call, from, len, call.place(at)?)?;
+        Some(settle(&call, fd, false, written.bytes))
     };
     write().unwrap_or(BY_KERNEL)
 }
@@ -161,8 +203,17 @@ pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: of
 pub fn at_offset(
     fd: c_int,
     len: usize,
-    direct: impl FnOnce(&Call, u64) -> Option<usize>,
+    direct: impl FnOnce(&Call, u64) -> Option<Done>,
     kernel: impl FnOnce() -> isize,
+) -> isize {
+    in_turn(fd, len, direct, |_| kernel())
+}
+
+fn in_turn(
+    fd: c_int,
+    len: usize,
+    direct: impl FnOnce(&Call, u64) -> Option<Done>,
+    kernel: impl FnOnce(&Call) -> isize,
 ) -> isize {
     let Some(call) = Call::begin(fd) else {
         return BY_KERNEL;
@@ -177,20 +228,24 @@ pub fn at_offset(
     } else {
         None
     };
-    let result = done.map_or_else(kernel, |n| n as isize);
+    let result = done.map_or_else(|| kernel(&call), |done| done.bytes as isize);
     drop(held);
     sys::returned(result)
 }
 
-/// Moves the offset by what `direct` did.
-fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<usize>) -> Option<usize> {
+/// Moves the offset by what `direct` did, or behind what it appended.
+fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<Done>) -> Option<Done> {
     let len = len as off64_t;
     let end = sys::lseek(fd, len, libc::SEEK_CUR) as off64_t;
     if end < 0 {
         return None;
     }
     let done = u64::try_from(end - len).ok().and_then(direct);
-    let back = len - done.map_or(0, |done| done as off64_t);
+    if let Some(end) = done.and_then(|done| done.end) {
+        sys::lseek(fd, end as off64_t, libc::SEEK_SET);
+        return done;
+    }
+    let back = len - done.map_or(0, |done| done.bytes as off64_t);
     if back != 0 {
         sys::lseek(fd, -back, libc::SEEK_CUR);
     }
@@ -199,7 +254,7 @@ fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<usize>) -> Op
 
 #[inline(never)]
 pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
-    let direct = |call: &Call, at| fill(call.file(false)?, into, len, at);
+    let direct = |call: &Call, at| fill(call.file(false)?, into, len, at).map(Done::at_offset);
     // SAFETY: the arguments are the caller's.
     at_offset(fd, len, direct, || unsafe { sys::read(fd, into, len) })
 }
@@ -208,7 +263,8 @@ pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
 pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
     // SAFETY: the arguments are the caller's.
     let kernel = || unsafe { sys::write(fd, from, len) };
-    written(fd, len, false, |call, at| put(call, from, len, at), kernel)
+    let direct = |call: &Call, place| put(call, from, len, place);
+    written(fd, len, false, direct, kernel)
 }
 
 /// `at_offset` for writing.
@@ -216,16 +272,26 @@ pub fn written(
     fd: c_int,
     len: usize,
     is_durable: bool,
-    direct: impl FnOnce(&Call, u64) -> Option<usize>,
+    direct: impl FnOnce(&Call, Place) -> Option<Done>,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let mut settled = 0;
     let direct = |call: &Call, at| {
-        let written = direct(call, at)?;
-        settled = settle(call, fd, is_durable, written);
+        let place = match call.entry.facts().appends {
+            true => Place::End,
+            false => Place::At(at),
+        };
+        let written = direct(call, place)?;
+        settled = settle(call, fd, is_durable, written.bytes);
         Some(written)
     };
-    let result = at_offset(fd, len, direct, kernel);
+    let result = in_turn(fd, len, direct, |call| {
+        // It moves the offset by the end that it knows, which guests may have moved since.
+        if call.entry.facts().appends {
+            sys::fstat(fd);
+        }
+        kernel()
+    });
     if settled < 0 { settled } else { result }
 }
 

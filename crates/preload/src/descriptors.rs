@@ -35,10 +35,9 @@ fn may_be_on(fd: c_int, dev: u64) -> bool {
 fn facts_of(flags: c_int) -> Option<Facts> {
     let access = flags & libc::O_ACCMODE;
     let is_writable = access != libc::O_RDONLY;
-    let other = libc::O_PATH | if is_writable { libc::O_APPEND } else { 0 };
     // `O_TMPFILE` has the bit of `O_DIRECTORY`, and makes a regular file.
     let is_directory = flags & libc::O_TMPFILE == libc::O_DIRECTORY;
-    if access == libc::O_ACCMODE || flags & other != 0 || is_directory {
+    if access == libc::O_ACCMODE || flags & libc::O_PATH != 0 || is_directory {
         return None;
     }
     let is_readable = access != libc::O_WRONLY;
@@ -48,6 +47,7 @@ fn facts_of(flags: c_int) -> Option<Facts> {
         ino: 0,
         is_readable,
         is_writable,
+        appends: is_writable && flags & libc::O_APPEND != 0,
         is_durable,
     })
 }
@@ -204,10 +204,11 @@ pub extern "C" fn controlled(fd: c_int, command: c_int, argument: c_long, result
     }
 }
 
-/// Who appends is the kernel's from then on, under all names.
+/// Who begins or ends to append is the kernel's from then on, under all names.
 fn flags_changed(fd: c_int, flags: c_int) {
-    if flags & libc::O_APPEND != 0
-        && let Some(call) = Call::begin(fd)
+    if let Some(call) = Call::begin(fd)
+        && call.entry.facts().is_writable
+        && call.entry.facts().appends != (flags & libc::O_APPEND != 0)
     {
         call.entry.set_mode(Mode::Kernel);
     }

@@ -1,7 +1,7 @@
 //! The way to a file's pages without the kernel: the seam to whoever knows it.
 //!
 //! What it has to keep: `open`, `forked` and the end of a [`File`] are never called in a
-//! signal handler of the program, and may allocate; `read`, `write` and `sync` may be
+//! signal handler of the program, and may allocate; `read`, `write`, `append` and `sync` may be
 //! called in one, though never inside another call of the same thread, and so neither
 //! allocate nor wait for what a thread outside the engine may hold. All are called with the
 //! thread *inside*: no handler of the program runs until they return, so that they should
@@ -54,13 +54,23 @@ impl File {
         }
     }
 
-    /// None: by the kernel.
+    /// Also behind the end. None: by the kernel.
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
         match self {
             File::Mounted(file) => file.write(data, offset),
             #[cfg(any(debug_assertions, feature = "probe"))]
             File::Probed(file) => file.write(data, offset),
+        }
+    }
+
+    /// To the end of the file, wherever that is. Gives the end behind it. None: by the kernel.
+    #[inline]
+    pub fn append(&self, data: &[u8]) -> Option<u64> {
+        match self {
+            File::Mounted(file) => file.append(data),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(file) => file.append(data),
         }
     }
 

@@ -47,6 +47,8 @@ pub struct Facts {
     pub ino: u64,
     pub is_readable: bool,
     pub is_writable: bool,
+    /// Each write goes to the end.
+    pub appends: bool,
     /// Every write is to be durable when it returns.
     pub is_durable: bool,
 }

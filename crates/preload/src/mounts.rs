@@ -62,6 +62,11 @@ impl File {
     }
 
     #[inline]
+    pub fn append(&self, data: &[u8]) -> Option<u64> {
+        self.0.append(data, may_prepare())
+    }
+
+    #[inline]
     pub fn sync(&self) -> bool {
         self.0.is_durable()
     }

@@ -4,7 +4,7 @@
 //! read or one write, as whole as any other; so there is a limit, and longer ones are the
 //! kernel's.
 
-use crate::data::{self, BY_KERNEL, Call};
+use crate::data::{self, BY_KERNEL, Call, Done, Place};
 use crate::{buffer, sys};
 use libc::{c_int, c_long, iovec, off64_t};
 use std::ptr;
@@ -79,28 +79,28 @@ impl<'a> Parts<'a> {
         Some(read)
     }
 
-    fn write(self, call: &Call, at: u64) -> Option<usize> {
+    fn write(self, call: &Call, place: Place) -> Option<Done> {
         match self.parts {
-            [part] => data::put(call, part.iov_base, part.iov_len, at),
-            _ => self.gather(call, at),
+            [part] => data::put(call, part.iov_base, part.iov_len, place),
+            _ => self.gather(call, place),
         }
     }
 
     #[inline(never)]
-    fn gather(self, call: &Call, at: u64) -> Option<usize> {
+    fn gather(self, call: &Call, place: Place) -> Option<Done> {
         let file = call.file(true)?;
         let mut gathered = [0u8; GATHERED_BYTES_MAX];
         let mut end = 0;
         for part in self.some() {
-            let place = gathered.get_mut(end..end + part.iov_len)?;
+            let into = gathered.get_mut(end..end + part.iov_len)?;
             if !buffer::is_readable(part.iov_base, part.iov_len) {
                 return None;
             }
-            // SAFETY: readable, as was just seen, and as long as the place.
-            unsafe { ptr::copy(part.iov_base.cast(), place.as_mut_ptr(), place.len()) };
+            // SAFETY: readable, as was just seen, and as long as where it goes.
+            unsafe { ptr::copy(part.iov_base.cast(), into.as_mut_ptr(), into.len()) };
             end += part.iov_len;
         }
-        file.write(&gathered[..end], at)
+        data::put_bytes(file, &gathered[..end], place)
     }
 }
 
@@ -182,8 +182,8 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
         let parts = Parts::of(parts, count)?;
         let at = data::start(parts.len, offset)?;
         call.ask(fd);
-        let written = parts.write(&call, at)?;
-        Some(data::settle(&call, fd, is_durable(flags), written))
+        let written = parts.write(&call, call.place(at)?)?;
+        Some(data::settle(&call, fd, is_durable(flags), written.bytes))
     };
     write().unwrap_or(BY_KERNEL)
 }
@@ -192,7 +192,7 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
 pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(0, |some| some.len);
-    let direct = |call: &Call, at| some?.read(call, at);
+    let direct = |call: &Call, at| some?.read(call, at).map(Done::at_offset);
     // SAFETY: the arguments are the caller's.
     data::at_offset(fd, len, direct, || unsafe {
         sys::vector_here(libc::SYS_preadv2, fd, parts, count, flags)
@@ -203,7 +203,7 @@ pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_i
 pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(0, |some| some.len);
-    let direct = |call: &Call, at| some?.write(call, at);
+    let direct = |call: &Call, place| some?.write(call, place);
     // SAFETY: the arguments are the caller's.
     data::written(fd, len, is_durable(flags), direct, || unsafe {
         sys::vector_here(libc::SYS_pwritev2, fd, parts, count, flags)

@@ -206,7 +206,8 @@ impl<M: Media> Session<M> {
     }
 
     /// Pages of one record: what the lane has room for.
-    fn pages_max(&self) -> u64 {
+    #[must_use]
+    pub fn pages_max(&self) -> u64 {
         let by_lane = (self.view.geometry.lane_lines() / 4 - 1) * 3;
         by_lane.min(RECORD_PAGES_MAX)
     }

@@ -204,6 +204,12 @@ impl MappedLeg {
         Ok(self.session.read(&self.handle, offset, into, epoch)?)
     }
 
+    /// Whole pages of one chunk that are written together or not at all.
+    #[must_use]
+    pub fn atomic_pages(&self) -> u64 {
+        self.session.pages_max()
+    }
+
     /// The descriptors of its brick's connection.
     pub fn descriptors(&self, into: &mut Vec<RawFd>) {
         into.push(self.life.socket.as_raw_fd());

@@ -104,6 +104,8 @@ macro_rules! structures {
 
 /// In the place of an error, where no request is answered.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+/// An offset of `NotifyInvalInodeOut` for attributes alone.
+pub(crate) const NO_PAGES: i64 = -1;
 
 structures! {
     /// Before every request.

@@ -16,9 +16,10 @@ const SET_ID: u16 = 0o6000;
 const KIND_SHIFT: u32 = 12;
 
 /// How long the kernel may keep attributes. Of a file with set-id bits it keeps
-/// none: a write takes them away without telling it.
+/// none: a write takes them away without telling it. Nor of one that guests make longer.
 pub(crate) fn kept_s(attr: &Attr) -> u64 {
-    match attr.kind == Kind::File && attr.mode & SET_ID != 0 {
+    let is_armed = attr.kind == Kind::File && attr.mode & SET_ID != 0;
+    match is_armed || attr.grows {
         true => 0,
         false => KEPT_S,
     }

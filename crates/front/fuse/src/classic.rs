@@ -165,8 +165,18 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
 
 /// Has the kernel forget the attributes and pages of an inode that it keeps.
 pub(crate) fn forget(device: &OwnedFd, node: u64) {
+    forget_from(device, node, 0);
+}
+
+/// The same of attributes alone: it waits for nothing.
+pub(crate) fn forget_attributes(device: &OwnedFd, node: u64) {
+    forget_from(device, node, abi::NO_PAGES);
+}
+
+fn forget_from(device: &OwnedFd, node: u64, offset: i64) {
     let body = abi::NotifyInvalInodeOut {
         node,
+        offset,
         ..abi::NotifyInvalInodeOut::default()
     };
     let header = abi::OutHeader {

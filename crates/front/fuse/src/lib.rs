@@ -166,6 +166,12 @@ pub fn mount(
 ) -> Result<Mounted, MountError> {
     let served: Arc<dyn files::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
     let session = Session::start(dir, options, &served)?;
+    let device = Arc::downgrade(&session.device.file);
+    fs.tell_growth(move |ino| {
+        if let Some(device) = device.upgrade() {
+            classic::forget_attributes(&device, ino.0);
+        }
+    });
     Ok(Mounted {
         caretaker: Caretaker::start(&fs, &session.device)?,
         freeing: Beside::free(&fs)?,

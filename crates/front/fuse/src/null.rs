@@ -144,6 +144,7 @@ fn attr(number: u64, kind: Kind) -> Attr {
         ctime: never,
         btime: never,
         device: 0,
+        grows: false,
     }
 }
 

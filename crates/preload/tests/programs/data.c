@@ -173,7 +173,32 @@ static void appending(void)
 {
     int fd = must_open("appended", O_RDWR | O_CREAT | O_APPEND);
     SAY(write(fd, big, 100));
+    SAY(at(fd));
     SAY(pwrite(fd, big, 50, 0));
+    SAY(at(fd));
+    struct iovec two[] = {{big, 30}, {big + 7, 60}};
+    SAY(writev(fd, two, 2));
+    SAY(pwritev(fd, two, 2, 5));
+    SAY(at(fd));
+    // Others make it longer, and shorter.
+    int other = must_open("appended", O_RDWR);
+    SAY(pwrite(other, big, 70, 400));
+    SAY(write(fd, big + 3, 40));
+    SAY(at(fd));
+    SAY(ftruncate(other, 130));
+    SAY(lseek(fd, 10, SEEK_SET));
+    SAY(read(fd, back, 20));
+    SAY(write(fd, big + 5, 40));
+    SAY(at(fd));
+    int alike = dup(fd);
+    SAY(write(alike, big, 15));
+    SAY(at(fd));
+    whole(fd);
+    // No more.
+    SAY(fcntl(alike, F_SETFL, 0));
+    SAY(lseek(fd, 3, SEEK_SET));
+    SAY(write(fd, big, 5));
+    SAY(at(fd));
     whole(fd);
     // From now on.
     int later = must_open("later", O_RDWR | O_CREAT), same = dup(later);

@@ -1,0 +1,442 @@
+//! Files that guests make longer, with a crash tried after every change of the space: what
+//! is mounted then is the file before or after the operation at hand.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_base::slice::Part;
+use pagemesh_base::space::{Request, Token};
+use pagemesh_fs::{
+    APPEND_PAGES_MAX, Allocate, Board, Composed, Fs, Growth, Ino, Make, Port, Time, span_index,
+};
+use std::sync::{Arc, Mutex};
+use support::memory::Memory;
+use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
+
+const SIZE: u64 = 1 << 36;
+const PAGE: u64 = 4096;
+
+/// What the guests of a file share, and one of them, who does one thing at a time.
+#[derive(Default)]
+struct Told {
+    closed: u64,
+    is_outdated: bool,
+    is_torn: bool,
+    end: u64,
+    growth: Option<Growth>,
+    tail: Vec<u8>,
+    spans: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Guests(Mutex<Told>);
+
+impl Board for Guests {
+    fn close(&self) {
+        self.0.lock().unwrap().closed += 1;
+    }
+
+    fn reopen(&self) {
+        self.0.lock().unwrap().closed -= 1;
+    }
+
+    fn outdate(&self) {
+        self.0.lock().unwrap().is_outdated = true;
+    }
+
+    fn show(&self, size: u64, spans: &[u64]) {
+        let mut told = self.0.lock().unwrap();
+        *told = Told {
+            closed: told.closed,
+            end: size,
+            spans: spans.to_vec(),
+            ..Told::default()
+        };
+    }
+
+    fn written(&self) -> Option<Time> {
+        None
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.0.lock().unwrap().is_outdated
+    }
+
+    fn lend(&self, growth: Growth, tail: &[u8]) {
+        let mut told = self.0.lock().unwrap();
+        told.growth = Some(growth);
+        told.tail = tail.to_vec();
+    }
+
+    fn end(&self, growth: Growth) -> Option<u64> {
+        let told = self.0.lock().unwrap();
+        (!told.is_torn && told.growth == Some(growth)).then_some(told.end)
+    }
+}
+
+/// How a guest ends a write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ending {
+    Well,
+    /// It dies, and what it wrote is there.
+    DiesLate,
+    /// It dies, and nothing is there.
+    DiesEarly,
+}
+
+impl Guests {
+    /// Writes to the last page or at the end; false: the kernel has to.
+    fn write(&self, memory: &Memory, back: u64, data: &[u8], ending: Ending) -> bool {
+        let mut told = self.0.lock().unwrap();
+        assert_eq!(told.closed, 0);
+        let (false, Some(growth)) = (told.is_outdated, told.growth) else {
+            return false;
+        };
+        let (end, offset) = (told.end, told.end - back);
+        let Some(composed) = Composed::plan(growth, end, offset, data.len()) else {
+            return false;
+        };
+        let mut pages = vec![0xee; APPEND_PAGES_MAX * 4096];
+        pages[..told.tail.len()].copy_from_slice(&told.tail);
+        composed.fill(growth, &mut pages, end, offset, data);
+        let (index, within) = span_index(composed.first);
+        let place = (told.spans[index] + within) * PAGE;
+        pages.truncate(composed.count * 4096);
+        if ending != Ending::DiesEarly {
+            write_at_once(memory, place, &pages);
+        }
+        if ending != Ending::Well {
+            told.is_torn = true;
+            told.is_outdated = true;
+            return true;
+        }
+        let last = ((composed.end / PAGE - composed.first) * PAGE) as usize;
+        told.tail = pages[last..last + (composed.end % PAGE) as usize].to_vec();
+        told.end = composed.end;
+        true
+    }
+}
+
+/// What one record does.
+fn write_at_once(memory: &Memory, offset: u64, pages: &[u8]) {
+    let mut channel = memory.shared().open().unwrap();
+    let data = Bytes::from(pages.to_vec());
+    let request = Request::Transact {
+        parts: vec![Part::Write { offset, data }],
+        durable: false,
+    };
+    channel.submit(Token(1), request);
+    let mut done = Vec::new();
+    channel.reap(&mut done);
+    done.pop().unwrap().result.unwrap();
+}
+
+struct File {
+    fs: Fs,
+    port: Port,
+    ino: Ino,
+    guests: Arc<Guests>,
+}
+
+impl File {
+    fn opened((fs, port): (Fs, Port), ino: Ino) -> File {
+        // Its board lasts while it is closed.
+        fs.remember(ino).unwrap();
+        fs.open(ino).unwrap();
+        File {
+            fs,
+            port,
+            ino,
+            guests: Arc::default(),
+        }
+    }
+
+    fn new(memory: &Memory) -> File {
+        let (fs, port) = made(memory);
+        let attr = fs
+            .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+            .unwrap();
+        File::opened((fs, port), attr.ino)
+    }
+
+    /// Whether guests may make it longer.
+    fn grow(&self) -> bool {
+        let guests = Arc::clone(&self.guests);
+        let shown = self.fs.grow(self.ino, || Some(guests)).unwrap();
+        shown.is_some() && self.guests.0.lock().unwrap().growth.is_some()
+    }
+
+    fn check(&mut self, model: &[u8], at: &str) {
+        if let Err(found) = self.compare(&[model]) {
+            panic!("{at}: {found}");
+        }
+    }
+
+    /// Whether it holds one of these.
+    fn compare(&mut self, models: &[&[u8]]) -> Result<(), String> {
+        let attr = self.fs.attr(self.ino).unwrap();
+        let found = self.fs.read(&mut self.port, self.ino, 0, 1 << 23).unwrap();
+        if found.len() as u64 != attr.size {
+            return Err(format!("{} of {} bytes", found.len(), attr.size));
+        }
+        match models.iter().any(|model| found == *model) {
+            true => Ok(()),
+            false => Err(format!("it has {} bytes, and others", found.len())),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (bits ^ (bits >> 31)) % end
+    }
+
+    fn bytes(&mut self, len: u64) -> Vec<u8> {
+        (0..len).map(|_| 1 + self.below(255) as u8).collect()
+    }
+}
+
+fn overwrite(model: &mut Vec<u8>, offset: usize, data: &[u8]) {
+    model.resize(model.len().max(offset + data.len()), 0);
+    model[offset..offset + data.len()].copy_from_slice(data);
+}
+
+/// What a crash left at each change of the last operation.
+fn crash_everywhere(memory: &Memory, from: usize, models: [&[u8]; 2], ino: Ino, at: &str) {
+    for steps in from..=memory.steps() {
+        let at = format!("{at}, after change {steps}");
+        let old = memory.after(steps);
+        let mut file = File::opened(mounted_with_left(&old), ino);
+        if let Err(found) = file.compare(&models) {
+            panic!("{at}, mounted: {found}");
+        }
+        while file.fs.free_some() {}
+        if let Err(found) = file.compare(&models) {
+            panic!("{at}, finished: {found}");
+        }
+        assert!(!file.fs.attr(ino).unwrap().grows, "{at}");
+        check_pages(&old, &file.fs);
+        // What lay behind the end does not come back.
+        let size = file.fs.attr(ino).unwrap().size;
+        file.fs.set_size(&mut file.port, ino, size + 9000).unwrap();
+        let more = file.fs.read(&mut file.port, ino, size, 9000).unwrap();
+        assert!(more.iter().all(|&byte| byte == 0), "{at}");
+    }
+}
+
+/// Every mapped page is counted, and nothing else but what nobody wrote yet.
+fn check_pages(memory: &Memory, fs: &Fs) {
+    let used = fs.usage().used_bytes / PAGE;
+    let unwritten = used.checked_sub(memory.mapped_pages() as u64);
+    assert!(unwritten.is_some_and(|pages| pages < 100), "{used} in use");
+}
+
+fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
+    let mut random = Random(seed);
+    let memory = Memory::new(SIZE);
+    let mut file = File::new(&memory);
+    let mut model: Vec<u8> = Vec::new();
+    let (mut by_guest, mut lent) = (0, 0);
+    for number in 0..operations {
+        let before = model.clone();
+        let steps = memory.steps();
+        let len = [1, 16, 100, 100, 4070, 4096, 4120, 9000][random.below(8) as usize];
+        let data = random.bytes(len);
+        let end = model.len() as u64;
+        let what = random.below(20);
+        let at = format!("seed {seed}, operation {number}, {what} of {len} at {end}");
+        match what {
+            0..12 => {
+                let back = match what {
+                    10.. => random.below(end % PAGE + 1),
+                    _ => 0,
+                };
+                let ending = match random.below(12) {
+                    0 => Ending::DiesLate,
+                    1 => Ending::DiesEarly,
+                    _ => Ending::Well,
+                };
+                let is_lent = |guests: &Guests| {
+                    let told = guests.0.lock().unwrap();
+                    !told.is_outdated && told.growth.is_some()
+                };
+                lent += u64::from(!is_lent(&file.guests) && file.grow());
+                if file.guests.write(&memory, back, &data, ending) {
+                    by_guest += 1;
+                    if ending != Ending::DiesEarly {
+                        overwrite(&mut model, (end - back) as usize, &data);
+                    }
+                } else {
+                    file.fs
+                        .write(&mut file.port, file.ino, None, &data.clone().into(), false)
+                        .unwrap();
+                    model.extend(&data);
+                    file.grow();
+                }
+            }
+            12 => {
+                let offset = random.below(end + 1) / PAGE * PAGE;
+                let data = &data[..data.len().min(4096)];
+                let bytes = Bytes::from(data.to_vec());
+                file.fs
+                    .write(&mut file.port, file.ino, Some(offset), &bytes, false)
+                    .unwrap();
+                overwrite(&mut model, offset as usize, data);
+            }
+            13 => {
+                let bytes = Bytes::from(data.clone());
+                file.fs
+                    .write(&mut file.port, file.ino, None, &bytes, false)
+                    .unwrap();
+                model.extend(&data);
+            }
+            14 => {
+                let size = random.below(end + 1) as usize;
+                file.fs
+                    .set_size(&mut file.port, file.ino, size as u64)
+                    .unwrap();
+                model.truncate(size);
+            }
+            15 => {
+                let size = (end + random.below(300)).next_multiple_of(random.below(2) + 1);
+                file.fs.set_size(&mut file.port, file.ino, size).unwrap();
+                model.resize(size as usize, 0);
+            }
+            16 => {
+                // Room that is not seen, and then not there.
+                let how = Allocate::Reserve { keep_size: true };
+                file.fs
+                    .allocate(&mut file.port, file.ino, how, end, 10_000)
+                    .unwrap();
+                file.fs.set_size(&mut file.port, file.ino, end).unwrap();
+            }
+            17 => {
+                file.fs.release(file.ino);
+                assert!(!file.fs.attr(file.ino).unwrap().grows, "{at}");
+                file.fs.open(file.ino).unwrap();
+            }
+            18 => {
+                file.fs
+                    .set_attr(
+                        file.ino,
+                        pagemesh_fs::Changes {
+                            mode: Some(0o640),
+                            ..Default::default()
+                        },
+                    )
+                    .unwrap();
+            }
+            _ => {
+                drop(file.port);
+                drop(file.fs);
+                file = File::opened(mounted(&memory), file.ino);
+            }
+        }
+        file.check(&model, &at);
+        if crashes {
+            crash_everywhere(&memory, steps, [&before, &model], file.ino, &at);
+        }
+    }
+    (by_guest, lent)
+}
+
+#[test]
+fn guests_and_others_write_one_file() {
+    let lives = (0..20).map(|seed| live(seed, 400, false));
+    let (by_guest, lent) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
+    assert!(
+        by_guest > 2000 && lent > 500,
+        "{by_guest} by guests, {lent}"
+    );
+}
+
+#[test]
+fn a_crash_leaves_a_file_that_grows_or_is_settled() {
+    let lives = (100..120).map(|seed| live(seed, 60, true));
+    let (by_guest, _) = lives.fold((0, 0), |all, life| (all.0 + life.0, all.1 + life.1));
+    assert!(by_guest > 300, "{by_guest} by guests");
+}
+
+/// A record over several pages that is there in part, after two deaths, is taken back.
+#[test]
+fn the_lower_of_two_footers_counts() {
+    let memory = Memory::new(SIZE);
+    let mut file = File::new(&memory);
+    let mut model = vec![7; 100];
+    file.fs
+        .write(&mut file.port, file.ino, None, &model.clone().into(), false)
+        .unwrap();
+    assert!(file.grow());
+    assert!(file.guests.write(&memory, 0, &[8; 50], Ending::Well));
+    model.extend([8; 50]);
+    let place = file.guests.0.lock().unwrap().spans[0] * PAGE;
+    let first = memory.page(place / PAGE).to_vec();
+    assert!(file.guests.write(&memory, 0, &[9; 9000], Ending::DiesLate));
+    write_at_once(&memory, place, &first);
+    file.check(&model, "torn");
+    let mut file = File::opened(mounted(&memory), file.ino);
+    file.check(&model, "mounted");
+    check_pages(&memory, &file.fs);
+}
+
+/// What was lent goes with the file, wherever it is.
+#[test]
+fn nothing_is_left_of_a_file_that_grows() {
+    let memory = Memory::new(SIZE);
+    let empty = made(&Memory::new(SIZE)).0.usage().used_bytes;
+    let file = File::new(&memory);
+    let bytes = Bytes::from(vec![1; 5000]);
+    let mut port = file.fs.port().unwrap();
+    file.fs
+        .write(&mut port, file.ino, None, &bytes, false)
+        .unwrap();
+    assert!(file.grow());
+    assert!(file.guests.write(&memory, 0, &[9; 9000], Ending::Well));
+    file.fs.unlink(Ino::ROOT, b"file").unwrap();
+    let (left, _) = mounted(&memory.after_now());
+    check_pages(&memory, &file.fs);
+    file.fs.forget(file.ino, 2);
+    file.fs.release(file.ino);
+    for fs in [&left, &file.fs] {
+        assert_eq!(fs.usage().inodes, 2);
+        assert_eq!(fs.usage().used_bytes, empty);
+    }
+    check_pages(&memory, &file.fs);
+}
+
+/// What is lent counts as in use, so nothing is lent where there is no room.
+#[test]
+fn a_limit_holds_for_guests() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made_with_limit(&memory, 1 << 20);
+    let attr = fs
+        .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
+        .unwrap();
+    let mut data = vec![1; 600 << 10];
+    let bytes = Bytes::from(data.clone());
+    fs.write(&mut port, attr.ino, None, &bytes, false).unwrap();
+    let mut file = File::opened((fs, port), attr.ino);
+    assert!(!file.grow(), "a span of 512 KiB does not fit");
+    assert!(!file.guests.write(&memory, 0, &[2; 100], Ending::Well));
+    file.fs.set_size(&mut file.port, file.ino, 50_000).unwrap();
+    data.truncate(50_000);
+    assert!(file.grow());
+    let used = file.fs.usage().used_bytes;
+    assert!(file.guests.write(&memory, 0, &[2; 100], Ending::Well));
+    data.extend([2; 100]);
+    assert_eq!(file.fs.usage().used_bytes, used);
+    file.check(&data, "lent");
+    file.fs.release(file.ino);
+    assert!(file.fs.usage().used_bytes < used);
+    file.check(&data, "settled");
+}
