@@ -784,6 +784,9 @@ pub enum Bench {
         /// Bytes of a request.
         #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
         sizes: Vec<u32>,
+        /// Bytes of what is written to the end of a new file.
+        #[arg(long, value_delimiter = ',', default_values_t = [100], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+        appends: Vec<u32>,
         /// Programs at the same time.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 16], value_parser = clap::value_parser!(u32).range(1..=64))]
         jobs: Vec<u32>,

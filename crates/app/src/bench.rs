@@ -234,6 +234,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
         Bench::Direct {
             measure,
             sizes,
+            appends,
             jobs,
             think_us,
             followed,
@@ -242,6 +243,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 rounds: measure.rounds,
                 runtime: Duration::from_secs(measure.seconds),
                 sizes: sizes.clone(),
+                appends: appends.clone(),
                 jobs: jobs.clone(),
                 think_us: think_us.clone(),
                 directions: vec![Direction::Write, Direction::Read],

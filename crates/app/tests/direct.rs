@@ -977,7 +977,7 @@ fn what_killed_guests_appended_is_there() {
         }
     };
     let mut random = Random::new(11);
-    let mut own = 0;
+    let (mut own, mut own_seq) = (0, 0);
     for life in 0..4 {
         let mut writers: Vec<Child> = Vec::new();
         while writers.len() < 3 {
@@ -1014,6 +1014,20 @@ fn what_killed_guests_appended_is_there() {
             mount.come_back(&cluster, "files", "map");
         }
         check(&mount);
+        // Nobody who died keeps others from the path.
+        let file = OpenOptions::new().append(true).open(mount.path("file"));
+        let (file, guest) = (file.unwrap(), guest());
+        let direct = direct(&guest, &file).expect("on the direct path");
+        until("guests append again", || {
+            let bytes = record(CHILDREN, own_seq);
+            own_seq += 1;
+            let appended = direct.append(&bytes, true).is_some();
+            if !appended {
+                let written = std::io::Write::write(&mut &file, &bytes).unwrap();
+                assert_eq!(written, bytes.len());
+            }
+            appended
+        });
     }
     mount.stop(&cluster);
     let mount = Mounted::by(&cluster, "files", "map", "auto");

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const MARGIN: Duration = Duration::from_secs(10);
 /// The longest fill: 64 GiB at a slow 100 MB/s.
 const FILL_MAX: Duration = Duration::from_secs(660);
+/// The name of files that are written once before.
+const FILLED: &str = "test";
 /// Names the nbd engine's own package, if fio was split.
 pub(crate) const PACKAGE: &str = "fio";
 
@@ -25,6 +27,8 @@ pub enum Direction {
     Read,
     /// Random writes.
     Write,
+    /// Writes to the end of a new file, one after the other.
+    Append,
 }
 
 impl Direction {
@@ -32,6 +36,16 @@ impl Direction {
         match self {
             Direction::Read => "read",
             Direction::Write => "write",
+            Direction::Append => "append",
+        }
+    }
+
+    /// What fio calls it.
+    fn workload(self) -> &'static str {
+        match self {
+            Direction::Read => "randread",
+            Direction::Write => "randwrite",
+            Direction::Append => "write",
         }
     }
 }
@@ -115,10 +129,7 @@ pub(crate) fn measure(
 ) -> Result<Sample, BenchError> {
     let mut command = engine(uri, size_bytes);
     command.args([
-        match case.direction {
-            Direction::Read => "--rw=randread".to_owned(),
-            Direction::Write => "--rw=randwrite".to_owned(),
-        },
+        format!("--rw={}", case.direction.workload()),
         "--bs=4k".to_owned(),
         format!("--iodepth={}", case.queue_depth),
         "--time_based".to_owned(),
@@ -189,19 +200,26 @@ pub(crate) fn measure_files(
     size_bytes: u64,
     runtime: Duration,
 ) -> Result<Sample, BenchError> {
-    let mut command = files(prefix, dir, case.jobs, size_bytes);
+    let name = match case.direction {
+        Direction::Append => "append",
+        Direction::Read | Direction::Write => FILLED,
+    };
+    let mut command = files(prefix, dir, name, case.jobs, size_bytes);
     // A thread is gone with fio, when that is killed.
     command.args((!case.processes).then_some("--thread"));
     command.args([
         "--invalidate=1",
         &format!("--sync={}", u8::from(case.sync)),
-        &format!("--rw=rand{}", case.direction.name()),
+        &format!("--rw={}", case.direction.workload()),
         "--allrandrepeat=1",
         "--norandommap",
         "--time_based",
         &format!("--bs={}", case.bytes),
         &format!("--runtime={}ms", runtime.as_millis()),
     ]);
+    if case.direction == Direction::Append {
+        command.args(["--create_on_open=1", "--fallocate=none", "--unlink=1"]);
+    }
     if case.think_us > 0 {
         let think = case.think_us;
         command.args([
@@ -214,12 +232,12 @@ pub(crate) fn measure_files(
 
 /// Writes all of the files once, so that nobody writes into holes.
 pub(crate) fn fill_files(dir: &Path, jobs: u32, size_bytes: u64) -> Result<(), BenchError> {
-    let mut command = files(&[], dir, jobs, size_bytes);
+    let mut command = files(&[], dir, FILLED, jobs, size_bytes);
     command.args(["--thread", "--rw=write", "--bs=1m"]);
     run(command, FILL_MAX).and_then(|text| job(&text).map(drop))
 }
 
-fn files(prefix: &[String], dir: &Path, jobs: u32, size_bytes: u64) -> Command {
+fn files(prefix: &[String], dir: &Path, name: &str, jobs: u32, size_bytes: u64) -> Command {
     let mut command = match prefix {
         [] => bound("fio"),
         [program, rest @ ..] => {
@@ -229,7 +247,7 @@ fn files(prefix: &[String], dir: &Path, jobs: u32, size_bytes: u64) -> Command {
         }
     };
     command.arg("--directory").arg(dir).args([
-        "--name=test",
+        &format!("--name={name}"),
         "--group_reporting",
         "--ioengine=psync",
         "--output-format=json",
@@ -307,7 +325,7 @@ fn parse(text: &str, direction: Direction) -> Result<Sample, BenchError> {
     let job = job(text)?;
     let side = match direction {
         Direction::Read => job.read,
-        Direction::Write => job.write,
+        Direction::Write | Direction::Append => job.write,
     };
     if side.total_ios == 0 {
         return Err(failure("it did no operation in the time given".to_owned()));

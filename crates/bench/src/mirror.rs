@@ -60,6 +60,8 @@ pub struct Options {
     pub sync: bool,
     /// Whether files are written, or read.
     pub directions: Vec<Direction>,
+    /// Bytes of what is written to the ends of new files.
+    pub appends: Vec<u32>,
     /// Whether each job is a process, as without `--thread`.
     pub processes: bool,
 }
@@ -75,6 +77,7 @@ impl Default for Options {
             think_us: vec![0, 50, 200],
             sync: true,
             directions: vec![Direction::Write],
+            appends: Vec::new(),
             processes: false,
         }
     }
@@ -82,19 +85,22 @@ impl Default for Options {
 
 impl Options {
     fn cases(&self) -> Vec<FileCase> {
+        let sizes = self.directions.iter().flat_map(|&direction| {
+            let sizes = self.sizes.iter();
+            sizes.map(move |&bytes| (direction, bytes))
+        });
+        let appends = self.appends.iter().map(|&bytes| (Direction::Append, bytes));
         let mut cases = vec![];
-        for &direction in &self.directions {
-            for &bytes in &self.sizes {
-                for &jobs in &self.jobs {
-                    cases.extend(self.think_us.iter().map(|&think_us| FileCase {
-                        direction,
-                        bytes,
-                        jobs,
-                        think_us,
-                        sync: self.sync,
-                        processes: self.processes,
-                    }));
-                }
+        for (direction, bytes) in sizes.chain(appends) {
+            for &jobs in &self.jobs {
+                cases.extend(self.think_us.iter().map(|&think_us| FileCase {
+                    direction,
+                    bytes,
+                    jobs,
+                    think_us,
+                    sync: self.sync,
+                    processes: self.processes,
+                }));
             }
         }
         cases

@@ -8,12 +8,13 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_base::slice::Part;
-use pagemesh_base::space::{Request, Token};
+use pagemesh_base::space::{Request, Space, Token};
 use pagemesh_fs::{
     APPEND_PAGES_MAX, Allocate, Board, Composed, Fs, Growth, Ino, Make, Port, Time, span_index,
 };
 use std::sync::{Arc, Mutex};
 use support::memory::Memory;
+use support::pool::Pooled;
 use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
 
 const SIZE: u64 = 1 << 36;
@@ -89,7 +90,7 @@ enum Ending {
 
 impl Guests {
     /// Writes to the last page or at the end; false: the kernel has to.
-    fn write(&self, memory: &Memory, back: u64, data: &[u8], ending: Ending) -> bool {
+    fn write(&self, space: &Arc<dyn Space>, back: u64, data: &[u8], ending: Ending) -> bool {
         let mut told = self.0.lock().unwrap();
         assert_eq!(told.closed, 0);
         let (false, Some(growth)) = (told.is_outdated, told.growth) else {
@@ -106,7 +107,7 @@ impl Guests {
         let place = (told.spans[index] + within) * PAGE;
         pages.truncate(composed.count * 4096);
         if ending != Ending::DiesEarly {
-            write_at_once(memory, place, &pages);
+            write_at_once(space, place, &pages);
         }
         if ending != Ending::Well {
             told.is_torn = true;
@@ -120,13 +121,21 @@ impl Guests {
     }
 }
 
-/// What one record does.
-fn write_at_once(memory: &Memory, offset: u64, pages: &[u8]) {
-    let mut channel = memory.shared().open().unwrap();
+/// What one record does. Memory has no records, and a pool makes one of a write.
+fn write_at_once(space: &Arc<dyn Space>, offset: u64, pages: &[u8]) {
+    let mut channel = space.open().unwrap();
     let data = Bytes::from(pages.to_vec());
-    let request = Request::Transact {
-        parts: vec![Part::Write { offset, data }],
-        durable: false,
+    let durable = false;
+    let request = match space.size_bytes() {
+        SIZE => Request::Transact {
+            parts: vec![Part::Write { offset, data }],
+            durable,
+        },
+        _ => Request::Write {
+            offset,
+            data,
+            durable,
+        },
     };
     channel.submit(Token(1), request);
     let mut done = Vec::new();
@@ -155,7 +164,10 @@ impl File {
     }
 
     fn new(memory: &Memory) -> File {
-        let (fs, port) = made(memory);
+        File::made(made(memory))
+    }
+
+    fn made((fs, port): (Fs, Port)) -> File {
         let attr = fs
             .create(Ino::ROOT, b"file", Make::File, 0o600, OWNER)
             .unwrap();
@@ -271,7 +283,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                     !told.is_outdated && told.growth.is_some()
                 };
                 lent += u64::from(!is_lent(&file.guests) && file.grow());
-                if file.guests.write(&memory, back, &data, ending) {
+                if file.guests.write(&memory.shared(), back, &data, ending) {
                     by_guest += 1;
                     if ending != Ending::DiesEarly {
                         overwrite(&mut model, (end - back) as usize, &data);
@@ -367,6 +379,80 @@ fn a_crash_leaves_a_file_that_grows_or_is_settled() {
     assert!(by_guest > 300, "{by_guest} by guests");
 }
 
+/// The machine loses its power at each fence of what guests and the mount do; how many images
+/// were mounted.
+fn live_in_pool(seed: u64, operations: usize) -> usize {
+    const POOL_BYTES: usize = 96 << 20;
+    /// Images of a point, at most.
+    const IMAGES_MAX: u64 = 4;
+    let mut random = Random(seed);
+    let pooled = Pooled::new(POOL_BYTES, SIZE / 2, false);
+    let mut file = File::made(pooled.mounted());
+    let mut model: Vec<u8> = Vec::new();
+    pooled.crash_points();
+    let mut images = 0;
+    for number in 0..operations {
+        let before = model.clone();
+        let len = [1, 100, 4070, 4096, 4120, 13_000][random.below(6) as usize];
+        let data = random.bytes(len);
+        let end = model.len() as u64;
+        let what = random.below(10);
+        let at = format!("seed {seed}, operation {number}, {what} of {len} at {end}");
+        let back = random.below(end % PAGE + 1) * (what % 2);
+        match what {
+            0..7 if file.grow()
+                && file
+                    .guests
+                    .write(&pooled.shared(), back, &data, Ending::Well) =>
+            {
+                overwrite(&mut model, (end - back) as usize, &data);
+            }
+            7 => {
+                let size = random.below(end + 1);
+                file.fs.set_size(&mut file.port, file.ino, size).unwrap();
+                model.truncate(size as usize);
+            }
+            8 => {
+                file.fs.release(file.ino);
+                file.fs.open(file.ino).unwrap();
+            }
+            _ => {
+                let bytes = Bytes::from(data.clone());
+                file.fs
+                    .write(&mut file.port, file.ino, None, &bytes, false)
+                    .unwrap();
+                model.extend(&data);
+            }
+        }
+        file.check(&model, &at);
+        let points = pooled.crash_points();
+        let last = points.len() - 1;
+        for (point, crash) in points.iter().enumerate() {
+            for image in crash.images(IMAGES_MAX, IMAGES_MAX, seed + point as u64) {
+                images += 1;
+                let left = Pooled::recovered(image, false);
+                let mut found = File::opened(left.mounted(), file.ino);
+                let models: [&[u8]; 2] = [&before, &model];
+                // What was acknowledged is there.
+                let models = &models[usize::from(point == last)..];
+                if let Err(found) = found.compare(models) {
+                    panic!("{at}, fence {point} of {last}: {found}");
+                }
+                let used = found.fs.usage().used_bytes / PAGE;
+                let unwritten = used.checked_sub(left.mapped_pages());
+                assert!(unwritten.is_some_and(|pages| pages < 100), "{at}");
+            }
+        }
+    }
+    images
+}
+
+#[test]
+fn the_power_fails_at_each_fence_of_a_file_that_grows() {
+    let images: usize = (200..206).map(|seed| live_in_pool(seed, 30)).sum();
+    assert!(images > 1000, "{images} images");
+}
+
 /// A record over several pages that is there in part, after two deaths, is taken back.
 #[test]
 fn the_lower_of_two_footers_counts() {
@@ -377,12 +463,18 @@ fn the_lower_of_two_footers_counts() {
         .write(&mut file.port, file.ino, None, &model.clone().into(), false)
         .unwrap();
     assert!(file.grow());
-    assert!(file.guests.write(&memory, 0, &[8; 50], Ending::Well));
+    assert!(
+        file.guests
+            .write(&memory.shared(), 0, &[8; 50], Ending::Well)
+    );
     model.extend([8; 50]);
     let place = file.guests.0.lock().unwrap().spans[0] * PAGE;
     let first = memory.page(place / PAGE).to_vec();
-    assert!(file.guests.write(&memory, 0, &[9; 9000], Ending::DiesLate));
-    write_at_once(&memory, place, &first);
+    assert!(
+        file.guests
+            .write(&memory.shared(), 0, &[9; 9000], Ending::DiesLate)
+    );
+    write_at_once(&memory.shared(), place, &first);
     file.check(&model, "torn");
     let mut file = File::opened(mounted(&memory), file.ino);
     file.check(&model, "mounted");
@@ -401,7 +493,10 @@ fn nothing_is_left_of_a_file_that_grows() {
         .write(&mut port, file.ino, None, &bytes, false)
         .unwrap();
     assert!(file.grow());
-    assert!(file.guests.write(&memory, 0, &[9; 9000], Ending::Well));
+    assert!(
+        file.guests
+            .write(&memory.shared(), 0, &[9; 9000], Ending::Well)
+    );
     file.fs.unlink(Ino::ROOT, b"file").unwrap();
     let (left, _) = mounted(&memory.after_now());
     check_pages(&memory, &file.fs);
@@ -427,12 +522,19 @@ fn a_limit_holds_for_guests() {
     fs.write(&mut port, attr.ino, None, &bytes, false).unwrap();
     let mut file = File::opened((fs, port), attr.ino);
     assert!(!file.grow(), "a span of 512 KiB does not fit");
-    assert!(!file.guests.write(&memory, 0, &[2; 100], Ending::Well));
+    assert!(
+        !file
+            .guests
+            .write(&memory.shared(), 0, &[2; 100], Ending::Well)
+    );
     file.fs.set_size(&mut file.port, file.ino, 50_000).unwrap();
     data.truncate(50_000);
     assert!(file.grow());
     let used = file.fs.usage().used_bytes;
-    assert!(file.guests.write(&memory, 0, &[2; 100], Ending::Well));
+    assert!(
+        file.guests
+            .write(&memory.shared(), 0, &[2; 100], Ending::Well)
+    );
     data.extend([2; 100]);
     assert_eq!(file.fs.usage().used_bytes, used);
     file.check(&data, "lent");
