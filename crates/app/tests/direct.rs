@@ -877,10 +877,11 @@ fn a_copy_has_a_moment_of_what_a_guest_wrote() {
     until("all is written up to a sync", || {
         acknowledged.get(0) == acknowledged.get(1) + SYNC_EVERY
     });
+    // Who waits for the kernel's answer ends with it.
     counter.0.kill().unwrap();
+    mount.daemon.as_ref().unwrap().signal("KILL");
     counter.0.wait().unwrap();
     let (last, synced) = (acknowledged.get(0), acknowledged.get(1));
-    mount.daemon.as_ref().unwrap().signal("KILL");
     cluster.brick(2).signal("CONT");
     let mount = promote(&mut cluster, mount);
     let file = opened(&mount, "file");
