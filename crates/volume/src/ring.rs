@@ -306,6 +306,7 @@ impl Ring<'_> {
 
     /// Whoever fills a place must call the taker. True: it may sleep, as none is filled.
     pub(crate) fn fall_asleep(self) -> bool {
+        step("ring");
         self.flag(SLEEPS_AT).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let may_sleep = !self.has_next();

@@ -12,7 +12,8 @@ use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::slice::{SliceRequest, Stamp};
-use pagemesh_models::{Model, has_ended, pause, pause_until, race};
+use pagemesh_models::{Model, has_ended, pause_until, race};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -192,28 +193,26 @@ impl World {
                 continue;
             }
             if is_over() {
-                break;
+                match self.is_called.swap(false, Ordering::SeqCst) {
+                    true => continue,
+                    false => break,
+                }
             }
+            let is_woken = Cell::new(false);
             pause_until(|| {
-                let is_called = self.is_called.swap(false, Ordering::SeqCst);
                 let died = has_ended(MORTAL) && self.segment.row(MORTAL).place().is_some();
-                is_called || died || is_over()
+                is_woken.set(self.is_called.swap(false, Ordering::SeqCst) || died);
+                is_woken.get() || is_over()
             });
-            pause();
-        }
-        let was_called = self.is_called.load(Ordering::SeqCst);
-        let next = self.ship.take(SERIAL, false);
-        assert!(
-            next.is_none() || was_called,
-            "it sleeps, and a change waits"
-        );
-        if let Some(next) = next {
-            self.apply(next.change);
-            self.ship.done(SERIAL, next.number);
-        }
-        while let Some(next) = self.ship.take(SERIAL, false) {
-            self.apply(next.change);
-            self.ship.done(SERIAL, next.number);
+            let next = self.ship.take(SERIAL, false);
+            assert!(
+                is_woken.get() || next.is_none(),
+                "it sleeps, and a change waits"
+            );
+            if let Some(next) = next {
+                self.apply(next.change);
+                self.ship.done(SERIAL, next.number);
+            }
         }
     }
 }
