@@ -16,6 +16,8 @@ const MARGIN: Duration = Duration::from_secs(10);
 const FILL_MAX: Duration = Duration::from_secs(660);
 /// The name of files that are written once before.
 const FILLED: &str = "test";
+/// What is appended is this part of the files at most: pools have room for them, and a little.
+const APPENDED_PART: u64 = 8;
 /// Names the nbd engine's own package, if fio was split.
 pub(crate) const PACKAGE: &str = "fio";
 
@@ -200,11 +202,10 @@ pub(crate) fn measure_files(
     size_bytes: u64,
     runtime: Duration,
 ) -> Result<Sample, BenchError> {
-    let name = match case.direction {
-        Direction::Append => "append",
-        Direction::Read | Direction::Write => FILLED,
+    let mut command = match case.direction {
+        Direction::Append => files(prefix, dir, "append", case.jobs, size_bytes / APPENDED_PART),
+        Direction::Read | Direction::Write => files(prefix, dir, FILLED, case.jobs, size_bytes),
     };
-    let mut command = files(prefix, dir, name, case.jobs, size_bytes);
     // A thread is gone with fio, when that is killed.
     command.args((!case.processes).then_some("--thread"));
     command.args([
@@ -213,12 +214,15 @@ pub(crate) fn measure_files(
         &format!("--rw={}", case.direction.workload()),
         "--allrandrepeat=1",
         "--norandommap",
-        "--time_based",
         &format!("--bs={}", case.bytes),
         &format!("--runtime={}ms", runtime.as_millis()),
     ]);
-    if case.direction == Direction::Append {
-        command.args(["--create_on_open=1", "--fallocate=none", "--unlink=1"]);
+    match case.direction {
+        Direction::Append => {
+            command.args(["--create_on_open=1", "--fallocate=none", "--unlink=1"]);
+        }
+        // At the end of a file it would begin anew, and overwrite.
+        Direction::Read | Direction::Write => drop(command.arg("--time_based")),
     }
     if case.think_us > 0 {
         let think = case.think_us;
