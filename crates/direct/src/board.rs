@@ -6,7 +6,7 @@
 //!   128  time of the last write, nanoseconds since 1970 (0: none)
 //!   192  append lock 4 (the number of the row that holds it, and one), zero 4, end 8,
 //!        reach 8 (behind the last page that may be written; 0: none was lent), nonce 8,
-//!        torn 8 (0: no)
+//!        torn 8 (0: no), turns 8 (how often the last page was written)
 //!  4096  what the last page of the file has below the end
 //!  8192  the first page of each span, 8 bytes each
 //! ```
@@ -35,6 +35,7 @@ const END_AT: usize = 200;
 const REACH_AT: usize = 208;
 const NONCE_AT: usize = 216;
 const TORN_AT: usize = 224;
+const TURNS_AT: usize = 232;
 const TAIL_AT: usize = PAGE_BYTES;
 const PLACES_AT: usize = 2 * PAGE_BYTES;
 /// Looks at a held append lock before the kernel does it: an append takes a microsecond or
@@ -67,6 +68,13 @@ pub struct Run {
 pub struct Held<'b>(&'b Board);
 
 impl Held<'_> {
+    /// How often the last page was written: what tells it from any other of this growth.
+    #[inline]
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.0.word(TURNS_AT).load(Ordering::Relaxed)
+    }
+
     /// Copies what the last page has below this end.
     #[inline]
     pub fn copy_tail(&self, end: u64, into: &mut [u8]) {
@@ -88,6 +96,8 @@ impl Held<'_> {
         // Another page is all new.
         let at = if from == 0 { changed / 8 * 8 } else { 0 };
         self.0.put_tail(at, &pages[from..from + len][at..]);
+        let turns = self.turns() + 1;
+        self.0.word(TURNS_AT).store(turns, Ordering::Relaxed);
         self.0.word(END_AT).store(composed.end, Ordering::Release);
     }
 }
@@ -191,7 +201,7 @@ impl Board {
         }
         self.word(SPANS_AT)
             .store(spans.len() as u64, Ordering::Relaxed);
-        for at in [TORN_AT, REACH_AT, NONCE_AT] {
+        for at in [TORN_AT, REACH_AT, NONCE_AT, TURNS_AT] {
             self.word(at).store(0, Ordering::Relaxed);
         }
         self.word(END_AT).store(size, Ordering::Relaxed);

@@ -20,7 +20,7 @@ use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fs::APPEND_PAGES_MAX;
+use pagemesh_fs::{APPEND_PAGES_MAX, Growth};
 use pagemesh_volume::guests::{Picture, Place, Row, Segment};
 use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
@@ -104,8 +104,10 @@ struct Station {
     /// What is written where a copy follows: what a program has there may change meanwhile.
     copied: Vec<u8>,
     legs: ArrayVec<MappedLeg, COPIES_MAX>,
-    /// Where pages are composed.
+    /// Where pages are composed. They begin with the last page of the file that `tail` tells.
     pages: Vec<u8>,
+    /// Its growth, and its turn.
+    tail: Option<(Growth, u64)>,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -142,11 +142,19 @@ impl File {
             return Some(Ok(Tried::ByKernel));
         }
         let mut pages = std::mem::take(&mut station.pages);
-        held.copy_tail(end, &mut pages);
+        // Whoever wrote last has it already.
+        if station.tail.take() != Some((growth, held.turns())) {
+            held.copy_tail(end, &mut pages);
+        }
         composed.fill(growth, &mut pages, end, at, rest);
         let put = self.put(station, inside, &pages[..len], run.offset);
         if let Some(Ok(())) = put {
             held.publish(composed, &pages, (at - first_byte) as usize);
+            let last = (composed.end / PAGE - composed.first) as usize * PAGE_BYTES;
+            if last > 0 {
+                pages.copy_within(last..last + (composed.end % PAGE) as usize, 0);
+            }
+            station.tail = Some((growth, held.turns()));
         }
         station.pages = pages;
         match put? {
