@@ -13,8 +13,6 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Behind all bytes of a file.
-const END: u64 = u64::MAX;
 
 /// What came of a try, but for a failure.
 enum Tried {
@@ -48,12 +46,10 @@ impl File {
 
     fn write_to(&self, data: &[u8], offset: Option<u64>, may_prepare: bool) -> Option<u64> {
         for is_last in [false, true] {
-            let (mut station, inside) = self.enter(
-                offset.unwrap_or(END),
-                data.len(),
-                Intent::Write,
-                may_prepare,
-            )?;
+            let end = || self.board.get().map_or(0, |board| board.size());
+            let place = offset.unwrap_or_else(end);
+            let (mut station, inside) =
+                self.enter(place, data.len(), Intent::Write, may_prepare)?;
             match self.try_write(&mut station, &inside, data, offset)? {
                 Err(error) => return self.fail(station, inside, &error),
                 Ok(Tried::Done(end)) => {
