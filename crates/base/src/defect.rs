@@ -109,6 +109,16 @@ pub enum Defect {
     /// never linked.
     GroupWithoutLeaf,
 
+    // Of what guests do on the direct path, or is done for them.
+    /// A guest takes the number of its operation before the lock words.
+    NumberedFirst,
+    /// Locks are released behind the fence, before the slots are swapped.
+    UnlockBeforeShown,
+    /// Records go to the leg first that guests read.
+    LastLegFirst,
+    /// Settling looks at the newest operation on a page alone.
+    SettledByNewest,
+
     // Of what threads do at the same time: caught by the models.
     /// Who mends a slot does not look whether it is still the same.
     MendedBlindly,

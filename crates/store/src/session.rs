@@ -953,6 +953,7 @@ fn write_pages<M: Media>(
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
     let places = enter_all(members, page, pages.len(), epoch)?;
+    let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, pages.len() as u64) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
@@ -971,7 +972,7 @@ fn write_pages<M: Media>(
     }
     // Locked instructions wait for streamed bytes, so all of them come first:
     // locks, number, seqs. From here on nothing fails.
-    let stamp = stamp();
+    let stamp = early.unwrap_or_else(stamp);
     for member in members.iter_mut() {
         let session = &mut *member.session;
         session.take_changes(pages.len());
@@ -1001,6 +1002,9 @@ fn stream<M: Media>(members: &mut [Member<'_, M>], number: usize, bytes: &Page) 
 
 /// Streams the records, fences, swaps and publishes. Under locks and with seqs
 /// taken; releases the locks and leaves the windows.
+///
+/// Records go to the members in their order: of who dies in between, what the last
+/// member has to finish all before it have, too. Guests read there.
 fn commit<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
@@ -1008,7 +1012,16 @@ fn commit<M: Media>(
     stamp: Stamp,
     mut stores: Option<Unfenced>,
 ) -> Result<(), Failure> {
-    for member in members.iter_mut() {
+    if defect::is(Defect::LastLegFirst) {
+        for member in members.iter_mut().skip(1).rev() {
+            stores = Some(member.session.stream_record().after(stores.take()));
+        }
+    }
+    let in_order = match defect::is(Defect::LastLegFirst) {
+        true => 1,
+        false => members.len(),
+    };
+    for member in &mut members[..in_order] {
         let streamed = member.session.stream_record();
         stores = Some(streamed.after(stores.take()));
     }
@@ -1019,6 +1032,11 @@ fn commit<M: Media>(
     }
     if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
         window::fence(members, stores.take().expect("a record"));
+    }
+    if defect::is(Defect::UnlockBeforeShown) {
+        for Member { session, .. } in members.iter() {
+            session.view.control.unlock(&session.range);
+        }
     }
     let mut result = Ok(());
     for (index, member) in members.iter_mut().enumerate() {
@@ -1065,6 +1083,7 @@ fn write_merged<const SOURCES: usize, M: Media>(
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
     let places = enter_all(members, page, 1, epoch)?;
+    let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, 1) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
@@ -1089,7 +1108,7 @@ fn write_merged<const SOURCES: usize, M: Media>(
             });
         }
     }
-    let stamp = stamp();
+    let stamp = early.unwrap_or_else(stamp);
     for member in members.iter_mut() {
         member.session.take_changes(1);
         member.session.begin(&member.handle, 0, page, stamp, true);

@@ -21,6 +21,7 @@ mod changes;
 mod crashes;
 mod defects;
 mod fixed;
+pub(crate) mod guests;
 mod medium;
 mod mending;
 mod model;
