@@ -118,6 +118,18 @@ pub enum Defect {
     LastLegFirst,
     /// Settling looks at the newest operation on a page alone.
     SettledByNewest,
+    /// A guest reads the leg whose record is written first.
+    FirstLegRead,
+    /// A guest begins although guests are kept away.
+    ClosedUnseen,
+    /// What a dead guest left is made alike while other guests go on.
+    HealedBesideGuests,
+    /// The first page that a dead guest left unlike stays so.
+    HealedInPart,
+    /// Settling waits for what a dead guest left, which waits for the settling.
+    SettlingAwaitsHeal,
+    /// The row of a dead guest is cleared before its pages are alike.
+    RowClearedFirst,
 
     // Of what threads do at the same time: caught by the models.
     /// Who mends a slot does not look whether it is still the same.

@@ -491,7 +491,9 @@ impl File {
             inside.0.say(run.offset, 0);
             let part = &mut into[done..done + run.len as usize];
             let epoch = station.picture.as_ref()?.epoch;
-            let read = station.legs.first_mut()?.read_into(run.offset, part, epoch);
+            // The leg whose record is written last: were it another one, this might show what
+            // a dead guest left there alone, and nobody would have once that leg is lost.
+            let read = station.legs.last_mut()?.read_into(run.offset, part, epoch);
             match read {
                 Ok(()) => done += run.len as usize,
                 Err(error) => return self.fail(station, inside, &error),

@@ -813,8 +813,9 @@ pub fn write<M: Media>(
 
 /// The same for who shares pages with others without locks of its own: each record
 /// gets the number that `stamp` takes, of this epoch, behind the lock words of its
-/// pages. So the numbers of a page's records are in the order of their slots. The
-/// members hold the same: a page of which a part is written is read from the first.
+/// pages. So the numbers of a page's records are in the order of their slots. Records
+/// are written in the order of the members: what the last one has of who dies, all have.
+/// The members hold the same: a page of which a part is written is read from the first.
 ///
 /// # Errors
 /// As [`write()`].

@@ -2,6 +2,7 @@
 //! operations, up to a bound, on the code that ships ([`pagemesh_models`],
 //! docs/rfd/008-concurrency-models.md), and shown to fail on deliberate defects.
 
+mod guests;
 mod ring;
 
 use crate::channel::Core;

@@ -322,15 +322,10 @@ impl Volume {
     /// sees to it that nobody who goes through the kernel reads or changes these bytes
     /// meanwhile. Blocks until it is done, or the volume is over.
     pub fn heal(&self, row: usize, place: Place) {
-        let Some(guests) = self.hub.guests.get() else {
-            return;
-        };
-        guests.note_dead(row);
         let (done, told) = mpsc::channel();
         self.mailbox.post(Event::Heal(row, place, done));
         // Dropped untold: nobody can do anything with the volume any more.
         let _ = told.recv();
-        guests.forget_dead(row);
     }
 
     /// A guest has changed something while nobody looked for what the copy that follows

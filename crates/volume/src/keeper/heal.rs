@@ -15,6 +15,7 @@ use crate::limits::HEAL_RETRY;
 use crate::ring::{Entry, Left, places_of, record_len};
 use crate::status::CheckReport;
 use crate::view::Gate;
+use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
 use std::rc::Rc;
@@ -24,13 +25,21 @@ use std::sync::mpsc::Sender;
 const COLUMN: usize = 0;
 
 /// Makes the legs alike in this range, as the leg has it that guests read.
+/// Its row stays active until then.
 pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sender<()>) {
+    let guests = state.hub.guests.get();
+    if let Some(guests) = guests {
+        guests.note_dead(row);
+    }
     loop {
         let gate = || state.model().columns.get(COLUMN).map(|column| column.gate);
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
         if state.is_over() || try_heal(&state, row, place).await {
+            if let Some(guests) = guests {
+                guests.forget_dead(row);
+            }
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
             return;
@@ -40,19 +49,22 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
 }
 
 async fn try_heal(state: &State, row: usize, place: Place) -> bool {
-    let _guests = state
-        .keep_living_guests_out(|file| file == place.file)
-        .await;
+    let is_meant = |file| file == place.file && !defect::is(Defect::HealedBesideGuests);
+    let _guests = state.keep_living_guests_out(is_meant).await;
     let page = PAGE_BYTES as u64;
     let start = place.offset / page * page;
     let len = (place.offset + place.len).next_multiple_of(page) - start;
+    let (start, len) = match defect::is(Defect::HealedInPart) {
+        true => (start + page.min(len), len.saturating_sub(page)),
+        false => (start, len),
+    };
     let epoch = state.model().epoch();
     if !await_windows(state).await {
         return false;
     }
-    let first = state.model().columns[COLUMN].sources().legs().next();
+    let read = state.model().columns[COLUMN].sources().legs().last();
     let mut report = CheckReport::default();
-    let compared = compare_chunk(state, COLUMN, (start, len), first, &mut report).await;
+    let compared = compare_chunk(state, COLUMN, (start, len), read, &mut report).await;
     if let Err(cause) = &compared {
         tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
     }
@@ -142,6 +154,8 @@ async fn await_windows(state: &State) -> bool {
     let asked: Vec<_> = {
         let model = state.model();
         let epoch = model.epoch();
+        // It may be so new that no leg has heard of it.
+        state.hub.hold_epoch(epoch);
         let column = &model.columns[COLUMN];
         let round = column.told_round();
         let legs = column.legs.iter().enumerate();

@@ -2,7 +2,9 @@
 //! legs, went away. Nobody else writes to the column meanwhile.
 //!
 //! For each page in flight the in-sync leg with the highest epoch and
-//! operation wins: what a read may have shown stays. What one operation changed
+//! operation wins: what a read may have shown stays. Where legs list the same newest
+//! one, those before it decide: a guest may have died with one leg changed, and another
+//! have overwritten a part of the page on all of them. What one operation changed
 //! is copied as one: were the source lost half-way, no leg would be left with
 //! half of a transaction.
 
@@ -19,7 +21,7 @@ use pagemesh_base::layout::LegState;
 use pagemesh_base::slice::{InFlight, SliceError, SliceReply, SliceRequest};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 /// A leg was lost on the way, or everything was.
 pub(super) struct Interrupted;
@@ -386,8 +388,8 @@ pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) ->
     let mut all = Vec::new();
     for pair in edges.windows(2) {
         let (page, end) = (pair[0], pair[1]);
-        let newest: Vec<Option<(Epoch, u64)>> = sweeps.iter_mut().map(|s| s.at(page)).collect();
-        if newest.iter().all(Option::is_none) {
+        let listed: Vec<Vec<(Epoch, u64)>> = sweeps.iter_mut().map(|s| s.at(page)).collect();
+        if listed.iter().all(Vec::is_empty) {
             continue;
         }
         // Among equals any; with nothing listed in-sync, any in-sync leg.
@@ -395,17 +397,17 @@ pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) ->
             true => syncing,
             false => in_sync,
         };
-        let Some(winner) = sources.legs().max_by_key(|&leg| newest[leg]) else {
+        let Some(winner) = sources.legs().max_by_key(|&leg| &listed[leg]) else {
             continue;
         };
         let behind = Mask::where_leg(|leg| {
-            leg != winner && (syncing.has(leg) || in_sync.has(leg) && newest[leg] != newest[winner])
+            leg != winner && (syncing.has(leg) || in_sync.has(leg) && listed[leg] != listed[winner])
         });
         if !behind.is_empty() {
             all.push(Unequal {
                 page,
                 count: end - page,
-                newest: newest[winner],
+                newest: listed[winner].first().copied(),
                 winner,
                 behind,
             });
@@ -414,11 +416,11 @@ pub(super) fn unequal(tables: &[Vec<InFlight>], in_sync: Mask, syncing: Mask) ->
     all
 }
 
-/// Goes over the pages of one table, and tells the newest operation on each.
+/// Goes over the pages of one table, and tells the operations on each.
 struct Sweep {
     /// By first page, the last one first.
     later: Vec<InFlight>,
-    open: BinaryHeap<(Epoch, u64, u64)>,
+    open: Vec<InFlight>,
 }
 
 impl Sweep {
@@ -427,19 +429,25 @@ impl Sweep {
         later.sort_by_key(|entry| std::cmp::Reverse(entry.page));
         Sweep {
             later,
-            open: BinaryHeap::new(),
+            open: Vec::new(),
         }
     }
 
-    fn at(&mut self, page: u64) -> Option<(Epoch, u64)> {
+    /// The newest first.
+    fn at(&mut self, page: u64) -> Vec<(Epoch, u64)> {
         while let Some(entry) = self.later.pop_if(|entry| entry.page.0 <= page) {
-            let end = entry.page.0 + u64::from(entry.count);
-            self.open.push((entry.epoch, entry.op, end));
+            self.open.push(entry);
         }
-        while self.open.peek().is_some_and(|(.., end)| *end <= page) {
-            self.open.pop();
-        }
-        self.open.peek().map(|(epoch, op, _)| (*epoch, *op))
+        self.open
+            .retain(|entry| entry.page.0 + u64::from(entry.count) > page);
+        let mut listed: Vec<_> = self.open.iter().map(|it| (it.epoch, it.op)).collect();
+        listed.sort_unstable_by(|a, b| b.cmp(a));
+        listed.dedup();
+        listed.truncate(match defect::is(Defect::SettledByNewest) {
+            true => 1,
+            false => usize::MAX,
+        });
+        listed
     }
 }
 
@@ -447,6 +455,7 @@ impl Sweep {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn parts_that_differ_are_whole_pages_but_for_the_end() {
@@ -477,13 +486,16 @@ mod tests {
             let behind = Mask::where_leg(|leg| leg == 2 && syncing);
             let found = unequal(&tables, in_sync, behind);
             for page in 0..30u64 {
-                let newest = |leg: usize| tables[leg].iter()
-                    .filter(|e| (e.page.0..e.page.0 + u64::from(e.count)).contains(&page))
-                    .map(|e| (e.epoch, e.op)).max();
-                let best = in_sync.legs().map(newest).max().flatten();
-                let listed = (0..3).any(|leg| newest(leg).is_some());
+                let listed = |leg: usize| {
+                    let on_page = tables[leg].iter()
+                        .filter(|e| (e.page.0..e.page.0 + u64::from(e.count)).contains(&page));
+                    let listed: BTreeSet<_> = on_page.map(|e| (e.epoch, e.op)).collect();
+                    listed.into_iter().rev().collect::<Vec<_>>()
+                };
+                let best = in_sync.legs().map(listed).max().unwrap_or_default();
+                let is_listed = (0..3).any(|leg| !listed(leg).is_empty());
                 let expected = Mask::where_leg(|leg| {
-                    listed && (in_sync.has(leg) && newest(leg) != best || behind.has(leg))
+                    is_listed && (in_sync.has(leg) && listed(leg) != best || behind.has(leg))
                 });
                 let here: Vec<_> = found.iter()
                     .filter(|u| (u.page..u.page + u.count).contains(&page)).collect();
@@ -492,7 +504,7 @@ mod tests {
                 let got = here.first().map_or(Mask::NONE, |u| u.behind);
                 prop_assert_eq!(got, expected, "page {}", page);
                 if let Some(one) = here.first() {
-                    prop_assert_eq!(newest(one.winner), best);
+                    prop_assert_eq!(listed(one.winner), best);
                 }
             }
         }

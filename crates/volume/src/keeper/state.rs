@@ -303,16 +303,17 @@ impl State {
         guard
     }
 
-    /// Keeps guests away for as long as the guard lives, once those are out that were
-    /// inside.
+    /// Keeps guests away for as long as the guard lives, once all are out, and what the dead left
+    /// is alike.
     pub(super) async fn keep_guests_out(&self) -> GuestGuard<'_> {
         let guard = GuestGuard::new(self.hub.guests.get());
         self.await_guests().await;
         guard
     }
 
-    /// The same, but for other files than those that are meant, and for guests that are dead:
-    /// whoever cleans up behind them waits for this one.
+    /// The same, once those are out that were inside of files that are meant, and live. The
+    /// dead are out when their pages are alike, which waits for the column: whoever makes
+    /// it serve may not wait for that.
     pub(super) async fn keep_living_guests_out(
         &self,
         is_meant: impl Fn(u64) -> bool,

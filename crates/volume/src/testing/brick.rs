@@ -2,6 +2,7 @@
 //! the tables of what was in flight. Connections move only when stepped.
 
 use super::Dice;
+use super::mapped::Mapped;
 use crate::authority::BrickAddress;
 use crate::connector::Connector;
 use crate::hub::guard;
@@ -18,7 +19,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// Pages that one record can name.
 const LEAF_PAGES: u64 = 512;
 /// Entries of a slice's table before it gives up keeping it, unless told
@@ -124,7 +125,9 @@ struct Connection {
 pub(crate) struct Bricks {
     pub bricks: BTreeMap<BrickId, Brick>,
     connections: BTreeMap<u64, Connection>,
-    next: u64,
+    /// Sessions of guests.
+    pub mapped: BTreeMap<u64, Mapped>,
+    pub next: u64,
     /// Barriers stay on their way.
     pub hold_barriers: bool,
     /// Of slices that are created from now on.
@@ -183,6 +186,7 @@ impl Bricks {
         for number in self.connections_of(id) {
             self.cut(number);
         }
+        self.lose_mapped(id);
         let brick = self.bricks.get_mut(&id).expect("brick");
         brick.up = false;
         let buffers = brick.buffers;
@@ -194,7 +198,11 @@ impl Bricks {
         }
     }
 
+    /// Nothing happens while guests still have the old one's pool.
     pub(crate) fn restart(&mut self, id: BrickId) {
+        if !self.bricks[&id].up && !self.recover_mapped(id) {
+            return;
+        }
         self.bricks.get_mut(&id).expect("brick").up = true;
     }
 
@@ -301,6 +309,13 @@ impl Bricks {
         if self.bricks[&connection.brick].frozen || barrier && self.hold_barriers {
             return false;
         }
+        if barrier {
+            let slice = connection.slice;
+            if !self.await_mapped(slice) {
+                return false;
+            }
+        }
+        let connection = self.connections.get_mut(&number).expect("connection");
         let deliver = !connection.answers.is_empty() && dice.one_in(2);
         if !deliver && let Some((tag, request)) = connection.queue.pop_front() {
             let (brick, slice) = (connection.brick, connection.slice);
@@ -365,7 +380,7 @@ impl Slice {
     }
 
     /// What it may have left incomplete goes to the table.
-    fn end_session(&mut self, number: u64) {
+    pub(super) fn end_session(&mut self, number: u64) {
         for kept in [&mut self.now, &mut self.durable] {
             if let Some(open) = kept.open.remove(&number) {
                 kept.note(&open);
@@ -518,7 +533,7 @@ impl Slice {
         }
     }
 
-    fn read(&mut self, offset: u64, len: u32) -> Result<SliceReply, SliceError> {
+    pub(super) fn read(&mut self, offset: u64, len: u32) -> Result<SliceReply, SliceError> {
         self.reads += 1;
         let end = offset + u64::from(len);
         assert!(
@@ -552,7 +567,7 @@ impl Slice {
     /// As a pool does it: a part of a page is a record of its own, and so is
     /// a run of whole pages; the first that fails ends it, and those before it
     /// stay. What changes nothing is recorded and stamped nowhere.
-    fn change(
+    pub(super) fn change(
         &mut self,
         connection: u64,
         room: &mut u64,

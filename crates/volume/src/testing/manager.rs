@@ -144,6 +144,7 @@ impl Store {
             .flat_map(|c| &c.legs);
         let address = BrickAddress {
             durability: self.durability.clone(),
+            map_socket: Some("socket".into()),
             ..BrickAddress::default()
         };
         Attached {

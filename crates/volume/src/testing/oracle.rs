@@ -225,8 +225,25 @@ impl Oracle {
                     allowed[at]
                 ));
             }
+            self.observe(start + at as u64, value, number);
         }
         Ok(())
+    }
+
+    /// A read that began at `since` has shown this: what was over when it began, or when
+    /// what it shows did, is overwritten.
+    fn observe(&mut self, sector: u64, value: u64, since: u64) {
+        // Of zeroes it is not known whose they are.
+        if value == 0 {
+            return;
+        }
+        let held = &mut self.sectors[sector as usize];
+        let known = held.iter().find(|it| it.value == value).map(|it| it.order);
+        let mut active = self.active.iter();
+        let active = active.find(|it| it.value == value && it.sectors.contains(&sector));
+        if let Some(order) = known.or(active.map(|it| it.order)) {
+            held.retain(|it| it.value == value || it.completed >= since.max(order));
+        }
     }
 }
 

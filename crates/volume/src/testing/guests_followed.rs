@@ -64,8 +64,6 @@ impl Guest {
     fn die(&self, world: &mut World) -> mpsc::Receiver<()> {
         let place = self.segment.row(self.row).place().expect("inside");
         let (done, told) = mpsc::channel();
-        let guests = world.client.hub.guests.get().expect("guests");
-        guests.note_dead(self.row);
         let heal = Event::Heal(self.row, place, done);
         world.client.mailbox.post(heal);
         told
@@ -75,8 +73,6 @@ impl Guest {
         world.pass(Duration::from_millis(100));
         let is_healed = told.try_recv().is_ok();
         if is_healed {
-            let guests = world.client.hub.guests.get().expect("guests");
-            guests.forget_dead(self.row);
             self.segment.row(self.row).leave();
         }
         is_healed
