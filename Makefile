@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -51,6 +51,16 @@ guests: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed
+
+# Lives of a volume with guests, and crashes of guests in two pools, in memory:
+# make guest-lives LIVES=100000 STORIES=20000.
+LIVES ?= 20000
+STORIES ?= 5000
+guest-lives:
+	PAGEMESH_SEEDS=$(LIVES) \
+	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture lives_with_guests
+	PAGEMESH_STORIES=$(STORIES) \
+	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture guests_leave
 
 # Random operations on files of a mount beside the same in memory, with remounts
 # and kills: make fsx OPS=10000000 SEED=7. Needs root.

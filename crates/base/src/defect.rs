@@ -5,7 +5,8 @@
 //! `store/src/enumerate/defects.rs` by the images that crashes leave,
 //! `store/src/models` and `volume/src/models.rs` by the orders of what threads do,
 //! `sim/tests/defects.rs` by histories of a cluster, those of transactions also by
-//! stories of a volume (`volume/src/testing/scenarios.rs`).
+//! stories of a volume (`volume/src/testing/scenarios.rs`), those of guests by
+//! `store/src/enumerate/guests` and `volume/src/testing/guests`.
 //!
 //! Only the feature `defects`, which nothing but those tests' dependencies turn
 //! on, gives [`is`] something to look at, and only where debug assertions are
