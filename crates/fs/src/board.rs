@@ -1,4 +1,4 @@
-//! Files that other processes read and overwrite themselves, as guests (RFD 015): what they
+//! Files that other processes read and write themselves, as guests (RFD 015): what they
 //! are told of a file, and how they are kept away from it.
 //!
 //! Invariants: whoever holds a file's lock has its guests out. What changes a file's size
