@@ -8,7 +8,7 @@ mod support;
 use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use support::mounted::{self, Mounted};
+use support::mounted::{self, Mounted, library};
 use support::until;
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
@@ -454,6 +454,8 @@ fn programs_find_what_they_put_there_directly() {
           dd if=a bs=4096 skip=$((i * 13)) count=3 status=none | cmp - part
         done
         cmp a b
+        perl -e 'sysopen(F, \"part\", 2) or die; for (1..50) { sysseek(F, 0, 0); sysread(F, $x, 4096); }
+          $> = 65534; sysseek(F, 0, 0); die if sysread(F, $x, 4096) != 4096 or $> != 65534'
         sqlite3 db 'pragma journal_mode=wal; create table t(a integer primary key, b blob);'
         for i in 1 2 3; do sqlite3 -cmd '.timeout 20000' db \"pragma synchronous=full; \
           with recursive n(x) as (select 1 union all select x+1 from n where x<400) \
@@ -664,16 +666,6 @@ fn start(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: boo
     );
     command.args(run).env(JOB, job);
     Child(command.spawn().unwrap())
-}
-
-/// Beside this test, or in the directory above.
-fn library() -> std::path::PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let found = own.ancestors().skip(1).take(2);
-    let mut found = found.map(|dir| dir.join("libpagemesh_preload.so"));
-    found
-        .find(|path| path.exists())
-        .expect("the library is built")
 }
 
 fn acknowledged_path(cluster: &support::Cluster) -> std::path::PathBuf {

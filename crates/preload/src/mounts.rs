@@ -35,7 +35,7 @@ fn guest() -> &'static Guest {
 
 /// Threads that are started meanwhile get none of the program's signals.
 fn masked(run: &mut dyn FnMut()) {
-    let before = sys::mask(libc::SIG_BLOCK, crate::signals::ALL);
+    let before = sys::mask(libc::SIG_BLOCK, crate::signals::OF_PROGRAMS);
     run();
     sys::mask(libc::SIG_SETMASK, before);
 }

@@ -24,6 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Every signal that a handler can be deferred for.
 pub const ALL: u64 = u64::MAX;
+/// Those of the C library itself, to cancel a thread and to change the user of all threads
+/// (nptl(7)). Who changes users waits until each thread has taken it: none keeps it blocked.
+const OF_THE_LIBRARY: u64 = 1 << 31 | 1 << 32;
+/// Every signal that may be kept from a thread for good.
+pub const OF_PROGRAMS: u64 = ALL & !OF_THE_LIBRARY;
 
 const SIGNALS: usize = 65;
 /// A handler's address has 47 bits; above it lie its flags.

@@ -168,3 +168,13 @@ pub fn followed_cluster(pools_mib: &[u64], near: usize, size: &str) -> Option<Cl
     cluster.ok(&["fs", "create", "files", "--size", size]);
     Some(cluster)
 }
+
+/// The library of the direct path: beside this test, or in the directory above.
+pub fn library() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let found = own.ancestors().skip(1).take(2);
+    let mut found = found.map(|dir| dir.join("libpagemesh_preload.so"));
+    found
+        .find(|path| path.exists())
+        .expect("the library is built: cargo build -p pagemesh-preload")
+}
