@@ -63,9 +63,10 @@ guest-lives:
 	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture guests_leave
 
 # Random operations on files of a mount beside the same in memory, with remounts
-# and kills: make fsx OPS=10000000 SEED=7. Needs root.
+# and kills, also by guests and others at once: make fsx OPS=10000000 SEED=7. Needs root.
 OPS ?= 10000000
 fsx: setup
+	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_FSX_OPS=$(OPS) PAGEMESH_FSX_SEED=$(SEED) \
 	$(CARGO) test --locked -p pagemesh --test fsx -- --nocapture
 
@@ -76,13 +77,14 @@ flips:
 	PAGEMESH_POOLS=$(POOLS) PAGEMESH_FLIPS=100 \
 	$(CARGO) test --locked -p pagemesh-store --test damage flipped_bit
 
-# The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename FUSE=io-uring.
+# The POSIX test suite on a mount, as root: make pjdfstest TESTS=rename FUSE=io-uring,
+# or EXEC=1, then on the direct path.
 TESTS ?=
 pjdfstest: setup all
 	@scripts/pjdfstest target/release/pagemesh $(TESTS)
 
 # git, cargo, rsync, tar, cp and find on a mount, each compared with the same on a
-# tmpfs, as root: make programs TRANSPORT=tcp FILES=1000000.
+# tmpfs, as root: make programs TRANSPORT=tcp FILES=1000000, or EXEC=1.
 TRANSPORT ?= auto
 FILES ?= 1000000
 programs: setup all

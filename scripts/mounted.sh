@@ -6,6 +6,9 @@ dir=$(mktemp -d /tmp/pagemesh-mounted.XXXXXX)
 export PAGEMESH_MANAGER=http://127.0.0.77:7070 PAGEMESH_KEY=$dir/cluster/key
 export XDG_CONFIG_HOME=$dir
 started=()
+# What programs are started with: with EXEC=1 they reach files of the mount themselves.
+under=()
+[ -z "${EXEC:-}" ] || under=("$pagemesh" exec --)
 
 finish() {
   "$pagemesh" umount "$dir/mnt" 2>/dev/null || umount -fl "$dir/mnt" 2>/dev/null || true

@@ -4,11 +4,19 @@
 //!
 //! The idea is that of fsx (Apple, 1991). PAGEMESH_FSX_OPS says how many operations,
 //! PAGEMESH_FSX_SEED which: `make fsx OPS=10000000 SEED=7`. For root with /dev/fuse.
+//!
+//! Once more with part of the work done by other processes, some of them on the direct
+//! path, also several at once, and killed now and then.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "fsx/hand.rs"]
+mod hand;
+#[path = "fsx/hands.rs"]
+mod hands;
 mod support;
 
+use hand::{Hand, Order, What};
 use pagemesh_fuzz::Random;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate};
 use std::fs::{File, OpenOptions};
@@ -38,6 +46,10 @@ struct Files {
     mount: Mounted,
     open: Vec<File>,
     models: Vec<Vec<u8>>,
+    /// Processes that do part of the work; in most tests none.
+    hands: Vec<Hand>,
+    /// What those on the direct path did without the kernel.
+    direct: u64,
     dice: Random,
     /// What happened to be done, for a failure.
     last: Vec<String>,
@@ -296,7 +308,7 @@ impl Files {
         match self.roll(4) {
             0 => {
                 self.did("unmount".into());
-                self.open.clear();
+                self.close();
                 cluster.ok(&["umount", self.mount.dir.to_str().unwrap()]);
                 let mut daemon = self.mount.daemon.take().unwrap();
                 assert!(daemon.await_end().success(), "{}", daemon.log());
@@ -311,8 +323,16 @@ impl Files {
         self.compare_all();
     }
 
-    fn come_back(&mut self, cluster: &Cluster) {
+    fn close(&mut self) {
         self.open.clear();
+        let order = Order::of(What::Close, 0, 0, 0);
+        for hand in &mut self.hands {
+            hand.does(&order).unwrap();
+        }
+    }
+
+    fn come_back(&mut self, cluster: &Cluster) {
+        self.close();
         self.mount.come_back(cluster, "files", "auto");
         self.reopen();
     }
@@ -374,22 +394,56 @@ fn files_hold_what_they_hold_in_memory(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
-    let operations = number("PAGEMESH_FSX_OPS", OPERATIONS);
+    work(&cluster, fuse, (OPERATIONS, BETWEEN_MOUNTS), &[]);
+}
+
+/// Not a test by itself: what the processes of the next one do.
+#[test]
+fn hand_works() {
+    hand::work();
+}
+
+#[test]
+fn files_hold_it_if_guests_and_others_work_at_once() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "32M") else {
+        return;
+    };
+    work(
+        &cluster,
+        mounted::CLASSIC,
+        (hands::OPERATIONS, hands::BETWEEN_MOUNTS),
+        &[true, true, false],
+    );
+}
+
+/// Does random operations, and remounts, so many between them at most, with hands that are
+/// on the direct path or not.
+fn work(cluster: &Cluster, fuse: &'static str, (operations, between): (u64, u64), hands: &[bool]) {
+    let operations = number("PAGEMESH_FSX_OPS", operations);
     let mut files = Files {
-        mount: Mounted::by(&cluster, "files", "auto", fuse),
+        mount: Mounted::by(cluster, "files", "auto", fuse),
         open: vec![],
         models: vec![vec![]; FILES],
+        hands: vec![],
+        direct: 0,
         dice: Random::new(number("PAGEMESH_FSX_SEED", 1)),
         last: vec![],
     };
     files.reopen();
+    let started = hands
+        .iter()
+        .map(|&it| Hand::start(cluster, &files.mount, it));
+    files.hands = started.collect();
     let (began, mut told) = (Instant::now(), Instant::now());
-    let mut until_remount = files.roll(BETWEEN_MOUNTS);
+    let mut until_remount = files.roll(between);
     for done in 0..operations {
-        files.operation();
+        match files.hands.is_empty() {
+            true => files.operation(),
+            false => files.operation_with_hands(cluster),
+        }
         if until_remount == 0 {
-            files.remount(&cluster);
-            until_remount = files.roll(BETWEEN_MOUNTS);
+            files.remount(cluster);
+            until_remount = files.roll(between);
         }
         until_remount -= until_remount.min(1);
         if told.elapsed() > TELL_EVERY {
@@ -398,7 +452,9 @@ fn files_hold_what_they_hold_in_memory(fuse: &'static str) {
         }
     }
     files.compare_all();
-    files.open.clear();
-    files.mount.stop(&cluster);
+    files.check_hands(operations);
+    files.close();
+    files.hands.clear();
+    files.mount.stop(cluster);
     cluster.check_identical("files");
 }
