@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives crowd flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -61,6 +61,14 @@ guest-lives:
 	$(CARGO) test --locked -p pagemesh-volume --lib -- --nocapture lives_with_guests
 	PAGEMESH_STORIES=$(STORIES) \
 	$(CARGO) test --locked -p pagemesh-store --lib -- --nocapture guests_leave
+
+# So many processes on the direct path, one after the other and at the same time, far more
+# than there are sessions: make crowd PROCESSES=1000. Needs root.
+PROCESSES ?= 1000
+crowd: setup
+	$(CARGO) build --locked -p pagemesh-preload
+	PAGEMESH_TEST_PROCESSES=$(PROCESSES) \
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture crowd::
 
 # Random operations on files of a mount beside the same in memory, with remounts
 # and kills, also by guests and others at once: make fsx OPS=10000000 SEED=7. Needs root.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "direct/crowd.rs"]
+mod crowd;
 mod support;
 
 use pagemesh_direct::guest::{File as Direct, Guest};

@@ -2,6 +2,8 @@
 //!
 //! Each mount has a few **stations**: a row, and a session of every leg. A thread always uses
 //! the same one; two that share one take turns, and who would have to wait is served by the kernel.
+//! Sessions are scarce: guests leave a part of every pool's to those who cannot do without, and
+//! where few are left a station that nobody uses gives its own back.
 //!
 //! Invariants: nothing is done but inside of the row's operation, after a look that nobody
 //! keeps guests away; whatever fails is left to the kernel, which does all of it again. What
@@ -34,7 +36,7 @@ use std::fs::File as SystemFile;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Mounts that one process reaches; the kernel serves further ones.
 const MOUNTS_MAX: usize = 16;
@@ -46,6 +48,19 @@ const STATIONS: usize = 16;
 const SPINS: u32 = 400;
 /// Between attempts to be let in, or to have the legs of a new picture.
 const RETRY: Duration = Duration::from_millis(10);
+/// The same where rows or sessions are lacking: as long as many processes want more than there
+/// are, each attempt of each of them costs connections to the mount and the bricks.
+const FULL_RETRY: Duration = Duration::from_secs(1);
+/// Sessions of a pool that guests leave to others: ports of mounts, a copy that comes back,
+/// another client. At least so many, and of a large pool this part.
+const SESSIONS_KEPT_MIN: u32 = 8;
+const SESSIONS_KEPT_PART: u32 = 8;
+/// Where fewer sessions are left than this part of a pool's, a station gives back what it does
+/// not use; elsewhere it keeps them, since having them again costs milliseconds and the memory
+/// map of the pool.
+const SESSIONS_FEW_PART: u32 = 2;
+/// So long nobody used such a station, at least, and twice as long at most.
+const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Calls that the kernel serves after a file was opened, or its size or pages changed, before
 /// the mount is asked how it is: whoever reads a small file once, or makes one longer all the
 /// time, would ask for nothing.
@@ -59,10 +74,18 @@ const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
 /// Runs something with all signals kept away from the threads that it starts.
 pub type Masked = fn(&mut dyn FnMut());
 
-/// What a process has of mounts.
+/// What a process has of mounts, by device number.
 pub struct Guest {
-    mounts: Mutex<Vec<(u64, Arc<Mount>)>>,
+    mounts: Mutex<Vec<(u64, Known)>>,
     masked: Masked,
+}
+
+/// What a process knows of a mount.
+enum Known {
+    Joined(Arc<Mount>),
+    /// It did not let this process in; until then it is not asked again, in milliseconds of
+    /// the monotonic clock.
+    Refused(u64),
 }
 
 /// A file on the direct path.
@@ -108,6 +131,35 @@ struct Station {
     pages: Vec<u8>,
     /// Its growth, and its turn.
     tail: Option<(Growth, u64)>,
+    /// Since it was looked at for that.
+    is_used: bool,
+}
+
+/// Why a station has no legs.
+enum Lack {
+    /// There is no row or session left for it.
+    Room,
+    /// What passes, or has ended.
+    Picture,
+}
+
+impl From<io::Error> for Lack {
+    fn from(error: io::Error) -> Lack {
+        match error.kind() {
+            // The mount has as many connections as it takes.
+            io::ErrorKind::UnexpectedEof => Lack::Room,
+            _ => Lack::Picture,
+        }
+    }
+}
+
+impl From<SliceError> for Lack {
+    fn from(error: SliceError) -> Lack {
+        match error {
+            SliceError::NoSession(_) => Lack::Room,
+            _ => Lack::Picture,
+        }
+    }
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -148,7 +200,7 @@ impl Guest {
     #[must_use]
     pub fn open(&self, device: u64, ino: u64) -> Option<File> {
         Some(File {
-            mount: self.mount(device)?,
+            mount: self.mount(device, false)?,
             board: OnceLock::new(),
             ino,
             misses: AtomicU32::new(0),
@@ -159,7 +211,7 @@ impl Guest {
     /// The file will be mapped by the kernel, which keeps pages of it: no guest may change
     /// it any more. Returns when that is so.
     pub fn bar(&self, device: u64, ino: u64) {
-        if let Some(mount) = self.mount(device) {
+        if let Some(mount) = self.mount(device, true) {
             let answered = guard(&mount.asker).ask(Question::Bar(ino));
             if answered.is_err() {
                 mount.end();
@@ -167,20 +219,33 @@ impl Guest {
         }
     }
 
-    fn mount(&self, device: u64) -> Option<Arc<Mount>> {
+    /// The mount, if it lets this process in. It is asked again soon after it did not if
+    /// that is urgent.
+    fn mount(&self, device: u64, is_urgent: bool) -> Option<Arc<Mount>> {
+        let now = now_ms();
         let mut mounts = guard(&self.mounts);
-        mounts.retain(|(_, mount)| !mount.is_gone.load(Ordering::Acquire));
-        if let Some((_, mount)) = mounts.iter().find(|(known, _)| *known == device) {
-            return Some(Arc::clone(mount));
+        mounts.retain(|(_, known)| match known {
+            Known::Joined(mount) => !mount.is_gone.load(Ordering::Acquire),
+            Known::Refused(until) => now < *until,
+        });
+        let known = mounts.iter().position(|(known, _)| *known == device);
+        match known.map(|at| &mounts[at].1) {
+            Some(Known::Joined(mount)) => return Some(Arc::clone(mount)),
+            Some(Known::Refused(_)) if !is_urgent => return None,
+            _ => {}
         }
-        if mounts.len() == MOUNTS_MAX {
+        if known.is_none() && mounts.len() == MOUNTS_MAX {
             return None;
         }
         let mut opened = None;
         (self.masked)(&mut || opened = Mount::open(device, self.masked).ok());
-        let mount = opened?;
-        mounts.push((device, Arc::clone(&mount)));
-        Some(mount)
+        mounts.retain(|(known, _)| *known != device);
+        let known = match &opened {
+            Some(mount) => Known::Joined(Arc::clone(mount)),
+            None => Known::Refused(now + FULL_RETRY.as_millis() as u64),
+        };
+        mounts.push((device, known));
+        opened
     }
 }
 
@@ -211,6 +276,25 @@ impl Station {
         let descriptors = self.legs.iter().flat_map(all_descriptors);
         descriptors.for_each(owned::remove);
         self.legs.clear();
+    }
+
+    /// Whether a pool has not enough sessions for others.
+    fn is_greedy(&self) -> bool {
+        self.legs
+            .iter()
+            .map(MappedLeg::sessions)
+            .any(|(spare, all)| spare < SESSIONS_KEPT_MIN.max(all / SESSIONS_KEPT_PART))
+    }
+
+    /// Gives back what nobody has used since the last look, unless there is plenty of it.
+    fn tend(&mut self) {
+        let is_used = std::mem::take(&mut self.is_used);
+        let is_few = |(spare, all)| spare < all / SESSIONS_FEW_PART;
+        let mut sessions = self.legs.iter().map(MappedLeg::sessions);
+        if !is_used && (self.legs.is_empty() || sessions.any(is_few)) {
+            self.drop_legs();
+            self.link = None;
+        }
     }
 }
 
@@ -262,8 +346,11 @@ impl Mount {
         let device = format!("{major}:{minor}");
         let link = Link::connect(&device)?;
         let (answer, memory) = link.ask(Question::Join)?;
-        let (Answer::Joined(row, _), Some(memory)) = (answer, memory) else {
-            return Err(io::ErrorKind::PermissionDenied.into());
+        let memory = memory.ok_or(io::ErrorKind::PermissionDenied)?;
+        // There may be a row for it another time.
+        let row = match answer {
+            Answer::Joined(row, _) => Some(row as usize),
+            _ => None,
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let mount = Arc::new(Mount {
@@ -283,10 +370,10 @@ impl Mount {
             device,
         });
         owned::add(mount.changed.as_raw_fd());
-        {
+        if let Some(row) = row {
             let mut first = guard(&mount.stations[thread_number() % STATIONS]);
             first.link = Some(link);
-            first.row = row as usize;
+            first.row = row;
         }
         let watched = Arc::clone(&mount);
         std::thread::Builder::new()
@@ -369,18 +456,27 @@ impl Mount {
         if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
             return false;
         }
-        let retry_at = now + RETRY.as_millis() as u64;
-        let mut equipped = false;
-        (self.masked)(&mut || equipped = self.try_equip(station).is_ok());
-        if !equipped {
+        let mut equipped = Err(Lack::Picture);
+        (self.masked)(&mut || equipped = self.try_equip(station));
+        let wait = match equipped {
+            Ok(()) => None,
+            Err(Lack::Picture) => Some(RETRY),
+            Err(Lack::Room) => {
+                // Others can do nothing with a session without a row, nor with one of one leg.
+                station.link = None;
+                Some(FULL_RETRY)
+            }
+        };
+        if let Some(wait) = wait {
             station.drop_legs();
+            let retry_at = now + wait.as_millis() as u64;
             self.retry_at.store(retry_at, Ordering::Relaxed);
         }
         self.wake();
-        equipped
+        wait.is_none()
     }
 
-    fn try_equip(&self, station: &mut Station) -> io::Result<()> {
+    fn try_equip(&self, station: &mut Station) -> Result<(), Lack> {
         // A session that is not used any more may be the one that the brick lacks.
         station.drop_legs();
         let question = match station.link {
@@ -392,45 +488,56 @@ impl Mount {
             Some(link) => link,
         };
         let (answer, _) = link.ask(question)?;
-        station.link = Some(link);
         let Answer::Joined(row, picture) = answer else {
-            // There may be a row for it another time.
-            station.link = None;
-            return Err(io::ErrorKind::WouldBlock.into());
+            return Err(Lack::Room);
         };
+        station.link = Some(link);
         station.row = row as usize;
-        let picture = picture.ok_or(io::ErrorKind::WouldBlock)?;
+        let picture = picture.ok_or(Lack::Picture)?;
         let mut legs = ArrayVec::new();
         for seat in &picture.seats {
             let leg = self
                 .transports
-                .map(seat.brick, &seat.socket, seat.slice, picture.epoch);
-            let pushed = legs.try_push(leg.map_err(io::Error::other)?);
-            pushed.map_err(|_| io::Error::other("too many legs"))?;
+                .map(seat.brick, &seat.socket, seat.slice, picture.epoch)?;
+            legs.try_push(leg).map_err(|_| Lack::Picture)?;
         }
         station.copied.resize(RECORD_BYTES_MAX, 0);
         station.take_legs(legs);
         station.pages.resize(APPEND_PAGES_MAX * PAGE_BYTES, 0);
         station.picture = Some(picture);
-        Ok(())
+        match station.is_greedy() {
+            true => Err(Lack::Room),
+            false => Ok(()),
+        }
     }
 
     /// Waits for bricks that go, and for the mount.
     fn await_ends(&self) {
         let mut descriptors = Vec::new();
+        let mut look_at = None;
         while !self.is_gone.load(Ordering::Acquire) {
             descriptors.clear();
             descriptors.push(self.changed.as_raw_fd());
             let asker = guard(&self.asker).0.as_raw_fd();
             descriptors.push(asker);
+            let mut has_link = false;
             for station in &self.stations {
-                guard(station)
-                    .legs
-                    .iter()
-                    .for_each(|leg| leg.descriptors(&mut descriptors));
+                let station = guard(station);
+                has_link |= station.link.is_some();
+                let legs = station.legs.iter();
+                legs.for_each(|leg| leg.descriptors(&mut descriptors));
             }
-            if until_readable(&descriptors, None).is_err() {
+            // Who has nothing to give back sleeps.
+            look_at = match has_link {
+                true => look_at.or(Some(Instant::now() + IDLE_MAX)),
+                false => None,
+            };
+            if until_readable(&descriptors, look_at).is_err() {
                 break;
+            }
+            if look_at.is_some_and(|at| Instant::now() >= at) {
+                look_at = None;
+                self.stations.iter().for_each(|it| guard(it).tend());
             }
             let _ = rustix::io::read(&self.changed, &mut [0; 8]);
             for station in &self.stations {
@@ -619,6 +726,7 @@ impl File {
         }
         let board = self.board.get()?;
         let mut station = mount.station()?;
+        station.is_used = true;
         if !(mount.is_ready(&station) || may_prepare && mount.equip(&mut station)) {
             return None;
         }

@@ -291,7 +291,8 @@ impl Host {
                 let picture = self.volume.guest_picture();
                 (Answer::Joined(row as u32, picture), Some(segment))
             }
-            None => (Answer::No, None),
+            // It may be given one later.
+            None => (Answer::No, self.segment()),
         }
     }
 

@@ -71,7 +71,8 @@ pub enum Answer {
     Joined(u32, Option<Picture>),
     /// The board shows the file.
     Yes,
-    /// Not now: there is no row, or guests cannot have the file as it is.
+    /// Not now: there is no row, though the segment comes, or guests cannot have the file
+    /// as it is.
     No,
 }
 

@@ -315,6 +315,19 @@ impl Control {
         self.shared.half(at)
     }
 
+    /// Sessions of the pool that nobody has at the moment.
+    #[must_use]
+    pub fn spare_sessions(&self) -> u32 {
+        let free = |session: &u32| self.cells(*session).state().load(Ordering::Relaxed) == 0;
+        (0..self.lanes).filter(free).count() as u32
+    }
+
+    /// Sessions of the pool, with its owner's.
+    #[must_use]
+    pub fn sessions(&self) -> u32 {
+        self.lanes
+    }
+
     pub(crate) fn cells(&self, session: u32) -> Cells<'_> {
         assert!(session < self.lanes, "session {session} of {}", self.lanes);
         Cells {

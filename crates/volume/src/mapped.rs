@@ -210,6 +210,13 @@ impl MappedLeg {
         self.session.pages_max()
     }
 
+    /// Sessions of its pool that nobody has at the moment, and all.
+    #[must_use]
+    pub fn sessions(&self) -> (u32, u32) {
+        let control = self.session.view().control();
+        (control.spare_sessions(), control.sessions())
+    }
+
     /// The descriptors of its brick's connection.
     pub fn descriptors(&self, into: &mut Vec<RawFd>) {
         into.push(self.life.socket.as_raw_fd());

@@ -1,0 +1,206 @@
+//! Many processes on the direct path, far more than a pool has sessions for.
+
+use super::support::mounted::{self, Mounted, library};
+use super::support::{Cluster, PAGEMESH, program, until};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Processes of a campaign, by `make crowd PROCESSES=1000`.
+const PROCESSES: &str = "PAGEMESH_TEST_PROCESSES";
+/// What each of many does: puts numbers into a page of its own, by turns at the offset, and
+/// looks what is there; says so; waits; and does it again.
+const SIP: &str = r#"
+    use Fcntl ":flock";
+    my ($path, $page, $ready, $gate) = @ARGV;
+    sysopen(my $file, $path, 2) or die "open: $!";
+    sub sip {
+        for my $turn (@_) {
+            my $wanted = pack("Q<", $page << 32 | $turn) x 512;
+            sysseek($file, $page * 4096, 0);
+            syswrite($file, $wanted) == 4096 or die "write: $!";
+            sysseek($file, $page * 4096, 0);
+            sysread($file, my $found, 4096) == 4096 or die "read: $!";
+            $found eq $wanted or die "page $page differs in turn $turn";
+        }
+    }
+    sip(1..20);
+    open(my $said, ">>", $ready) or die; syswrite($said, "x");
+    open(my $held, "<", $gate) or die; flock($held, LOCK_SH) or die;
+    sip(21..40);
+"#;
+const LAST_TURN: u64 = 40;
+
+fn processes(otherwise: u64) -> u64 {
+    let given = std::env::var(PROCESSES);
+    given.map_or(otherwise, |it| it.parse().unwrap())
+}
+
+/// What a mount and its bricks have: descriptors and threads of the mount, and sessions of
+/// each pool that are in use.
+#[derive(Debug)]
+struct Has {
+    descriptors: usize,
+    threads: usize,
+    sessions: u64,
+}
+
+fn has(cluster: &Cluster, mount: &Mounted) -> Has {
+    let own = format!("/proc/{}", mount.daemon.as_ref().unwrap().pid());
+    let count = |what: &str| std::fs::read_dir(format!("{own}/{what}")).unwrap().count();
+    let told = cluster.json(&["status"]);
+    let bricks = told["bricks"].as_array().unwrap().iter();
+    let sessions = bricks.map(|brick| brick["sessions"].as_u64().unwrap());
+    Has {
+        descriptors: count("fd"),
+        threads: count("task"),
+        sessions: sessions.max().unwrap(),
+    }
+}
+
+/// Everything that was given to guests is given back.
+fn check_given_back(cluster: &Cluster, mount: &Mounted, before: &Has) {
+    until("all is given back", || {
+        let now = has(cluster, mount);
+        // The mount itself may have a few ports more, for a while.
+        let (spare, more) = (before.descriptors + 40, before.threads + 8);
+        now.descriptors <= spare && now.threads <= more && now.sessions <= before.sessions + 4
+    });
+}
+
+fn exec(program: &[&str]) -> Command {
+    let mut command = Command::new(PAGEMESH);
+    command.args(["exec", "--library"]).arg(library());
+    command.arg("--").args(program).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn processes_come_and_go() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    mount.sh("head -c 100000 /dev/urandom > file");
+    let before = has(&cluster, &mount);
+    // dd(1) reads often enough to become a guest, and writes in place.
+    let script = format!(
+        "set -euo pipefail; cd {}
+        for i in $(seq {}); do
+          dd if=file of=copy bs=4096 conv=notrunc status=none; cmp file copy
+        done",
+        mount.dir.display(),
+        processes(100)
+    );
+    let output = exec(&["bash", "-c", &script]).output().unwrap();
+    program::succeeded("dd", output);
+    check_given_back(&cluster, &mount, &before);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+struct Crowd(Vec<Child>);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn start(count: u64, file: &Path, ready: &Path, gate: &Path) -> Crowd {
+    let [file, ready, gate] = [file, ready, gate].map(|path| path.to_str().unwrap());
+    let children = (0..count).map(|page| {
+        let page = page.to_string();
+        let mut command = exec(&["perl", "-e", SIP, file, &page, ready, gate]);
+        command.spawn().unwrap()
+    });
+    Crowd(children.collect())
+}
+
+#[test]
+fn more_processes_than_sessions_are_alive() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let count = processes(100);
+    let file = super::opened(&mount, "file");
+    file.write_all_at(&vec![0; count as usize * 4096], 0)
+        .unwrap();
+    let before = has(&cluster, &mount);
+    let [ready, gate] = ["ready", "gate"].map(|name| cluster.dir().join(name));
+    File::create_new(&ready).unwrap();
+    let held = File::create_new(&gate).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut crowd = start(count, mount.path("file").as_path(), &ready, &gate);
+    until("all are alive", || {
+        for child in &mut crowd.0 {
+            assert_eq!(child.try_wait().unwrap(), None, "one has failed");
+        }
+        std::fs::metadata(&ready).unwrap().len() == count
+    });
+    // Some are guests, and others have what they need.
+    until("sessions are told", || {
+        has(&cluster, &mount).sessions > before.sessions
+    });
+    let (now, all) = (has(&cluster, &mount).sessions, sessions(&cluster));
+    assert!(now < all, "{now} of {all}");
+    mount.sh("for i in $(seq 20); do echo $i > f$i; done; cat f* | wc -l; rm f*");
+    drop(held);
+    for child in &mut crowd.0 {
+        assert!(child.wait().unwrap().success());
+    }
+    let mut bytes = [0; 8];
+    for page in 0..count {
+        file.read_exact_at(&mut bytes, page * 4096 + 8).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), page << 32 | LAST_TURN);
+    }
+    check_given_back(&cluster, &mount, &before);
+    drop(file);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// That the pool of a brick has for all.
+fn sessions(cluster: &Cluster) -> u64 {
+    let pool = cluster.pool(0).to_str().unwrap().to_owned();
+    let told = cluster.json(&["pool", "show", &pool]);
+    told["sessions_max"]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{told}"))
+}
+
+/// Who does nothing gives its session back where there are few, and has one again.
+#[test]
+fn an_idle_process_gives_its_session_back() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let file = super::opened(&mount, "file");
+    file.write_all_at(&[1; 40960], 0).unwrap();
+    let half = sessions(&cluster) / 2;
+    // More than half of them, which then all do nothing.
+    let guests: Vec<_> = (0..half).map(|_| super::guest()).collect();
+    let files: Vec<_> = guests
+        .iter()
+        .map(|guest| super::direct(guest, &file).expect("on the direct path"))
+        .collect();
+    let mut bytes = [0; 4096];
+    let mut read = |file: &super::Direct| file.read(&mut bytes, 0, true).is_some();
+    until("sessions are few", || {
+        let inside = files.iter().filter(|file| read(file)).count();
+        inside as u64 == half && has(&cluster, &mount).sessions > half + 1
+    });
+    until("idle ones give theirs back", || {
+        has(&cluster, &mount).sessions <= half + 1
+    });
+    until("and one of them has its again", || read(&files[0]));
+    drop((files, guests, file));
+    mount.stop(&cluster);
+}
