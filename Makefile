@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives crowd flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives crowd databases flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -45,12 +45,19 @@ kills: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test faults -- --nocapture clients::the_client
 
-# Guests of a mount killed and stopped beside others, so many times: make guests
-# ROUNDS=1000. Needs root.
+# Guests of a mount killed and stopped beside others, and everybody at once, so many times:
+# make guests ROUNDS=1000. Needs root.
 guests: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed two_pages
+
+# PostgreSQL on the direct path, killed with the mount and all bricks so many times: make
+# databases ROUNDS=50. Needs root.
+databases: setup
+	$(CARGO) build --locked -p pagemesh-preload
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	$(CARGO) test --locked -p pagemesh --test postgresql -- --nocapture
 
 # Lives of a volume with guests, and crashes of guests in two pools, in memory:
 # make guest-lives LIVES=100000 STORIES=20000.

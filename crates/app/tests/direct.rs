@@ -5,6 +5,8 @@
 
 #[path = "direct/crowd.rs"]
 mod crowd;
+#[path = "direct/pairs.rs"]
+mod pairs;
 mod support;
 
 use pagemesh_direct::guest::{File as Direct, Guest};
@@ -629,6 +631,9 @@ fn child() {
     let file = open(path);
     let way = std::env::var_os("LD_PRELOAD").map_or("by the kernel", |_| "directly");
     eprintln!("{what}, {way}: process {}", std::process::id());
+    if let Some(own) = what.strip_prefix("pairs") {
+        return pairs::hammer(&file, &acknowledged, own.parse().unwrap());
+    }
     match what.parse() {
         Ok(own) => hammer(&file, &acknowledged, own),
         Err(_) if what == "count" => count(&file, &acknowledged),
@@ -638,6 +643,13 @@ fn child() {
 
 struct Child(std::process::Child);
 
+impl Child {
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -646,7 +658,7 @@ impl Drop for Child {
 }
 
 /// Starts a child, by the kernel alone or on the direct path.
-fn start(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: bool) -> Child {
+fn run_child(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct: bool) -> Child {
     let own = std::env::current_exe().unwrap();
     let own = own.to_str().unwrap();
     let run = ["--exact", "child", "--nocapture"];
@@ -701,7 +713,7 @@ fn hammer_and_kill(
     acknowledged: &Acknowledged,
     rounds: u32,
 ) {
-    let start = |what: &str, is_direct| start(cluster, mount, what, is_direct);
+    let start = |what: &str, is_direct| run_child(cluster, mount, what, is_direct);
     let mut readers = [start("watch", true), start("watch", false)];
     let kernel = start("2", false);
     let mut writers = [start("0", true), start("1", true), kernel];
@@ -719,8 +731,7 @@ fn hammer_and_kill(
             // One that stood still inside of an operation may have been ended.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
         }
-        writers[victim].0.kill().unwrap();
-        writers[victim].0.wait().unwrap();
+        writers[victim].kill();
         writers[victim] = start(&victim.to_string(), victim < 2);
         for reader in &mut readers {
             assert!(
@@ -862,7 +873,7 @@ fn a_copy_has_a_moment_of_what_a_guest_wrote() {
     };
     let (file, acknowledged) = prepare(&cluster, &mount);
     drop(file);
-    let mut counter = start(&cluster, &mount, "count", true);
+    let mut counter = run_child(&cluster, &mount, "count", true);
     until("much is written and synced", || {
         assert!(counter.0.try_wait().unwrap().is_none(), "it found a fault");
         acknowledged.get(1) > 3000
@@ -912,8 +923,8 @@ fn guests_are_killed_beside_a_copy_that_follows() {
     hammered(&file, &acknowledged);
     drop(file);
     let mut writers = [
-        start(&cluster, &mount, "0", true),
-        start(&cluster, &mount, "1", true),
+        run_child(&cluster, &mount, "0", true),
+        run_child(&cluster, &mount, "1", true),
     ];
     let before = acknowledged.sum();
     until("more is written", || acknowledged.sum() > before + 2000);
@@ -956,8 +967,9 @@ fn what_killed_guests_appended_is_there() {
         .open(acknowledged_path(&cluster));
     let acknowledged = Acknowledged(open.unwrap());
     let sum = || (0..CHILDREN).map(|own| acknowledged.get(own)).sum::<u64>();
-    let start_one =
-        |mount: &Mounted, own: u64| start(&cluster, mount, &format!("append {own}"), own % 4 < 3);
+    let start_one = |mount: &Mounted, own: u64| {
+        run_child(&cluster, mount, &format!("append {own}"), own % 4 < 3)
+    };
     let check = |mount: &Mounted| {
         let counts = records(&std::fs::read(mount.path("file")).unwrap());
         for own in 0..CHILDREN {

@@ -1,19 +1,23 @@
 //! PostgreSQL on a mount: what it committed is there when the mounting process was
-//! killed under it. For root with /dev/fuse.
+//! killed under it; on the direct path also when everything was, itself and the bricks.
+//! For root with /dev/fuse.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
 mod support;
 
 use std::fs::{self, Permissions};
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use support::mounted::{self, Mounted};
-use support::{program, until};
+use support::mounted::{self, Mounted, library};
+use support::{Cluster, PAGEMESH, program, until};
 
 /// It refuses to run as root.
 const NOBODY: u32 = 65534;
+/// How often everything dies, by `make databases ROUNDS=50`.
+const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
 /// What pgbench moves money between.
 const TABLES: [(&str, &str); 3] = [
     ("pgbench_accounts", "abalance"),
@@ -27,10 +31,15 @@ struct Database {
     dir: PathBuf,
     sockets: tempfile::TempDir,
     server: Option<Child>,
+    /// Whether its programs are on the direct path.
+    is_direct: bool,
 }
 
+/// Root by another name: a guest is of the mount's user, and PostgreSQL refuses root.
+const RENAMED: [&str; 3] = ["--user", "--map-user=65534", "--map-group=65534"];
+
 impl Database {
-    fn new(dir: PathBuf) -> Database {
+    fn new(dir: PathBuf, is_direct: bool) -> Database {
         let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed");
         let number = |path: &PathBuf| {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
@@ -39,20 +48,47 @@ impl Database {
         let versions = versions.map(|entry| entry.unwrap().path());
         let newest = versions.max_by_key(number);
         let sockets = tempfile::tempdir().unwrap();
-        chown(sockets.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        if !is_direct {
+            chown(sockets.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
         Database {
             bin: newest.expect("a version").join("bin"),
             dir,
             sockets,
             server: None,
+            is_direct,
         }
     }
 
     fn command(&self, name: &str) -> Command {
-        let mut command = program::limited("setpriv");
-        let nobody = NOBODY.to_string();
+        let mut command;
+        if self.is_direct {
+            command = program::limited("unshare");
+            command.args(RENAMED);
+        } else {
+            command = program::limited("setpriv");
+            let nobody = NOBODY.to_string();
+            command.args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups"]);
+        }
+        self.finish(command, name)
+    }
+
+    /// The server on the direct path, with all its processes in a world of their own that
+    /// ends with what is started here.
+    fn server(&self) -> Command {
+        if !self.is_direct {
+            return self.command("postgres");
+        }
+        let mut command = Command::new("unshare");
+        command.args(RENAMED);
+        command.args(["--pid", "--fork", "--kill-child"]);
+        command.arg(PAGEMESH).args(["exec", "--library"]);
+        command.arg(library()).arg("--").stdin(Stdio::null());
+        self.finish(command, "postgres")
+    }
+
+    fn finish(&self, mut command: Command, name: &str) -> Command {
         command
-            .args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups"])
             .arg(self.bin.join(name))
             .env("PGHOST", self.sockets.path())
             .env("PGUSER", "pagemesh")
@@ -71,7 +107,9 @@ impl Database {
 
     fn make(&self) {
         fs::create_dir(&self.dir).unwrap();
-        chown(&self.dir, Some(NOBODY), Some(NOBODY)).unwrap();
+        if !self.is_direct {
+            chown(&self.dir, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
         let dir = self.dir.to_str().unwrap();
         self.ok(
             "initdb",
@@ -84,10 +122,15 @@ impl Database {
         let sockets = self.sockets.path().to_str().unwrap();
         let log = fs::File::create(self.sockets.path().join("log")).unwrap();
         let server = self
-            .command("postgres")
+            .server()
             .args(["-D", dir, "-k", sockets, "-h", ""])
             .args(["-c", "shared_buffers=16MB", "-c", "max_connections=20"])
-            .stdout(Stdio::null())
+            .args(match self.is_direct {
+                // Writes of 8 KiB are whole or not at all; pages are written all the time.
+                true => &["-c", "full_page_writes=off", "-c", "bgwriter_delay=10ms"][..],
+                false => &[],
+            })
+            .stdout(Stdio::piped())
             .stderr(log)
             .spawn();
         self.server = Some(server.unwrap());
@@ -107,10 +150,48 @@ impl Database {
         told.trim().to_owned()
     }
 
+    /// The process that has all others of the server.
+    fn main_pid(&self) -> u32 {
+        let pid = self.server.as_ref().unwrap().id();
+        if !self.is_direct {
+            return pid;
+        }
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let children = fs::read_to_string(children).unwrap();
+        children.trim().parse().unwrap()
+    }
+
+    /// How many of the server's processes reach the pools themselves.
+    fn guests(&self) -> usize {
+        let main = self.main_pid();
+        let children = format!("/proc/{main}/task/{main}/children");
+        let children = fs::read_to_string(children).unwrap();
+        let is_guest = |pid: &&str| {
+            // A backend may end meanwhile.
+            let threads = fs::read_dir(format!("/proc/{pid}/task"));
+            threads.into_iter().flatten().flatten().any(|thread| {
+                let name = fs::read_to_string(thread.path().join("comm"));
+                name.is_ok_and(|name| name.trim() == "brick-watcher")
+            })
+        };
+        children.split_whitespace().filter(is_guest).count()
+    }
+
+    /// Ends it with all its processes at once, and returns when they are gone.
+    fn kill_all(&mut self) {
+        let mut server = self.server.take().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        // Each of them has this.
+        let mut said = server.stdout.take().unwrap();
+        said.read_to_end(&mut Vec::new()).unwrap();
+    }
+
     /// As an operator would; a smart end waits for clients.
     fn stop(&mut self) {
+        let main = self.main_pid();
         let mut server = self.server.take().unwrap();
-        program::signal(server.id(), "INT");
+        program::signal(main, "INT");
         assert!(server.wait().unwrap().success(), "{}", self.log());
     }
 
@@ -119,6 +200,22 @@ impl Database {
         let mut server = self.server.take().unwrap();
         program::signal(server.id(), "QUIT");
         server.wait().unwrap();
+    }
+
+    /// Starts clients that never end; returns when more than this is done.
+    fn bench_beyond(&self, wanted: u64) -> Child {
+        let bench = self
+            .command("pgbench")
+            .args(["-c", "4", "-j", "2", "-n", "-t", "100000"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let count = "select count(*) from pgbench_history";
+        until("transactions are done", || {
+            self.ask(count).parse::<u64>().unwrap() > wanted
+        });
+        bench
     }
 
     /// Every transaction moved the same sum in all tables, whole or not at all, and
@@ -142,7 +239,10 @@ impl Drop for Database {
     fn drop(&mut self) {
         if let Some(mut server) = self.server.take() {
             // It may have ended by itself.
-            program::signal(server.id(), "QUIT");
+            match self.is_direct {
+                true => drop(server.kill()),
+                false => program::signal(server.id(), "QUIT"),
+            }
             let _ = server.wait();
         }
     }
@@ -169,7 +269,7 @@ fn postgresql_keeps_what_it_committed_when_the_mount_is_killed() {
     };
     let_everybody_through(cluster.dir());
     let mut mount = Mounted::new(&cluster, "files", "auto");
-    let mut database = Database::new(mount.path("data"));
+    let mut database = Database::new(mount.path("data"), false);
     database.make();
     database.start();
     database.ok("pgbench", &["-i", "-q", "-s", "2"]);
@@ -177,21 +277,63 @@ fn postgresql_keeps_what_it_committed_when_the_mount_is_killed() {
     let mut least = processed(&database.run("pgbench", &args));
     assert_eq!((least, database.check()), (1000, 1000));
     for _ in 0..2 {
-        let bench = database
-            .command("pgbench")
-            .args(["-c", "4", "-j", "2", "-n", "-t", "100000"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let wanted = (least + 300).to_string();
-        let count = "select count(*) from pgbench_history";
-        until("transactions are done", || {
-            database.ask(count).parse::<u64>().unwrap() > wanted.parse::<u64>().unwrap()
-        });
+        let bench = database.bench_beyond(least + 300);
         mount.daemon.take().unwrap().kill();
         least += processed(&bench.wait_with_output().unwrap());
         database.kill();
+        mount.come_back(&cluster, "files", "auto");
+        database.start();
+        let found = database.check();
+        assert!(found >= least, "{found} of {least}");
+        least = found;
+    }
+    database.stop();
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// Kills bricks and the mount, in one order or the other, and brings them back.
+fn kill_cluster(cluster: &mut Cluster, mount: &mut Mounted, bricks_first: bool) {
+    if bricks_first {
+        (0..2).for_each(|brick| cluster.kill_brick(brick));
+    }
+    mount.daemon.take().unwrap().kill();
+    if !bricks_first {
+        (0..2).for_each(|brick| cluster.kill_brick(brick));
+    }
+}
+
+#[test]
+fn postgresql_on_the_direct_path_keeps_what_it_committed_when_all_is_killed() {
+    let Some(mut cluster) = mounted::cluster(&[384, 384], "300M") else {
+        return;
+    };
+    let rounds = std::env::var(ROUNDS).ok();
+    let rounds: u32 = rounds.map_or(2, |rounds| rounds.parse().unwrap());
+    let_everybody_through(cluster.dir());
+    let mut mount = Mounted::new(&cluster, "files", "map");
+    let mut database = Database::new(mount.path("data"), true);
+    database.make();
+    database.start();
+    database.ok("pgbench", &["-i", "-q", "-s", "2"]);
+    let mut least = 0;
+    for round in 0..rounds {
+        let bench = database.bench_beyond(least + 300);
+        until("clients are on the direct path", || database.guests() >= 4);
+        // The program first, or what is behind it.
+        match round % 2 {
+            0 => {
+                kill_cluster(&mut cluster, &mut mount, round % 4 == 0);
+                database.kill_all();
+            }
+            _ => {
+                database.kill_all();
+                kill_cluster(&mut cluster, &mut mount, round % 4 == 1);
+            }
+        }
+        least += processed(&bench.wait_with_output().unwrap());
+        (0..2).for_each(|brick| cluster.restart_brick(brick));
+        cluster.await_bricks(2);
         mount.come_back(&cluster, "files", "auto");
         database.start();
         let found = database.check();

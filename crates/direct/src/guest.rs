@@ -18,6 +18,7 @@ use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
+use pagemesh_base::peer::peer;
 use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
@@ -322,8 +323,8 @@ impl Link {
         let socket = wire::socket()?;
         connect(&socket, &wire::address(device)?)?;
         // Anybody can listen under a name of this kind.
-        let peer = sockopt::socket_peercred(&socket)?;
-        if !peer.uid.is_root() && peer.uid != geteuid() {
+        let peer = peer(&socket)?;
+        if peer.uid != 0 && peer.uid != geteuid().as_raw() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;

@@ -8,13 +8,14 @@
 
 use crate::board;
 use crate::wire::{self, Answer, Question};
+use pagemesh_base::peer::peer;
 use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_fs::{Board, Fs, Growth, Ino, Time};
 use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{Place, ROWS, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown, sockopt};
+use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, getrlimit, pidfd_open, pidfd_send_signal,
     setrlimit,
@@ -214,13 +215,16 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
 
 /// The process at the other end, if it may be let in.
 fn admit(socket: OwnedFd) -> io::Result<Guest> {
-    let peer = sockopt::socket_peercred(&socket)?;
-    if !peer.uid.is_root() && peer.uid != geteuid() {
-        return Err(io::ErrorKind::PermissionDenied.into());
+    let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+    let peer = peer(&socket)?;
+    if peer.uid != 0 && peer.uid != geteuid().as_raw() {
+        return Err(refused());
     }
+    // Who cannot be watched is no guest.
+    let pid = peer.pid.ok_or_else(refused)?;
     Ok(Guest {
-        process: pidfd_open(peer.pid, PidfdFlags::empty())?,
-        pid: peer.pid,
+        process: pidfd_open(pid, PidfdFlags::empty())?,
+        pid,
         socket,
     })
 }

@@ -8,11 +8,11 @@ use crate::serve::Connection;
 use crate::service::Handler;
 use crate::stream::Stream;
 use pagemesh_base::layout::BrickId;
+use pagemesh_base::peer::peer;
 use pagemesh_base::slice::{BrickControl, SliceError};
 use pagemesh_base::socket::UnixSocket;
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, acceptfrom_with, sendmsg,
-    sockopt,
 };
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -170,10 +170,12 @@ impl House {
 
     fn receive_guest(&self, socket: OwnedFd, place: &mut Place) -> Result<(), TurnedAway> {
         let until = Instant::now() + HANDSHAKE_LIMIT;
-        let credentials = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
+        let found = peer(&socket)?;
+        // What it may leave behind is known by its number.
+        let pid = found.pid.ok_or(io::ErrorKind::PermissionDenied);
         let peer = Peer {
-            pid: credentials.pid.as_raw_nonzero().get().cast_unsigned(),
-            uid: credentials.uid.as_raw(),
+            pid: pid.map_err(io::Error::from)?.as_raw_pid().cast_unsigned(),
+            uid: found.uid,
         };
         let stream = Stream::unix(socket);
         let hello: [u8; HELLO_BYTES] = stream.receive_exact(until)?;
