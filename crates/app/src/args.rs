@@ -846,8 +846,12 @@ pub enum Bench {
     Database {
         #[command(flatten)]
         measure: Measure,
+        /// The server reaches its files directly, beside the same through the kernel and on
+        /// a tmpfs.
+        #[arg(long)]
+        direct: bool,
         /// Connections at the same time.
-        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=240))]
         clients: u32,
         /// Units of 100 000 accounts.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=20))]
@@ -855,6 +859,18 @@ pub enum Bench {
         /// Threads that serve each mount.
         #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
+    },
+    /// Inserts by SQLite, each durable, on the direct path with one copy and two, beside the
+    /// same through the kernel and on a tmpfs.
+    Sqlite {
+        #[command(flatten)]
+        measure: Measure,
+        /// Inserts of one round at one place.
+        #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+        inserts: u32,
+        /// Bytes of a row.
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=65536))]
+        row_bytes: u32,
     },
     /// Mount what does nothing: what others are measured against.
     #[command(hide = true)]

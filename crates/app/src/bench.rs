@@ -20,7 +20,7 @@ use pagemesh_bench::peers::{self, Peer};
 use pagemesh_bench::process_cpu;
 use pagemesh_bench::report::Report;
 use pagemesh_bench::session::{self, RawMemory};
-use pagemesh_bench::{database, idle, load, many, metadata, mirror, ramp, sweep, table};
+use pagemesh_bench::{database, idle, load, many, metadata, mirror, ramp, sqlite, sweep, table};
 use pagemesh_manage::wire::{Content, CreateVolume};
 use pagemesh_manage::{Client, Kind};
 use pagemesh_volume::Volume;
@@ -302,8 +302,21 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             };
             finish(&failover::run(measure, &options, *threads)?, measure)
         }
+        Bench::Sqlite {
+            measure,
+            inserts,
+            row_bytes,
+        } => {
+            let options = sqlite::Options {
+                rounds: measure.rounds,
+                inserts: *inserts,
+                row_bytes: *row_bytes,
+            };
+            finish(&files::sqlite(measure, &options)?, measure)
+        }
         Bench::Database {
             measure,
+            direct,
             clients,
             scale,
             threads,
@@ -314,7 +327,11 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 scale: *scale,
                 clients: *clients,
             };
-            finish(&files::database(measure, &options, *threads)?, measure)
+            let report = match direct {
+                true => files::direct_database(measure, &options)?,
+                false => files::database(measure, &options, *threads)?,
+            };
+            finish(&report, measure)
         }
         Bench::Null(wish) => mount::run_null(wish),
     }

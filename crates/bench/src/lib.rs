@@ -34,6 +34,7 @@ pub mod recovery;
 pub mod report;
 mod round_trip;
 pub mod session;
+pub mod sqlite;
 pub mod stats;
 pub mod sweep;
 pub mod table;

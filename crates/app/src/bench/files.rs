@@ -9,7 +9,7 @@ use pagemesh_bench::file_peers::FilePeer;
 use pagemesh_bench::many::{self, Mount, Mounted};
 use pagemesh_bench::mirror::{self, Place};
 use pagemesh_bench::report::Report;
-use pagemesh_bench::{database, metadata};
+use pagemesh_bench::{database, metadata, sqlite};
 use pagemesh_manage::wire::{AttachReplica, ChooseReplica, VolumeDetail};
 use std::error::Error;
 use std::fs::Permissions;
@@ -245,7 +245,14 @@ pub fn mirror(
     let clusters = Clusters::start(measure, wish.size_bytes)?;
     let null = clusters.near.mount_null(serving)?;
     let served = [null].into_iter().chain(clusters.mount(&wish)?);
-    let (_daemons, places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    let (_daemons, mut places): (Vec<Daemon>, Vec<Place>) = served.unzip();
+    let mapped = places.iter().find(|place| place.name == "map");
+    let direct = mapped.context("there is a mount over map")?.clone();
+    places.push(Place {
+        name: "map, directly".into(),
+        prefix: direct_prefix()?,
+        ..direct
+    });
     // Each number of jobs has files of its own, and there must be room for what is not
     // yet freed.
     let options = mirror::Options {
@@ -269,48 +276,127 @@ pub fn mirror(
     Ok(report)
 }
 
+/// What runs a program on the direct path.
+fn direct_prefix() -> anyhow::Result<Vec<String>> {
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("this program's path is no text")?;
+    Ok([own, "exec", "--"].map(String::from).to_vec())
+}
+
 /// What a program costs whose threads reach the pools themselves, beside the same on a tmpfs.
 pub fn direct(measure: &Measure, options: &mirror::Options) -> anyhow::Result<Report> {
     // What fits into a cache is no measure of memory.
     let files_bytes = DIRECT_BYTES * options.jobs.len() as u64;
+    let size_bytes = files_bytes + DIRECT_BYTES / 2;
+    let near = Near::start(measure, size_bytes, 2)?;
+    // Over TCP writes go through the kernel.
+    let apart = Scratch::sized(measure, 2, 1, size_bytes + ROOM_BYTES)?;
     let wish = Wish {
-        size_bytes: files_bytes + DIRECT_BYTES / 2,
+        size_bytes,
         serving: Serving::auto(DIRECT_THREADS),
     };
-    let clusters = Clusters {
-        near: Scratch::sized(measure, 2, 2, 2 * wish.size_bytes + ROOM_BYTES)?,
-        apart: Scratch::sized(measure, 2, 1, wish.size_bytes + ROOM_BYTES)?,
-    };
-    let unmirrored = clusters.near.mount("unmirrored", 1, "map", &wish)?;
-    let mirrored = clusters.near.mount("map", 2, "map", &wish)?;
-    // Over TCP writes go through the kernel.
-    let far = clusters.apart.mount("map-tcp", 2, "auto", &wish)?;
-    let own = std::env::current_exe()?;
-    let own = own.to_str().context("this program's path is no text")?;
-    let prefix: Vec<String> = [own, "exec", "--"].map(String::from).to_vec();
+    let (_daemon, mut far) = apart.mount("map-tcp", 2, "auto", &wish)?;
+    far.prefix = direct_prefix()?;
     let by_kernel = Place {
         name: "map, by the kernel".into(),
-        ..mirrored.1.clone()
-    };
-    let mut places = vec![unmirrored.1, mirrored.1, far.1];
-    places
-        .iter_mut()
-        .for_each(|place| place.prefix.clone_from(&prefix));
-    places.push(by_kernel);
-    let memory = tempfile::tempdir_in(clusters.near.pools.path())?;
-    let tmpfs = Place {
-        name: "tmpfs".into(),
-        class: "none".into(),
-        dir: memory.path().into(),
-        pids: vec![],
         prefix: vec![],
+        ..near.places[1].clone()
     };
+    let places = [&near.places[..], &[far, by_kernel]].concat();
     let options = mirror::Options {
         size_bytes: DIRECT_BYTES,
         ..options.clone()
     };
-    let _daemons = (unmirrored.0, mirrored.0, far.0);
-    Ok(mirror::run_mirror(&places, Some(&tmpfs), &options)?)
+    Ok(mirror::run_mirror(&places, Some(&near.tmpfs), &options)?)
+}
+
+/// A cluster on this machine with file systems that are reached directly, of one copy and of
+/// two, and a directory in memory like theirs.
+struct Near {
+    places: Vec<Place>,
+    tmpfs: Place,
+    // In the order of their end.
+    _daemons: Vec<Daemon>,
+    _memory: tempfile::TempDir,
+    scratch: Scratch,
+}
+
+impl Near {
+    /// With room for so many file systems on each brick.
+    fn start(measure: &Measure, size_bytes: u64, count: u64) -> anyhow::Result<Near> {
+        let wish = Wish {
+            size_bytes,
+            serving: Serving::auto(DIRECT_THREADS),
+        };
+        let scratch = Scratch::sized(measure, 2, 2, count * size_bytes + ROOM_BYTES)?;
+        let (one, mut unmirrored) = scratch.mount("unmirrored", 1, "map", &wish)?;
+        let (other, mut mirrored) = scratch.mount("map", 2, "map", &wish)?;
+        unmirrored.prefix = direct_prefix()?;
+        mirrored.prefix = direct_prefix()?;
+        let memory = tempfile::tempdir_in(scratch.pools.path())?;
+        let tmpfs = Place {
+            name: "tmpfs".into(),
+            class: "none".into(),
+            dir: memory.path().into(),
+            pids: vec![],
+            prefix: vec![],
+        };
+        Ok(Near {
+            places: vec![unmirrored, mirrored],
+            tmpfs,
+            _daemons: vec![one, other],
+            _memory: memory,
+            scratch,
+        })
+    }
+
+    /// A further file system of two copies, for who goes through the kernel.
+    fn mount_for_kernel(&mut self, size_bytes: u64) -> anyhow::Result<()> {
+        let wish = Wish {
+            size_bytes,
+            serving: Serving::auto(DIRECT_THREADS),
+        };
+        let (daemon, mut place) = self.scratch.mount("kernel", 2, "map", &wish)?;
+        place.name = "map, by the kernel".into();
+        self._daemons.push(daemon);
+        self.places.push(place);
+        Ok(())
+    }
+}
+
+/// Inserts of SQLite.
+pub fn sqlite(measure: &Measure, options: &sqlite::Options) -> anyhow::Result<Report> {
+    let mut near = Near::start(measure, FILES_BYTES, 3)?;
+    near.mount_for_kernel(FILES_BYTES)?;
+    let places = [&near.places[..], &[near.tmpfs.clone()]].concat();
+    Ok(sqlite::run_sqlite(&places, options)?)
+}
+
+/// A database whose server reaches its files directly.
+pub fn direct_database(measure: &Measure, options: &database::Options) -> anyhow::Result<Report> {
+    anyhow::ensure!(
+        is_root(),
+        "PostgreSQL is given another user; run it as root"
+    );
+    let mut near = Near::start(measure, DATABASE_BYTES, 3)?;
+    near.mount_for_kernel(DATABASE_BYTES)?;
+    let scratch = &near.scratch;
+    // PostgreSQL is another user.
+    for dir in [scratch.dir.path(), scratch.pools.path(), &near.tmpfs.dir] {
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+    }
+    let places = near.places.iter().chain([&near.tmpfs]);
+    let places = places.map(|place| database::Place {
+        name: place.name.clone(),
+        class: place.class.clone(),
+        dir: place.dir.clone(),
+        standby: None,
+        prefix: place.prefix.clone(),
+    });
+    Ok(database::run_database(
+        &places.collect::<Vec<_>>(),
+        options,
+    )?)
 }
 
 /// What a copy costs that follows over TCP, where programs reach the files themselves: one
@@ -406,6 +492,7 @@ pub fn database(
             class: place.class,
             dir: place.dir,
             standby: None,
+            prefix: vec![],
         });
     }
     let pools = clusters.near.pools.path();
@@ -417,6 +504,7 @@ pub fn database(
         class: "none".into(),
         dir: first,
         standby: Some(second),
+        prefix: vec![],
     });
     Ok(database::run_database(&places, options)?)
 }

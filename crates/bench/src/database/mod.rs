@@ -1,6 +1,7 @@
 //! A database on files: transactions of pgbench on PostgreSQL, whose data directory
 //! lies on mounts with one and two copies, beside PostgreSQL's own synchronous
-//! replication with both directories in memory.
+//! replication with both directories in memory. Or on the direct path, beside a directory in
+//! memory alone.
 //!
 //! Two kinds of transactions: pgbench's own (like TPC-B), and a script of the shape of
 //! TPC-C's new order. Each as fast as it goes, and at half of the rate that
@@ -61,6 +62,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// Where a second server has its data, that follows the first synchronously.
     pub standby: Option<PathBuf>,
+    /// What runs the server there; nothing: it runs by itself.
+    pub prefix: Vec<String>,
 }
 
 /// How to compare.
@@ -95,9 +98,10 @@ struct Served {
 
 impl Served {
     fn start(place: &Place, options: &Options, tables: &str) -> Result<Served, BenchError> {
-        let mut primary = Server::new(&place.name, place.dir.join("data"))?;
+        let dir = place.dir.join("data");
+        let mut primary = Server::new(&place.name, dir, &place.prefix)?;
         primary.make()?;
-        primary.start()?;
+        primary.start(options.clients)?;
         primary.fill(options.scale)?;
         primary.ask(tables)?;
         let Some(dir) = &place.standby else {
@@ -106,11 +110,11 @@ impl Served {
                 _standby: None,
             });
         };
-        let mut standby = Server::new(&format!("{}, second", place.name), dir.join("data"))?;
+        let mut standby = Server::new(&format!("{}, second", place.name), dir.join("data"), &[])?;
         standby.follow(&primary)?;
         let host = primary.socket_dir().display();
         standby.configure(&format!("primary_conninfo = 'host={host} user=bench'\n"))?;
-        standby.start()?;
+        standby.start(options.clients)?;
         primary.ask("alter system set synchronous_standby_names = '*'")?;
         primary.ask("select pg_reload_conf()")?;
         let state = "select count(*) from pg_stat_replication where sync_state = 'sync'";
@@ -137,8 +141,8 @@ const CASES: [(&str, bool); 4] = [
     ("new orders, half the rate", true),
 ];
 
-/// Compares; see the module. The first place has one copy, the last is PostgreSQL's own
-/// replication.
+/// Compares; see the module. The first place has one copy, the last is what the others are
+/// compared with, too: PostgreSQL's own replication, or memory.
 ///
 /// # Errors
 /// When an option makes no sense, PostgreSQL is missing or fails, or a transaction fails.

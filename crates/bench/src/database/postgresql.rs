@@ -13,6 +13,10 @@ use std::time::Duration;
 pub(super) const PACKAGE: &str = "postgresql";
 /// It refuses to run as root, and runs as this user then.
 const NOBODY: u32 = 65534;
+/// Root by another name: who reaches files directly is of the mount's user.
+const RENAMED: [&str; 3] = ["--user", "--map-user=65534", "--map-group=65534"];
+/// Connections beside those that are measured.
+const CLIENTS_MORE: u32 = 20;
 /// What any tool may take, filling the tables included.
 const TOOL_MAX: Duration = Duration::from_secs(120);
 /// What pgbench may take beyond its time.
@@ -50,6 +54,7 @@ pub(super) struct Server {
     dir: PathBuf,
     /// For its socket; nobody reaches it otherwise.
     sockets: tempfile::TempDir,
+    prefix: Vec<String>,
     child: Option<Child>,
 }
 
@@ -87,14 +92,17 @@ fn find_programs() -> Result<PathBuf, BenchError> {
 
 impl Server {
     /// A server that has yet to be made. `name` is what errors call it.
-    pub(super) fn new(name: &str, dir: PathBuf) -> Result<Server, BenchError> {
+    pub(super) fn new(name: &str, dir: PathBuf, prefix: &[String]) -> Result<Server, BenchError> {
         let sockets = tempfile::tempdir().map_err(BenchError::system("make a directory"))?;
-        own(sockets.path())?;
+        if prefix.is_empty() {
+            own(sockets.path())?;
+        }
         Ok(Server {
             name: name.to_owned(),
             bin: find_programs()?,
             dir,
             sockets,
+            prefix: prefix.to_vec(),
             child: None,
         })
     }
@@ -103,7 +111,14 @@ impl Server {
         let program = self.bin.join(program).display().to_string();
         let nobody = NOBODY.to_string();
         let mut command = bound("env");
-        if is_root() {
+        if is_root() && !self.prefix.is_empty() {
+            command = Command::new("unshare");
+            command
+                .args(RENAMED)
+                .args(["--", "setpriv", "--pdeathsig", "KILL", "--"])
+                .args(&self.prefix)
+                .arg("env");
+        } else if is_root() {
             // Before the program, and before the signal at this thread's end is asked for.
             command = Command::new("setpriv");
             command
@@ -146,7 +161,10 @@ impl Server {
     fn make_dir(&self) -> Result<(), BenchError> {
         let cannot = BenchError::system(format!("make {}", self.dir.display()));
         fs::create_dir(&self.dir).map_err(cannot)?;
-        own(&self.dir)
+        match self.prefix.is_empty() {
+            true => own(&self.dir),
+            false => Ok(()),
+        }
     }
 
     /// Makes a copy of a running server that follows it.
@@ -161,14 +179,15 @@ impl Server {
     }
 
     /// Starts it, and waits until it answers.
-    pub(super) fn start(&mut self) -> Result<(), BenchError> {
+    pub(super) fn start(&mut self, clients: u32) -> Result<(), BenchError> {
+        let connections = format!("max_connections={}", clients + CLIENTS_MORE);
         let mut command = self.command("postgres");
         command
             .arg("-D")
             .arg(&self.dir)
             .arg("-k")
             .arg(self.sockets.path())
-            .args(["-h", "", "-c", "shared_buffers=64MB"])
+            .args(["-h", "", "-c", "shared_buffers=64MB", "-c", &connections])
             .args(["-c", "max_wal_size=256MB", "-c", "min_wal_size=80MB"])
             .stdout(Stdio::null());
         let child = Child::start(&format!("postgres on {}", self.name), command)?;
