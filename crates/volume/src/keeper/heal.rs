@@ -7,6 +7,7 @@
 //! locked; who holds one may be waiting for this to end.
 
 use super::check::compare_chunk;
+use super::control::Control;
 use super::follow;
 use super::reform::lost_if_gone;
 use super::state::State;
@@ -31,6 +32,15 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
     if let Some(guests) = guests {
         guests.note_dead(row);
     }
+    // Until all of it is done: what a try that failed had begun may end later.
+    let _out = match defect::is(Defect::HealedBesideGuests) {
+        true => None,
+        false => Some(
+            state
+                .keep_living_guests_out(|file| file == place.file)
+                .await,
+        ),
+    };
     loop {
         let gate = || state.model().columns.get(COLUMN).map(|column| column.gate);
         state
@@ -49,8 +59,6 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
 }
 
 async fn try_heal(state: &State, row: usize, place: Place) -> bool {
-    let is_meant = |file| file == place.file && !defect::is(Defect::HealedBesideGuests);
-    let _guests = state.keep_living_guests_out(is_meant).await;
     let page = PAGE_BYTES as u64;
     let start = place.offset / page * page;
     let len = (place.offset + place.len).next_multiple_of(page) - start;
@@ -59,7 +67,11 @@ async fn try_heal(state: &State, row: usize, place: Place) -> bool {
         false => (start, len),
     };
     let epoch = state.model().epoch();
-    if !await_windows(state).await {
+    // A leg that is lost is in-sync until that is noted, and may come back as it is.
+    let Some(written) = written(state) else {
+        return false;
+    };
+    if !await_windows(state, &written).await {
         return false;
     }
     let read = state.model().columns[COLUMN].sources().legs().last();
@@ -69,7 +81,12 @@ async fn try_heal(state: &State, row: usize, place: Place) -> bool {
         tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
     }
     let is_alike = report.pages_repaired >= report.pages_differing;
-    if compared.is_err() || !is_alike || state.model().epoch() != epoch {
+    let is_same = |all: Vec<Written>| {
+        let mut both = all.iter().zip(&written);
+        all.len() == written.len() && both.all(|(one, other)| Rc::ptr_eq(&one.1, &other.1))
+    };
+    let are_all_here = self::written(state).is_some_and(is_same);
+    if compared.is_err() || !is_alike || !are_all_here || state.model().epoch() != epoch {
         return false;
     }
     let differed = report.pages_differing > 0;
@@ -149,28 +166,34 @@ async fn read_left(state: &State, first: u64, place: Place) -> Option<Entry> {
     }
 }
 
+/// A leg that is written, and its connection.
+type Written = (usize, Rc<Control>);
+
+/// All legs that are written; none if one is not in reach.
+fn written(state: &State) -> Option<Vec<Written>> {
+    let model = state.model();
+    let legs = model.columns[COLUMN].legs.iter().enumerate();
+    let written = legs.filter(|(_, keep)| keep.is_written());
+    written
+        .map(|(leg, keep)| Some((leg, keep.control.clone()?)))
+        .collect()
+}
+
 /// The barrier: behind it each brick has cleaned up behind who died before.
-async fn await_windows(state: &State) -> bool {
-    let asked: Vec<_> = {
+async fn await_windows(state: &State, written: &[Written]) -> bool {
+    let (epoch, round) = {
         let model = state.model();
-        let epoch = model.epoch();
-        // It may be so new that no leg has heard of it.
-        state.hub.hold_epoch(epoch);
-        let column = &model.columns[COLUMN];
-        let round = column.told_round();
-        let legs = column.legs.iter().enumerate();
-        let written = legs.filter(|(_, keep)| keep.is_written());
-        let connected = written.filter_map(|(leg, keep)| Some((leg, keep.control.clone()?)));
-        connected
-            .map(|(leg, control)| {
-                let request = SliceRequest::RaiseEpoch { epoch, round };
-                let tag = control.start(state, request);
-                (leg, control, tag)
-            })
-            .collect()
+        (model.epoch(), model.columns[COLUMN].told_round())
     };
+    // It may be so new that no leg has heard of it.
+    state.hub.hold_epoch(epoch);
+    let asked = written.iter().map(|(leg, control)| {
+        let tag = control.start(state, SliceRequest::RaiseEpoch { epoch, round });
+        (leg, control, tag)
+    });
+    let asked: Vec<_> = asked.collect();
     let mut all = true;
-    for (leg, control, tag) in asked {
+    for (&leg, control, tag) in asked {
         if let Err(error) = control.answer(state, tag).await {
             lost_if_gone(state, COLUMN, leg, &error);
             all = false;

@@ -248,6 +248,11 @@ impl Life {
         self.checks.clear();
         self.boards = [0; FILES as usize];
         self.channel = None;
+        // Who is killed lets nobody in whom it kept out.
+        let guests = self.client.hub.guests.get();
+        if let Some(guests) = guests.filter(|it| it.segment.is_closed()) {
+            guests.segment.close();
+        }
         self.client = Client::new(&self.fabric, &self.manager);
         self.attach();
     }
