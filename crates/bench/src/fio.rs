@@ -175,6 +175,8 @@ pub struct FileCase {
     pub jobs: u32,
     /// What each does between two writes, busily.
     pub think_us: u32,
+    /// So many requests in a second, at most.
+    pub rate_iops: Option<u32>,
     /// Whether each write is to be durable when it returns.
     pub sync: bool,
     /// Whether each job is a process.
@@ -223,6 +225,9 @@ pub(crate) fn measure_files(
         }
         // At the end of a file it would begin anew, and overwrite.
         Direction::Read | Direction::Write => drop(command.arg("--time_based")),
+    }
+    if let Some(rate) = case.rate_iops {
+        command.arg(format!("--rate_iops={rate}"));
     }
     if case.think_us > 0 {
         let think = case.think_us;

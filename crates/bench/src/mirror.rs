@@ -56,6 +56,8 @@ pub struct Options {
     pub jobs: Vec<u32>,
     /// Times between two writes, in µs.
     pub think_us: Vec<u32>,
+    /// So many requests in a second of each program, at most.
+    pub rate_iops: Option<u32>,
     /// Whether files are opened with `O_SYNC`.
     pub sync: bool,
     /// Whether files are written, or read.
@@ -75,6 +77,7 @@ impl Default for Options {
             sizes: vec![512, 4096, 65_536],
             jobs: vec![1, 16],
             think_us: vec![0, 50, 200],
+            rate_iops: None,
             sync: true,
             directions: vec![Direction::Write],
             appends: Vec::new(),
@@ -98,6 +101,7 @@ impl Options {
                     bytes,
                     jobs,
                     think_us,
+                    rate_iops: self.rate_iops,
                     sync: self.sync,
                     processes: self.processes,
                 }));
