@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives crowd databases flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -76,6 +76,12 @@ crowd: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_PROCESSES=$(PROCESSES) \
 	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture crowd::
+
+# Programs with libpagemesh killed and stopped while they write several pages as a whole:
+# make natives ROUNDS=1000. Needs root.
+natives: setup
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	$(CARGO) test --locked -p pagemesh --test native -- --nocapture though_writers
 
 # Random operations on files of a mount beside the same in memory, with remounts
 # and kills, also by guests and others at once: make fsx OPS=10000000 SEED=7. Needs root.

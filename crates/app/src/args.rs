@@ -798,6 +798,8 @@ pub enum Bench {
         #[arg(long, conflicts_with_all = ["sizes", "jobs", "think_us"])]
         followed: bool,
     },
+    /// Calls of libpagemesh on a file with two copies, beside those of the kernel.
+    Native(Measure),
     /// Small files made and removed on mounts with one and two copies, beside
     /// GlusterFS with two and ext4 with synchronous writes. Needs root.
     Metadata {

@@ -5,6 +5,7 @@
 
 mod failover;
 mod files;
+mod native;
 mod recovery;
 
 use crate::args::{self, Bench, Measure, Output};
@@ -262,6 +263,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             }
             finish(&files::direct(measure, &options)?, measure)
         }
+        Bench::Native(measure) => finish(&native::run(measure)?, measure),
         Bench::Metadata {
             measure,
             jobs,

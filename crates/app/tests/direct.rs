@@ -781,41 +781,10 @@ fn guests_are_killed_beside_others() {
     }
 }
 
-/// Two copies on this machine, and one that follows over TCP.
-fn followed() -> Option<(support::Cluster, Mounted)> {
-    let cluster = mounted::followed_cluster(&[256, 256, 240], 2, "160M")?;
-    let legs = cluster.json(&["volume", "show", "files"]).to_string();
-    assert!(!legs.contains(&cluster.brick_id(2)), "{legs}");
-    cluster.ok(&["replica", "attach", "files", "--mode", "async"]);
-    let mount = Mounted::by(&cluster, "files", "auto", "auto");
-    await_followed(&cluster);
-    Some((cluster, mount))
-}
-
-fn await_followed(cluster: &support::Cluster) {
-    until("the copy follows", || {
-        let shown = cluster.json(&["volume", "show", "files"]).to_string();
-        shown.contains("following")
-    });
-}
-
-/// The machine with the mount and its copies is gone; what followed goes on.
-fn promote(cluster: &mut support::Cluster, mount: Mounted) -> Mounted {
-    mount.kill();
-    cluster.kill_brick(0);
-    cluster.kill_brick(1);
-    cluster.ok(&["volume", "detach", "files"]);
-    let promote = ["replica", "promote", "files", "--copy", "2"];
-    until("the bricks count as dead", || {
-        cluster.run(&promote).status.success()
-    });
-    Mounted::by(cluster, "files", "tcp", "auto")
-}
-
 /// What a guest does goes directly where a copy follows, and to that, too.
 #[test]
 fn a_copy_follows_what_guests_write() {
-    let Some((mut cluster, mount)) = followed() else {
+    let Some((mut cluster, mount)) = mounted::followed() else {
         return;
     };
     let file = opened(&mount, "file");
@@ -853,7 +822,7 @@ fn a_copy_follows_what_guests_write() {
     // Waits for the copy.
     file.sync_data().unwrap();
     drop((direct, guest, file));
-    let mount = promote(&mut cluster, mount);
+    let mount = mounted::promote(&mut cluster, mount);
     let mut bytes = vec![0; model.len()];
     opened(&mount, "file").read_exact_at(&mut bytes, 0).unwrap();
     let differs = bytes
@@ -868,7 +837,7 @@ fn a_copy_follows_what_guests_write() {
 /// not before its last sync.
 #[test]
 fn a_copy_has_a_moment_of_what_a_guest_wrote() {
-    let Some((mut cluster, mount)) = followed() else {
+    let Some((mut cluster, mount)) = mounted::followed() else {
         return;
     };
     let (file, acknowledged) = prepare(&cluster, &mount);
@@ -888,7 +857,7 @@ fn a_copy_has_a_moment_of_what_a_guest_wrote() {
     counter.0.wait().unwrap();
     let (last, synced) = (acknowledged.get(0), acknowledged.get(1));
     cluster.brick(2).signal("CONT");
-    let mount = promote(&mut cluster, mount);
+    let mount = mounted::promote(&mut cluster, mount);
     let file = opened(&mount, "file");
     let mut bytes = vec![0; PAGE];
     let seqs: Vec<u64> = (0..PAGES)
@@ -915,7 +884,7 @@ fn a_copy_has_a_moment_of_what_a_guest_wrote() {
 /// end is what was there.
 #[test]
 fn guests_are_killed_beside_a_copy_that_follows() {
-    let Some((mut cluster, mut mount)) = followed() else {
+    let Some((mut cluster, mut mount)) = mounted::followed() else {
         return;
     };
     let (file, acknowledged) = prepare(&cluster, &mount);
@@ -934,7 +903,7 @@ fn guests_are_killed_beside_a_copy_that_follows() {
         writer.0.wait().unwrap();
     }
     mount.come_back(&cluster, "files", "auto");
-    await_followed(&cluster);
+    mounted::await_followed(&cluster);
     let file = opened(&mount, "file");
     hammered(&file, &acknowledged);
     hammer_and_kill(&cluster, &mount, &acknowledged, rounds(4));
@@ -943,7 +912,7 @@ fn guests_are_killed_beside_a_copy_that_follows() {
     drop(file);
     let shown = cluster.json(&["volume", "show", "files"]).to_string();
     assert!(shown.contains("following"), "{shown}");
-    let mount = promote(&mut cluster, mount);
+    let mount = mounted::promote(&mut cluster, mount);
     let file = opened(&mount, "file");
     assert_eq!(hammered(&file, &acknowledged), seqs);
     drop(file);

@@ -162,6 +162,8 @@ pub enum Defect {
     FloorAfterSeq,
     /// A reader does not look whether the slot is still the same.
     SlotNotLookedAtAgain,
+    /// Who reads pages as of one moment does not look whether somebody changes them.
+    LocksNotLookedAt,
     /// A change that finds nobody ahead of it is not counted.
     ChangeNotCounted,
     /// Readers that wait for changes are not told that these have ended.

@@ -104,7 +104,10 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.lock().store(0, Ordering::Release);
+        // Whoever panics with it is cleaned up behind as if dead: its end may be told no more.
+        if !std::thread::panicking() {
+            self.0.lock().store(0, Ordering::Release);
+        }
     }
 }
 

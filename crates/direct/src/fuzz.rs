@@ -1,6 +1,7 @@
 //! Fuzz targets of what guests and mounts say, see RFD 004.
 
-use crate::wire::{Answer, Question};
+use crate::wire::{Answer, Question, decode_parts, encode_parts};
+use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
 use pagemesh_fuzz::Target;
@@ -21,6 +22,7 @@ fn fuzz_direct_question() {
         Question::Bar(u64::MAX),
         Question::Call,
         Question::Grow(3),
+        Question::Write(3),
     ];
     target("direct_question")
         .seeds(questions.map(|question| question.encode().to_vec()))
@@ -29,6 +31,21 @@ fn fuzz_direct_question() {
             let question = Question::decode(bytes).ok()?;
             assert_eq!(question.encode()[..], *bytes);
             Some(discriminant(&question))
+        });
+}
+
+#[test]
+fn fuzz_direct_parts() {
+    let parts: [(u64, &[u8]); 2] = [(8192, &[1; 40]), (100, &[2; 9])];
+    target("direct_parts")
+        .seeds([encode_parts(&parts), encode_parts(&[])])
+        .bytes_max(512)
+        .run(|bytes| {
+            let parts = decode_parts(&Bytes::copy_from_slice(bytes)).ok()?;
+            let again: Vec<(u64, &[u8])> =
+                parts.iter().map(|(at, data)| (*at, &data[..])).collect();
+            assert_eq!(encode_parts(&again), bytes);
+            Some(parts.len())
         });
 }
 
@@ -49,6 +66,7 @@ fn fuzz_direct_answer() {
         Answer::Joined(0, None),
         Answer::Yes,
         Answer::No,
+        Answer::Failed(5),
     ];
     target("direct_answer")
         .seeds(answers.map(|answer| answer.encode()))
@@ -60,7 +78,7 @@ fn fuzz_direct_answer() {
                     assert!((*row as usize) < ROWS);
                     picture.as_ref().map_or(0, |picture| picture.seats.len())
                 }
-                Answer::Yes | Answer::No => 0,
+                Answer::Yes | Answer::No | Answer::Failed(_) => 0,
             };
             assert!(seats <= COPIES_MAX);
             assert_eq!(Answer::decode(&answer.encode()).ok(), Some(answer.clone()));

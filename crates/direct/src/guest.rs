@@ -12,22 +12,30 @@
 
 mod growth;
 
-use crate::board::Board;
+use crate::board::{Board, Run};
 use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
+use bytes::Bytes;
+use pagemesh_base::ids::PageNo;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::peer::peer;
-use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
+use pagemesh_base::slice::{
+    Leg, Part, Run as PageRun, SLICE_IO_BYTES_MAX, SliceError, check_parts,
+};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fs::{APPEND_PAGES_MAX, Growth};
-use pagemesh_volume::guests::{Picture, Place, Row, Segment};
+use pagemesh_pmem::{Mapped, Pane};
+use pagemesh_store::moment::{MOMENT_PAGES_MAX, Moment};
+use pagemesh_store::view::View;
+use pagemesh_volume::guests::{Picture, Place, RUNS_MAX, Row, Segment};
 use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 use rustix::net::{connect, sockopt};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
@@ -35,6 +43,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File as SystemFile;
 use std::io;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -109,12 +119,17 @@ struct Mount {
     /// For questions about files.
     asker: Mutex<Link>,
     boards: Mutex<HashMap<u64, Weak<Board>>>,
+    /// Of the pools that are mapped.
+    panes: Mutex<Vec<Seen>>,
     is_gone: AtomicBool,
     /// When a station may try again, in milliseconds of the monotonic clock.
     retry_at: AtomicU64,
     /// Wakes the thread that waits for ends.
     changed: OwnedFd,
 }
+
+/// A pool that this process has mapped, and its pane.
+type Seen = (Weak<View<Mapped>>, Arc<Pane>);
 
 /// A connection to a mount.
 struct Link(OwnedFd);
@@ -134,6 +149,8 @@ struct Station {
     tail: Option<(Growth, u64)>,
     /// Since it was looked at for that.
     is_used: bool,
+    /// What was listed of their descriptors: one that has ended may tell of none.
+    listed: Vec<RawFd>,
 }
 
 /// Why a station has no legs.
@@ -254,10 +271,8 @@ impl Station {
     fn take_legs(&mut self, legs: ArrayVec<MappedLeg, COPIES_MAX>) {
         self.drop_legs();
         self.legs = legs;
-        self.legs
-            .iter()
-            .flat_map(all_descriptors)
-            .for_each(owned::add);
+        self.listed = self.legs.iter().flat_map(all_descriptors).collect();
+        self.listed.iter().copied().for_each(owned::add);
     }
 
     /// Wakes who sends what is in the ring.
@@ -274,8 +289,7 @@ impl Station {
 
     fn drop_legs(&mut self) {
         self.picture = None;
-        let descriptors = self.legs.iter().flat_map(all_descriptors);
-        descriptors.for_each(owned::remove);
+        self.listed.drain(..).for_each(owned::remove);
         self.legs.clear();
     }
 
@@ -312,6 +326,12 @@ impl Drop for Station {
     }
 }
 
+impl Drop for Mount {
+    fn drop(&mut self) {
+        owned::remove(self.changed.as_raw_fd());
+    }
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
         owned::remove(self.0.as_raw_fd());
@@ -334,6 +354,10 @@ impl Link {
 
     fn ask(&self, question: Question) -> io::Result<(Answer, Option<SystemFile>)> {
         wire::send(self.0.as_fd(), &question.encode(), None)?;
+        self.answer()
+    }
+
+    fn answer(&self) -> io::Result<(Answer, Option<SystemFile>)> {
         let answered = wire::receive(self.0.as_fd())?;
         let (bytes, memory) = answered.ok_or(io::ErrorKind::UnexpectedEof)?;
         let answer = Answer::decode(&bytes).map_err(io::Error::other)?;
@@ -341,10 +365,14 @@ impl Link {
     }
 }
 
+fn device_name(device: u64) -> String {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    format!("{major}:{minor}")
+}
+
 impl Mount {
     fn open(device: u64, masked: Masked) -> io::Result<Arc<Mount>> {
-        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let device = format!("{major}:{minor}");
+        let device = device_name(device);
         let link = Link::connect(&device)?;
         let (answer, memory) = link.ask(Question::Join)?;
         let memory = memory.ok_or(io::ErrorKind::PermissionDenied)?;
@@ -365,6 +393,7 @@ impl Mount {
             stations: std::array::from_fn(|_| Mutex::default()),
             asker: Mutex::new(Link::connect(&device)?),
             boards: Mutex::default(),
+            panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
             retry_at: AtomicU64::new(0),
             changed: rustix::event::eventfd(0, flags)?,
@@ -410,6 +439,28 @@ impl Mount {
                 None
             }
         }
+    }
+
+    /// The pane of a pool that a leg of this mount has. The caller is at a station of it, so
+    /// that nobody lets go of the pool meanwhile.
+    fn pane(&self, view: &Arc<View<Mapped>>) -> Option<Arc<Pane>> {
+        let mut panes = guard(&self.panes);
+        let is_its = |known: &Weak<View<Mapped>>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(view));
+        if let Some((_, pane)) = panes.iter().find(|(known, _)| is_its(known)) {
+            return Some(Arc::clone(pane));
+        }
+        let pane = Arc::new(Pane::of(view.media()).ok()?);
+        panes.push((Arc::downgrade(view), Arc::clone(&pane)));
+        Some(pane)
+    }
+
+    /// Lets go of pools whose legs are gone: the next brick would have to end this process.
+    fn vacate(&self) {
+        guard(&self.panes).retain(|(view, pane)| {
+            let is_there = view.upgrade().is_some_and(|view| !view.is_gone());
+            // A system without room for that has the brick end this process.
+            is_there || pane.vacate().is_err()
+        });
     }
 
     fn end(&self) {
@@ -547,6 +598,7 @@ impl Mount {
                     station.drop_legs();
                 }
             }
+            self.vacate();
             if self.has_lost_mount() {
                 break;
             }
@@ -555,6 +607,7 @@ impl Mount {
         for station in &self.stations {
             *guard(station) = Station::default();
         }
+        self.vacate();
     }
 
     fn has_lost_mount(&self) -> bool {
@@ -580,13 +633,122 @@ struct Inside<'m>(Row<'m>);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        // Who panics inside has done a part of it: that is seen to when this process has
+        // ended.
+        if !std::thread::panicking() {
+            self.0.leave();
+        }
+    }
+}
+
+/// Bytes of a file where they lie in a pool, see [`File::show`]. Whoever has changed them
+/// since has made them over, and may have them changed under one who reads.
+pub struct Shown {
+    moment: Box<Moment<Mapped>>,
+    pane: Arc<Pane>,
+    runs: Vec<Run>,
+}
+
+impl Shown {
+    /// The bytes in their order, in pieces of at most a page. They can be read as long as
+    /// this is there.
+    pub fn slices(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
+        let page = PAGE_BYTES as u64;
+        let parts = self.runs.iter().flat_map(move |run| {
+            let (mut at, end) = (run.offset, run.offset + run.len);
+            std::iter::from_fn(move || {
+                let within = at % page;
+                let len = (page - within).min(end - at);
+                at += len;
+                (len > 0).then_some((within as usize, len as usize))
+            })
+        });
+        let places = self.moment.places().zip(parts);
+        places.map(|(place, (within, len))| (self.pane.at(place + within, len), len))
+    }
+
+    /// Whether all that was read there until now is what the file had at one moment.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        self.moment.is_same() && !self.pane.is_vacated()
+    }
+}
+
+/// Runs of a range of as many pages as change together; the shortest span has eight.
+type Runs<T> = ArrayVec<T, MOMENT_PAGES_MAX>;
+
+fn runs(board: &Board, offset: u64, len: u64) -> Option<Runs<Run>> {
+    let (mut at, end) = (offset, offset.checked_add(len)?);
+    let mut runs = Runs::new();
+    while at < end {
+        let run = board.run(at, end - at)?;
+        at += run.len;
+        runs.try_push(run).ok()?;
+    }
+    Some(runs)
+}
+
+/// The leg whose record is written last: were it another one, it might show what a dead guest
+/// left there alone, and nobody would have once that leg is lost.
+fn read_leg(station: &mut Station) -> Option<&mut MappedLeg> {
+    station.legs.last_mut()
+}
+
+/// Reads at most as many pages as change together. None: the board does not say where.
+fn read_together(
+    station: &mut Station,
+    board: &Board,
+    offset: u64,
+    into: &mut [u8],
+) -> Option<Result<bool, SliceError>> {
+    let epoch = station.picture.as_ref()?.epoch;
+    let leg = read_leg(station)?;
+    let runs = runs(board, offset, into.len() as u64)?;
+    let is_one_page = offset as usize % PAGE_BYTES + into.len() <= PAGE_BYTES;
+    if is_one_page && let [run] = runs[..] {
+        return Some(leg.read_into(run.offset, into, epoch).map(|()| true));
+    }
+    let mut pieces = Runs::new();
+    let mut rest = into;
+    for run in runs {
+        let (part, after) = rest.split_at_mut_checked(run.len as usize)?;
+        pieces.push((run.offset, part));
+        rest = after;
+    }
+    Some(leg.read_together(&mut pieces, epoch))
+}
+
+/// Has the mount with this device number overwrite parts of a file, all of them or none,
+/// whatever of the direct path is there; see [`pagemesh_fs::Fs::write_together`]. Waits as
+/// long as the mount does. The caller has the file open to be written.
+///
+/// # Errors
+/// `EOPNOTSUPP` where there is no mount, or this process may not be its guest; `EIO` when
+/// it went meanwhile, and the parts are changed or not; what the mount says.
+pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Result<()> {
+    let is_none = |_| io::Error::from(Errno::OPNOTSUPP);
+    let device = device_name(device);
+    let link = Link::connect(&device).map_err(is_none)?;
+    // Who may not be a guest finds the connection closed.
+    link.ask(Question::Board(ino)).map_err(is_none)?;
+    sockopt::set_socket_timeout(&link.0, sockopt::Timeout::Recv, None)?;
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let memory = SystemFile::from(rustix::fs::memfd_create("pagemesh-parts", flags)?);
+    memory.write_all_at(&wire::encode_parts(parts), 0)?;
+    let question = Question::Write(ino).encode();
+    wire::send(link.0.as_fd(), &question, Some(memory.as_fd()))?;
+    let answered = link.answer().map_err(|_| io::Error::from(Errno::IO))?;
+    match answered.0 {
+        Answer::Yes => Ok(()),
+        Answer::Failed(error) => Err(io::Error::from_raw_os_error(error)),
+        Answer::No | Answer::Joined(..) => Err(Errno::IO.into()),
     }
 }
 
 impl File {
     /// Reads bytes, fewer at the end; none: the kernel does it. Only what `may_prepare`
-    /// allocates, or waits for anything but a station.
+    /// allocates, or waits for anything but a station. As many pages as change together are
+    /// read as they are at one moment.
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64, may_prepare: bool) -> Option<usize> {
         let (mut station, inside) = self.enter(offset, into.len(), Intent::Read, may_prepare)?;
@@ -595,19 +757,88 @@ impl File {
             usize::try_from(board.size().saturating_sub(offset).min(into.len() as u64)).ok()?;
         let mut done = 0;
         while done < len {
-            let run = board.run(offset + done as u64, (len - done) as u64)?;
-            inside.0.say(run.offset, 0);
-            let part = &mut into[done..done + run.len as usize];
-            let epoch = station.picture.as_ref()?.epoch;
-            // The leg whose record is written last: were it another one, this might show what
-            // a dead guest left there alone, and nobody would have once that leg is lost.
-            let read = station.legs.last_mut()?.read_into(run.offset, part, epoch);
-            match read {
-                Ok(()) => done += run.len as usize,
+            let at = offset + done as u64;
+            let most = MOMENT_PAGES_MAX * PAGE_BYTES - at as usize % PAGE_BYTES;
+            let part = &mut into[done..len.min(done + most)];
+            done += part.len();
+            match read_together(&mut station, board, at, part)? {
+                Ok(true) => {}
+                Ok(false) => return None,
                 Err(error) => return self.fail(station, inside, &error),
             }
         }
         Some(done)
+    }
+
+    /// Shows bytes where they lie, fewer at the end, as they are at one moment; none: they
+    /// can only be read. At most [`MOMENT_PAGES_MAX`] pages.
+    #[must_use]
+    pub fn show(&self, offset: u64, len: usize) -> Option<Shown> {
+        let (mut station, inside) = self.enter(offset, len, Intent::Read, true)?;
+        let board = self.board.get()?;
+        let len = board.size().saturating_sub(offset).min(len as u64);
+        let runs = runs(board, offset, len)?;
+        let ranges: Runs<(u64, u64)> = runs.iter().map(|run| (run.offset, run.len)).collect();
+        let epoch = station.picture.as_ref()?.epoch;
+        let leg = read_leg(&mut station)?;
+        let pane = self.mount.pane(leg.view())?;
+        match leg.moment(&ranges, epoch) {
+            Ok(moment) => Some(Shown {
+                moment: moment?,
+                pane,
+                runs: runs.to_vec(),
+            }),
+            Err(error) => self.fail(station, inside, &error),
+        }
+    }
+
+    /// Overwrites whole pages of several places, all of them or none; none: the mount does
+    /// it, see [`write_by_mount`].
+    #[must_use]
+    pub fn write_together(&self, parts: &[(u64, &[u8])]) -> Option<()> {
+        let bytes: usize = parts.iter().map(|(_, data)| data.len()).sum();
+        let &(first, _) = parts.first()?;
+        let (mut station, inside) = self.enter(first, bytes, Intent::Write, true)?;
+        let board = self.board.get()?;
+        // A copy that follows gets records of few pages only. Behind the look that guests may.
+        if self.mount.segment.ring().is_followed() {
+            return None;
+        }
+        let (page, kept) = (PAGE_BYTES as u64, growth::kept(board));
+        let (mut changes, mut pages) = (Vec::new(), Vec::new());
+        for (offset, data) in parts {
+            let end = offset.checked_add(data.len() as u64)?;
+            let is_whole = offset.is_multiple_of(page) && end.is_multiple_of(page);
+            if !is_whole || end > kept {
+                return None;
+            }
+            let mut rest = *data;
+            for run in runs(board, *offset, data.len() as u64)? {
+                let (own, after) = rest.split_at_checked(run.len as usize)?;
+                rest = after;
+                changes.push(Part::Write {
+                    offset: run.offset,
+                    data: Bytes::copy_from_slice(own),
+                });
+                pages.push(PageRun {
+                    page: PageNo(run.offset / page),
+                    count: run.len / page,
+                });
+            }
+        }
+        if pages.len() > RUNS_MAX || check_parts(&changes, u64::MAX).is_err() {
+            return None;
+        }
+        inside.0.say_runs(&pages);
+        let epoch = station.picture.as_ref()?.epoch;
+        let segment = &self.mount.segment;
+        let next = || segment.next_op();
+        let written = MappedLeg::overwrite_together(&mut station.legs, &changes, epoch, next);
+        if let Err(error) = written {
+            return self.fail(station, inside, &error);
+        }
+        self.note_written();
+        Some(())
     }
 
     /// Overwrites bytes that the file has; none: no leg was asked, as the board does not say
@@ -698,10 +929,19 @@ impl File {
     pub fn is_durable(&self) -> bool {
         // Guests are let in where nothing is buffered. What a copy follows with is waited
         // for in the kernel's way.
-        let segment = &self.mount.segment;
-        segment.generation() != 0
-            && !segment.ring().is_followed()
-            && !self.mount.is_gone.load(Ordering::Acquire)
+        self.is_open() && !self.is_followed()
+    }
+
+    /// Whether its mount lets guests in at the moment.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.mount.segment.generation() != 0 && !self.mount.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Whether a copy gets later what is confirmed.
+    #[must_use]
+    pub fn is_followed(&self) -> bool {
+        self.mount.segment.ring().is_followed()
     }
 
     /// Begins an operation, if guests may, and this one can.

@@ -9,19 +9,21 @@
 use crate::board;
 use crate::wire::{self, Answer, Question};
 use pagemesh_base::peer::peer;
-use pagemesh_base::slice::SLICE_IO_BYTES_MAX;
 use pagemesh_fs::{Board, Fs, Growth, Ino, Time};
 use pagemesh_volume::Volume;
-use pagemesh_volume::guests::{Place, ROWS, Segment};
+use pagemesh_volume::guests::{ROWS, Segment, Wound};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, getrlimit, pidfd_open, pidfd_send_signal,
     setrlimit,
 };
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -245,7 +247,7 @@ fn serve(host: &Arc<Host>, socket: OwnedFd) {
 
 fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> io::Result<()> {
     let socket = guest.socket.as_fd();
-    while let Some((bytes, _)) = wire::receive(socket)? {
+    while let Some((bytes, memory)) = wire::receive(socket)? {
         let question = Question::decode(&bytes).map_err(io::Error::other)?;
         match question {
             Question::Join => {
@@ -264,6 +266,10 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                     Some(Ok(())) => Answer::Yes,
                     _ => Answer::No,
                 };
+                wire::send(socket, &answer.encode(), None)?;
+            }
+            Question::Write(ino) => {
+                let answer = host.write_together(guest, Ino(ino), memory)?;
                 wire::send(socket, &answer.encode(), None)?;
             }
             Question::Board(ino) | Question::Grow(ino) => {
@@ -344,6 +350,33 @@ impl Host {
                 (Answer::No, None)
             }
         }
+    }
+
+    /// Overwrites parts of a file together, as a guest could not. Not once it is gone: who
+    /// has seen it end may have changed the file since.
+    fn write_together(
+        &self,
+        guest: &Guest,
+        ino: Ino,
+        memory: Option<OwnedFd>,
+    ) -> io::Result<Answer> {
+        let (Some(fs), Some(memory)) = (self.fs.upgrade(), memory) else {
+            return Ok(Answer::Failed(Errno::OPNOTSUPP.raw_os_error()));
+        };
+        let mut bytes = Vec::new();
+        let mut memory = File::from(memory).take(wire::PARTS_BYTES_MAX as u64 + 1);
+        memory.read_to_end(&mut bytes)?;
+        let parts = wire::decode_parts(&bytes.into()).map_err(io::Error::other)?;
+        let written = fs
+            .borrow()
+            .and_then(|mut port| fs.write_together(&mut port, ino, &parts, || guest.is_waiting()));
+        Ok(match written {
+            Ok(()) => Answer::Yes,
+            Err(cause) => {
+                tracing::debug!(%cause, ino = ino.0, "parts of a file were not written together");
+                Answer::Failed(cause.errno().raw_os_error())
+            }
+        })
     }
 
     /// Waits until no guest is inside of an operation on a file.
@@ -441,17 +474,7 @@ impl Host {
             if let Some(place) = row.place() {
                 guest.end("it was inside of an operation when its connection ended");
                 guest.is_gone(STILL_MAX);
-                // What a dead guest said may be anything.
-                let len = place.len.min(u64::from(SLICE_IO_BYTES_MAX));
-                tracing::info!(
-                    pid = guest.pid.as_raw_pid(),
-                    offset = place.offset,
-                    len,
-                    "a guest died inside of an operation; the copies are compared there"
-                );
-                if place.offset.checked_add(len).is_some() {
-                    self.volume.heal(number, Place { len, ..place });
-                }
+                self.heal(segment, number, guest);
                 let board = guard(&self.boards).get(&Ino(place.file)).cloned();
                 if let Some(board) = board.and_then(|board| board.upgrade()) {
                     board.board.tear(number);
@@ -460,6 +483,21 @@ impl Host {
             }
         }
         guard(&self.rows)[number] = None;
+    }
+}
+
+impl Host {
+    /// Makes the copies alike where a guest died.
+    fn heal(&self, segment: &Segment, number: usize, guest: &Guest) {
+        let Some(wound) = Wound::of(segment.row(number)) else {
+            return;
+        };
+        tracing::info!(
+            pid = guest.pid.as_raw_pid(),
+            ?wound,
+            "a guest died inside of an operation; the copies are compared there"
+        );
+        self.volume.heal(number, wound);
     }
 }
 
@@ -473,13 +511,18 @@ impl Guest {
 
     /// By a signal or a debugger, proc(5).
     fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_pid()));
-        let state = stat.ok().and_then(|stat| {
-            // The name, in parentheses, may hold anything.
-            let (_, rest) = stat.rsplit_once(')')?;
-            rest.split_ascii_whitespace().next().map(str::to_owned)
-        });
-        matches!(state.as_deref(), Some("T" | "t"))
+        let path = format!("/proc/{}/stat", self.pid.as_raw_pid());
+        matches!(stat(path.as_ref(), 0).as_deref(), Some("T" | "t"))
+    }
+
+    /// Whether it is there to be answered, and has not begun to end: that is so before
+    /// anything of it is closed or given back that another process may notice.
+    fn is_waiting(&self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let is_there = matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0));
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid.as_raw_pid()));
+        let mut tasks = tasks.into_iter().flatten().flatten();
+        is_there && tasks.any(|task| !is_ending(&task.path().join("stat")))
     }
 
     fn end(&self, why: &str) {
@@ -489,6 +532,24 @@ impl Guest {
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
     }
+}
+
+/// What the kernel tells of a process or thread, counted from its state on, proc(5).
+fn stat(path: &Path, index: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(path).ok()?;
+    // The name, in parentheses, may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(index).map(str::to_owned)
+}
+
+/// Whether a thread ends or has ended.
+fn is_ending(path: &Path) -> bool {
+    /// `flags`, behind the state and five numbers.
+    const FLAGS: usize = 6;
+    /// `PF_EXITING` (Linux, `include/linux/sched.h`)
+    const EXITING: u32 = 4;
+    let flags = stat(path, FLAGS).and_then(|flags| flags.parse::<u32>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
 impl Board for FileBoard {

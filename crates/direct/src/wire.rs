@@ -12,17 +12,22 @@
 //!    │◀──────────────────────────────────┤
 //! ```
 //! 3 looks for a newer picture, 4 bars a file. 5 has no answer: it calls who sends what guests
-//! changed to a copy that follows. 6 is 2 for who wants to make the file longer.
+//! changed to a copy that follows. 6 is 2 for who wants to make the file longer. 7 has the
+//! mount overwrite parts of a file together, which come in memory: how many 4, 0 4; for each
+//! offset 8, length 8; all bytes behind each other.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
-//! (0 yes, 1 no, 2 joined), row 4, legs 4, generation 8, epoch 4; for each leg brick
+//! (0 yes, 1 no, 2 joined, 3 failed), row or error 4, legs 4, generation 8, epoch 4; for each leg brick
 //! 16, slice 16, length 2, path of its `map` socket. Without legs there is no picture to
 //! work by at the moment. Little endian. A packet with memory
 //! carries one descriptor. Answers come in the order of questions; a connection whose
 //! packets make no sense is ended.
 
+use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fs::TOGETHER_PAGES_MAX;
 use pagemesh_volume::guests::{Picture, ROWS, Seat};
 use rustix::io::Errno;
 use rustix::net::{
@@ -39,7 +44,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pmdg");
-const VERSION: u16 = 0;
+const VERSION: u16 = 1;
 const QUESTION_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 28;
 /// Bytes of a socket's path, as the kernel has it.
@@ -62,6 +67,8 @@ pub enum Question {
     Bar(u64),
     /// For nothing: there is something in the ring.
     Call,
+    /// For parts of a file that it has open to be overwritten together.
+    Write(u64),
 }
 
 /// What a mount answers.
@@ -74,6 +81,54 @@ pub enum Answer {
     /// Not now: there is no row, though the segment comes, or guests cannot have the file
     /// as it is.
     No,
+    /// It failed, with this error of the system.
+    Failed(i32),
+}
+
+/// Bytes of the longest parts, with what tells of them.
+pub const PARTS_BYTES_MAX: usize =
+    PARTS_HEAD_BYTES + TOGETHER_PAGES_MAX as usize * (PART_BYTES + PAGE_BYTES);
+const PARTS_HEAD_BYTES: usize = 8;
+const PART_BYTES: usize = 16;
+
+/// What goes with [`Question::Write`].
+#[must_use]
+pub fn encode_parts(parts: &[(u64, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend((parts.len() as u64).to_le_bytes());
+    for (offset, data) in parts {
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend((data.len() as u64).to_le_bytes());
+    }
+    parts.iter().for_each(|(_, data)| bytes.extend(*data));
+    bytes
+}
+
+/// What came with [`Question::Write`].
+///
+/// # Errors
+/// When it makes no sense.
+pub fn decode_parts(bytes: &Bytes) -> Result<Vec<(u64, Bytes)>, Strange> {
+    let mut from = Reader(bytes);
+    let count = u64::from_le_bytes(from.take()?);
+    if count > TOGETHER_PAGES_MAX {
+        return Err(Strange("too many parts"));
+    }
+    let mut places = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let place = (
+            u64::from_le_bytes(from.take()?),
+            u64::from_le_bytes(from.take()?),
+        );
+        places.push(place);
+    }
+    let mut parts = Vec::with_capacity(places.len());
+    for (offset, len) in places {
+        let len = usize::try_from(len).map_err(|_| Strange("a long part"))?;
+        parts.push((offset, bytes.slice_ref(from.slice(len)?)));
+    }
+    from.end()?;
+    Ok(parts)
 }
 
 /// A packet that makes no sense.
@@ -94,6 +149,7 @@ impl Question {
             Question::Bar(file) => (4, file),
             Question::Call => (5, 0),
             Question::Grow(file) => (6, file),
+            Question::Write(file) => (7, file),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -120,6 +176,7 @@ impl Question {
             (4, file) => Ok(Question::Bar(file)),
             (5, 0) => Ok(Question::Call),
             (6, file) => Ok(Question::Grow(file)),
+            (7, file) => Ok(Question::Write(file)),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -133,6 +190,7 @@ impl Answer {
             Answer::Joined(row, picture) => (2u16, *row, picture.as_ref()),
             Answer::Yes => (0, 0, None),
             Answer::No => (1, 0, None),
+            Answer::Failed(error) => (3, *error as u32, None),
         };
         let seats = picture.map_or(&[][..], |picture| &picture.seats);
         let mut bytes = Vec::with_capacity(PACKET_MAX);
@@ -194,6 +252,7 @@ impl Answer {
             0 if has_none => Ok(Answer::Yes),
             1 if has_none => Ok(Answer::No),
             2 => Ok(Answer::Joined(row, picture)),
+            3 if has_none => Ok(Answer::Failed(row as i32)),
             _ => Err(Strange("an unknown answer")),
         }
     }
@@ -331,6 +390,7 @@ mod tests {
             Question::Bar(7),
             Question::Call,
             Question::Grow(8),
+            Question::Write(9),
         ] {
             assert_eq!(
                 Question::decode(&question.encode()).expect("sense"),
@@ -342,10 +402,27 @@ mod tests {
             Answer::Joined(3, None),
             Answer::Yes,
             Answer::No,
+            Answer::Failed(28),
         ];
         for answer in answers {
             assert_eq!(Answer::decode(&answer.encode()).expect("sense"), answer);
         }
+    }
+
+    #[test]
+    fn parts_come_as_they_were_sent() {
+        let parts: [(u64, &[u8]); 3] = [(4096, b"one"), (u64::MAX, b""), (0, &[7; 5000])];
+        let bytes = Bytes::from(encode_parts(&parts));
+        let decoded = decode_parts(&bytes).expect("sense");
+        let decoded: Vec<_> = decoded.iter().map(|(at, data)| (*at, &data[..])).collect();
+        assert_eq!(decoded, parts);
+        for len in (0..60).chain([bytes.len() - 1]) {
+            assert!(decode_parts(&bytes.slice(..len)).is_err(), "{len} bytes");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(decode_parts(&longer.into()).is_err());
+        let many = vec![(0, &[][..]); TOGETHER_PAGES_MAX as usize + 1];
+        assert!(decode_parts(&encode_parts(&many).into()).is_err());
     }
 
     #[test]

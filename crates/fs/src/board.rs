@@ -10,7 +10,6 @@ use crate::core::Core;
 use crate::data::pages_of;
 use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
-use crate::namespace::SET_ID;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -143,6 +142,11 @@ impl Data {
         self.board.get().is_none().then_some(held)
     }
 
+    /// Whether the kernel keeps pages of it.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.is_mapped.load(Ordering::Relaxed)
+    }
+
     /// When a guest wrote last.
     pub(crate) fn written(&self) -> Option<Time> {
         self.board.get()?.written()
@@ -181,9 +185,7 @@ impl Core {
     fn plain_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
         let inode = self.inode(ino)?;
         let is_sound = self.check_trusted(ino).is_ok() && self.is_running();
-        // What a write takes away.
-        let is_armed = inode.mode & SET_ID != 0 || inode.has_xattrs();
-        if inode.kind() != Kind::File || !inode.is_whole() || !is_sound || is_armed {
+        if inode.kind() != Kind::File || !inode.is_whole() || !is_sound || inode.is_armed() {
             return Ok(None);
         }
         let pieces = self.pieces(&inode, 0, usize::MAX)?;
@@ -208,6 +210,11 @@ impl Core {
 }
 
 impl Core {
+    /// A file was written to, and the kernel does not know it.
+    pub(crate) fn note_beside(&mut self, ino: Ino) {
+        self.beside.insert(ino);
+    }
+
     /// Notes when guests wrote to a file, if they did since.
     pub(crate) fn note_guests(&mut self, ino: Ino) -> bool {
         let Some(live) = self.live.get_mut(&ino) else {
@@ -260,7 +267,7 @@ impl Fs {
     ) -> Result<Option<Arc<dyn Board>>> {
         let data = self.data_lock(ino)?;
         let _lock = data.lock.write();
-        if data.is_mapped.load(Ordering::Relaxed) {
+        if data.is_mapped() {
             return Ok(None);
         }
         let growth = self.look(|core| core.inode(ino))?.growth;
@@ -323,9 +330,10 @@ impl Fs {
         let mut core = self.core();
         let mut boards = std::mem::take(&mut core.boards);
         boards.retain(|ino| core.live.contains_key(ino));
+        let mut changed = std::mem::take(&mut core.beside);
         let files = boards.iter().copied();
-        let changed = files.filter(|&ino| core.note_guests(ino)).collect();
+        changed.extend(files.filter(|&ino| core.note_guests(ino)));
         core.boards = boards;
-        changed
+        changed.into_iter().collect()
     }
 }

@@ -123,6 +123,8 @@ pub(crate) struct Core {
     pub(crate) boards: BTreeSet<Ino>,
     /// How often a file was lent room.
     pub(crate) growths: u64,
+    /// Files that were written to past the kernel, by the mount, and that it was not told of.
+    pub(crate) beside: BTreeSet<Ino>,
     /// Orphans that are being freed, or left to be.
     pub(crate) going: HashSet<Ino>,
     pub(crate) left: Left,
@@ -157,6 +159,7 @@ impl Core {
             noted: BTreeSet::new(),
             boards: BTreeSet::new(),
             growths: 0,
+            beside: BTreeSet::new(),
             going: HashSet::new(),
             left: Left::default(),
             distrusted: HashSet::new(),

@@ -12,6 +12,7 @@ use crate::error::{FsError, Result};
 use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
 use crate::io::{Overwrite, Pipe, Port};
 use crate::map::{self, Piece};
+use crate::namespace::SET_ID;
 use crate::share::to_alike;
 use crate::spans::Span;
 use crate::{Attr, Fs};
@@ -26,6 +27,8 @@ use std::sync::Arc;
 pub(crate) const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a file in one transaction; inode, map and table need the others.
 pub(crate) const PIECE_PAGES_MAX: u64 = 48;
+/// Pages of a file that are overwritten together.
+pub const TOGETHER_PAGES_MAX: u64 = PIECE_PAGES_MAX;
 /// Spans given back in one transaction: each may lie in a map page of its own.
 pub(crate) const SPANS_FREED_MAX: usize = 24;
 /// Times of reads that are noted again: older ones than this.
@@ -54,6 +57,11 @@ impl Inode {
     /// The same but for what guests did.
     pub(crate) fn is_whole(&self) -> bool {
         self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
+    }
+
+    /// Whether a write takes rights away from it.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.mode & SET_ID != 0 || self.has_xattrs()
     }
 
     /// Mapped pages of a span; none: one must look.
@@ -379,6 +387,55 @@ impl Fs {
         Ok(holes)
     }
 
+    /// Overwrites bytes of several places of a file, all of them or none, for whoever
+    /// reads meanwhile and after a crash. They lie within the file and in at most
+    /// [`TOGETHER_PAGES_MAX`] pages, and do not overlap. Once nobody else has the file any
+    /// more, `is_wanted` is asked whether to go on: what somebody asked for who is gone by
+    /// then must not overwrite what others wrote who knew that.
+    ///
+    /// # Errors
+    /// `EINTR` when it is not wanted;
+    /// `EINVAL` when they are not as they must be; `EOPNOTSUPP` for a file that the kernel
+    /// keeps pages of, or that a write takes rights away from; and as [`Fs::write`].
+    pub fn write_together(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        parts: &[(u64, Bytes)],
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<()> {
+        let lock = self.data_lock(ino)?;
+        let _alone = lock.write();
+        if !is_wanted() {
+            return Err(Errno::INTR.into());
+        }
+        self.settle(ino)?;
+        let inode = self.look(|core| core.file(ino))?;
+        if lock.is_mapped() || inode.is_armed() {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let ranges = ranges_together(parts, inode.size)?;
+        let mut holes = BTreeSet::new();
+        for range in &ranges {
+            let pages = range.start / PAGE..pages_of(range.end);
+            self.unshare(port, ino, pages.clone())?;
+            holes.append(&mut self.holes(port, ino, pages)?);
+        }
+        let now = self.now();
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            for (offset, data) in parts {
+                write_pages(tx, &mut inode, *offset, data, &holes)?;
+            }
+            inode.mtime = now;
+            inode.ctime = now;
+            tx.make_durable();
+            tx.put(ino, &inode)
+        })?;
+        self.core().note_beside(ino);
+        Ok(())
+    }
+
     /// Cuts a file or lengthens it by a hole.
     ///
     /// # Errors
@@ -533,6 +590,25 @@ impl Fs {
             copied += step;
         }
         Ok(copied)
+    }
+}
+
+/// The bytes of parts that are written together, in order.
+fn ranges_together(parts: &[(u64, Bytes)], size: u64) -> Result<Vec<Range<u64>>> {
+    let range = |(offset, data): &(u64, Bytes)| {
+        let end = offset.checked_add(data.len() as u64)?;
+        (!data.is_empty() && end <= size).then_some(*offset..end)
+    };
+    let ranges: Option<Vec<_>> = parts.iter().map(range).collect();
+    let mut ranges = ranges.ok_or(Errno::INVAL)?;
+    ranges.sort_unstable_by_key(|range| range.start);
+    let overlap = ranges.windows(2).any(|pair| pair[0].end > pair[1].start);
+    let pages = |range: &Range<u64>| pages_of(range.end) - range.start / PAGE;
+    // Counts a page twice that two parts lie in.
+    let pages: u64 = ranges.iter().map(pages).sum();
+    match overlap || pages > TOGETHER_PAGES_MAX {
+        true => Err(Errno::INVAL.into()),
+        false => Ok(ranges),
     }
 }
 

@@ -41,6 +41,7 @@ mod xattrs;
 
 pub use allocate::{Allocate, Seek};
 pub use board::{Board, span_index, span_pages};
+pub use data::TOGETHER_PAGES_MAX;
 pub use error::{FsError, Result};
 pub use format::{FILE_BYTES_MAX, Growth, Ino, Kind, Time};
 pub use growth::{APPEND_PAGES_MAX, Composed, FOOTER_BYTES, footer_page};

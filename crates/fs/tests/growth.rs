@@ -265,7 +265,7 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
         let len = [1, 16, 100, 100, 4070, 4096, 4120, 9000][random.below(8) as usize];
         let data = random.bytes(len);
         let end = model.len() as u64;
-        let what = random.below(20);
+        let what = random.below(21);
         let at = format!("seed {seed}, operation {number}, {what} of {len} at {end}");
         match what {
             0..12 => {
@@ -347,6 +347,16 @@ fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
                         },
                     )
                     .unwrap();
+            }
+            19 => {
+                // Up to the end, which guests may have moved.
+                let first = end.saturating_sub(data.len() as u64);
+                let part = (first, Bytes::from(data[..(end - first) as usize].to_vec()));
+                let parts = [part];
+                let (port, ino) = (&mut file.port, file.ino);
+                let written = file.fs.write_together(port, ino, &parts, || true);
+                assert_eq!(written.is_ok(), end > 0, "{at}");
+                overwrite(&mut model, first as usize, &parts[0].1);
             }
             _ => {
                 drop(file.port);

@@ -19,6 +19,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// What is populated at once: a tenth of a second of work, of whole huge pages.
 const POPULATE_BYTES: usize = 64 << 20;
+const ACCESS: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Why a file could not be mapped or made durable.
 #[derive(Debug, thiserror::Error)]
@@ -253,7 +254,7 @@ impl Drop for Mapped {
 
 /// # Safety
 /// A mapping of ours, into which no reference is left.
-unsafe fn unmap(base: NonNull<u8>, len: usize) {
+pub(crate) unsafe fn unmap(base: NonNull<u8>, len: usize) {
     // SAFETY: as the caller promised.
     unsafe { libc::munmap(base.as_ptr().cast(), len) };
 }
@@ -384,7 +385,7 @@ impl Media for Mapped {
     }
 }
 
-fn system(action: &'static str) -> impl Fn(io::Error) -> MapError {
+pub(crate) fn system(action: &'static str) -> impl Fn(io::Error) -> MapError {
     move |cause| MapError::System { action, cause }
 }
 
@@ -393,13 +394,25 @@ fn map(file: &File, len: usize) -> Result<(NonNull<u8>, bool), MapError> {
     if let Some(base) = map_with(file, len, libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC) {
         return Ok((base, true));
     }
-    map_with(file, len, libc::MAP_SHARED)
+    map_shared(file, len, ACCESS)
         .map(|base| (base, false))
         .ok_or_else(|| system("map the file")(io::Error::last_os_error()))
 }
 
 fn map_with(file: &File, len: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
+    map_for(file, len, ACCESS, flags)
+}
+
+pub(crate) fn map_shared(file: &File, len: usize, access: libc::c_int) -> Option<NonNull<u8>> {
+    map_for(file, len, access, libc::MAP_SHARED)
+}
+
+fn map_for(
+    file: &File,
+    len: usize,
+    access: libc::c_int,
+    flags: libc::c_int,
+) -> Option<NonNull<u8>> {
     // SAFETY: a new mapping at an address the kernel chooses.
     let base = unsafe {
         libc::mmap(
@@ -443,7 +456,7 @@ fn classify(file: &File, kind: FileType) -> Result<Durability, MapError> {
 
 /// Asks for huge pages and no inheritance. Both are advice: a kernel without
 /// them maps small pages, and a forked child of ours never uses the mapping.
-fn advise(base: NonNull<u8>, len: usize) {
+pub(crate) fn advise(base: NonNull<u8>, len: usize) {
     for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
         // SAFETY: our own mapping; neither advice changes its bytes.
         unsafe { libc::madvise(base.as_ptr().cast(), len, advice) };

@@ -497,7 +497,6 @@ impl Control {
     }
 
     /// Whether nobody holds a word of the range.
-    #[cfg(test)]
     pub(crate) fn is_free(&self, range: &Range) -> bool {
         let found = |&word: &u16| self.lock_half(word).load(Ordering::Acquire);
         range.iter().all(|word| found(word) & !WAITERS == 0)

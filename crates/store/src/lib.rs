@@ -32,6 +32,7 @@ pub mod lane;
 mod leaves;
 #[cfg(test)]
 mod models;
+pub mod moment;
 pub mod object;
 pub mod pool;
 pub mod record;

@@ -1352,7 +1352,7 @@ impl<M: Media> Session<M> {
     }
 
     /// Runs a reader inside the window.
-    fn within<T>(
+    pub(crate) fn within<T>(
         &mut self,
         handle: &Handle,
         epoch: Epoch,

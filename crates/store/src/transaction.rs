@@ -21,7 +21,7 @@ use crate::record::{Record, Standing, lines, seal, set_sums};
 use crate::session::{Failure, Member, Session};
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
 use crate::window::{self, Needs};
-use pagemesh_base::ids::PageNo;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::slice::{Part, Stamp};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
@@ -76,14 +76,29 @@ pub fn transact<M: Media>(
     parts: &[Part],
     stamp: Stamp,
 ) -> Result<(), Failure> {
+    transact_numbered(members, parts, stamp.epoch, || stamp)
+}
+
+/// The same for who shares pages with others without locks of its own: it gets the
+/// number that `stamp` takes, of this epoch, behind the lock words of all its pages. So
+/// the numbers of a page's records are in the order of their slots.
+///
+/// # Errors
+/// As [`transact`].
+pub fn transact_numbered<M: Media>(
+    members: &mut [Member<'_, M>],
+    parts: &[Part],
+    epoch: Epoch,
+    stamp: impl FnOnce() -> Stamp,
+) -> Result<(), Failure> {
     let runs = runs_of(members, parts)?;
     let mut groups: Vec<Group> = members.iter().map(|_| Group::default()).collect();
     if runs.is_empty() {
-        note_complete(members, &groups, stamp);
+        note_complete(members, &groups, stamp());
         return Ok(());
     }
     let needs = needs_of(members, &runs)?;
-    enter(members, &runs, &mut groups, needs, stamp)?;
+    enter(members, &runs, &mut groups, needs, epoch)?;
     lock(members, &runs, &mut groups)?;
     for (index, member) in members.iter_mut().enumerate() {
         if let Err(cause) = groups[index].fill(member.session, &runs) {
@@ -92,6 +107,7 @@ pub fn transact<M: Media>(
             return Err(Failure { member, cause });
         }
     }
+    let stamp = stamp();
     let mut outcome = Ok(());
     if groups.iter().any(|group| !group.pieces.is_empty()) {
         // Nothing fails from here on.
@@ -199,9 +215,9 @@ fn enter<M: Media>(
     runs: &[Run<'_>],
     groups: &mut [Group],
     needs: Needs,
-    stamp: Stamp,
+    epoch: Epoch,
 ) -> Result<(), Failure> {
-    window::enter(members, needs, stamp.epoch, |index, member, gate: Gate| {
+    window::enter(members, needs, epoch, |index, member, gate: Gate| {
         let group = &mut groups[index];
         group.round = gate.round();
         group.places.clear();

@@ -7,7 +7,9 @@
 //!   128  number of the last operation 8           (every writer's shared line)
 //!  4096  rows of 64 bytes:
 //!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8,
-//!    32  claim in the ring 8 (0: none)
+//!    32  claim in the ring 8 (0: none),
+//!        runs 8 (0: the operation is what the row says; else it is of so many runs as one)
+//! 20480  runs of each row, 512 bytes: first page and number of pages, as one word each
 //! ```
 //!
 //! The [`ring`](crate::ring) of what is on its way to a copy that follows lies behind.
@@ -21,8 +23,10 @@ use crate::hub::guard;
 use crate::ring;
 use crate::steps::step;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::slice::{Run, SLICE_IO_BYTES_MAX};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{MapError, Shared};
 use std::collections::BTreeSet;
@@ -35,16 +39,23 @@ use std::sync::{Arc, Mutex};
 pub const ROWS: usize = 256;
 /// Bytes of a segment.
 pub const SEGMENT_BYTES: usize = ring::END_AT;
+/// Runs of pages of one operation: each may be of one page.
+pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 0;
+const VERSION: u32 = 1;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
 const CLOSED_AT: usize = 72;
 const OPS_AT: usize = 128;
-pub(crate) const ROWS_AT: usize = PAGE_BYTES;
-pub(crate) const ROW_BYTES: usize = 64;
+const ROWS_AT: usize = PAGE_BYTES;
+const ROW_BYTES: usize = 64;
+const RUNS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
+/// Where the runs of all rows end.
+pub(crate) const RUNS_END_AT: usize = RUNS_AT + ROWS * RUNS_MAX * 8;
+/// Where in a word the number of a run's pages lies, above the first page.
+const COUNT_SHIFT: u32 = 48;
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
 
 /// The shared memory.
@@ -55,6 +66,7 @@ pub struct Segment(Shared);
 pub struct Row<'s> {
     shared: &'s Shared,
     at: usize,
+    runs_at: usize,
 }
 
 /// What an operation is about.
@@ -66,6 +78,51 @@ pub struct Place {
     pub offset: u64,
     /// How many.
     pub len: u64,
+}
+
+/// Where a guest died inside of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wound {
+    /// Each page may be changed or not.
+    Bytes(Place),
+    /// All pages are changed or none.
+    Together {
+        /// Of the file.
+        file: u64,
+        /// Pages of the volume.
+        runs: Vec<Run>,
+    },
+}
+
+impl Wound {
+    /// Of the row of a dead guest, as far as it makes sense: what it said may be anything.
+    #[must_use]
+    pub fn of(row: Row<'_>) -> Option<Wound> {
+        let place = row.place()?;
+        let mut room = TRANSACTION_PAGES_MAX;
+        let mut runs = row.runs();
+        runs.retain_mut(|run| {
+            run.count = run.count.min(room);
+            room -= run.count;
+            run.count > 0
+        });
+        if !runs.is_empty() {
+            let file = place.file;
+            return Some(Wound::Together { file, runs });
+        }
+        let len = place.len.min(u64::from(SLICE_IO_BYTES_MAX));
+        let end = place.offset.checked_add(len + PAGE_BYTES as u64);
+        end.map(|_| Wound::Bytes(Place { len, ..place }))
+    }
+
+    /// Of which file.
+    #[must_use]
+    pub fn file(&self) -> u64 {
+        match self {
+            Wound::Bytes(place) => place.file,
+            Wound::Together { file, .. } => *file,
+        }
+    }
 }
 
 impl Segment {
@@ -175,6 +232,7 @@ impl Segment {
         Row {
             shared: &self.0,
             at: ROWS_AT + number * ROW_BYTES,
+            runs_at: RUNS_AT + number * RUNS_MAX * 8,
         }
     }
 
@@ -211,6 +269,7 @@ impl<'s> Row<'s> {
     pub fn enter(self, place: Place) {
         self.word(1).store(place.file, Ordering::Relaxed);
         self.claim().store(0, Ordering::Relaxed);
+        self.word(5).store(0, Ordering::Relaxed);
         self.say(place.offset, place.len);
         let active = self.word(0).load(Ordering::Relaxed);
         self.step();
@@ -229,6 +288,35 @@ impl<'s> Row<'s> {
     pub fn say(self, offset: u64, len: u64) {
         self.word(2).store(offset, Ordering::Relaxed);
         self.word(3).store(len, Ordering::Release);
+    }
+
+    /// Says that it changes these pages as one, inside of an operation.
+    ///
+    /// # Panics
+    /// When there are more than [`RUNS_MAX`].
+    pub fn say_runs(self, runs: &[Run]) {
+        assert!(runs.len() <= RUNS_MAX, "{} runs", runs.len());
+        for (index, run) in runs.iter().enumerate() {
+            let word = run.page.0 | run.count << COUNT_SHIFT;
+            let at = self.runs_at + index * 8;
+            self.shared.word(at).store(word, Ordering::Relaxed);
+        }
+        self.word(5).store(runs.len() as u64, Ordering::Release);
+    }
+
+    /// The runs that it changes as one; none: it is what [`Row::place`] says. What a dead
+    /// guest said may be anything.
+    #[must_use]
+    pub fn runs(self) -> Vec<Run> {
+        let count = self.word(5).load(Ordering::Acquire).min(RUNS_MAX as u64);
+        let words = (0..count as usize).map(|index| self.shared.word(self.runs_at + index * 8));
+        let run = |word: u64| Run {
+            page: PageNo(word & ((1 << COUNT_SHIFT) - 1)),
+            count: word >> COUNT_SHIFT,
+        };
+        words
+            .map(|word| run(word.load(Ordering::Relaxed)))
+            .collect()
     }
 
     /// The operation has ended.
@@ -359,11 +447,20 @@ mod tests {
         assert_eq!(segment.active().collect::<Vec<_>>(), [(9, place)]);
         segment.row(9).say(8192, 50);
         assert_eq!(segment.row(9).place().map(|it| it.offset), Some(8192));
+        assert!(segment.row(9).runs().is_empty());
+        let run = |page, count| Run {
+            page: PageNo(page),
+            count,
+        };
+        let runs = [run(7, 2), run(1 << 40, 1)];
+        segment.row(9).say_runs(&runs);
+        assert_eq!(segment.row(9).runs(), runs);
         let inside = segment.row(9).active();
         segment.row(9).leave();
         assert!(segment.is_quiet() && segment.is_closed());
         segment.row(9).enter(place);
         assert_ne!(segment.row(9).active(), inside, "another operation");
+        assert!(segment.row(9).runs().is_empty());
         segment.reopen();
         assert!(segment.is_closed());
         segment.reopen();

@@ -18,9 +18,10 @@ use pagemesh_base::slice::{
 };
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Mapped;
+use pagemesh_store::moment::{Moment, Piece};
 use pagemesh_store::requests::{Executed, execute};
 use pagemesh_store::session::{Failure, Member, Session, write, write_numbered};
-use pagemesh_store::transaction::transact;
+use pagemesh_store::transaction::{transact, transact_numbered};
 use pagemesh_store::view::{Handle, View};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{Shutdown, shutdown};
@@ -202,6 +203,63 @@ impl MappedLeg {
         epoch: Epoch,
     ) -> Result<(), SliceError> {
         Ok(self.session.read(&self.handle, offset, into, epoch)?)
+    }
+
+    /// Changes pages of several places through every leg at once, as a whole, with a
+    /// number that `next` gives behind the lock words of all of them.
+    ///
+    /// # Errors
+    /// What the first leg says that failed. Nothing has changed then, unless a slot was
+    /// found damaged after the commit.
+    pub fn overwrite_together(
+        legs: &mut [MappedLeg],
+        parts: &[Part],
+        epoch: Epoch,
+        next: impl Fn() -> u64,
+    ) -> Result<(), SliceError> {
+        let members = legs.iter_mut().map(|leg| Member {
+            session: &mut leg.session,
+            handle: leg.handle,
+        });
+        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
+        let stamp = || Stamp {
+            epoch,
+            op: next(),
+            open: 0,
+        };
+        let written = transact_numbered(&mut members, parts, epoch, stamp);
+        written.map_err(|failure| failure.cause.into())
+    }
+
+    /// Reads bytes of several places as they are at one moment. False: it cannot be had,
+    /// now or at all.
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn read_together(
+        &mut self,
+        pieces: &mut [Piece<'_>],
+        epoch: Epoch,
+    ) -> Result<bool, SliceError> {
+        Ok(self.session.read_together(&self.handle, pieces, epoch)?)
+    }
+
+    /// The same without a copy: where the pages lie. None: as there.
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn moment(
+        &mut self,
+        ranges: &[(u64, u64)],
+        epoch: Epoch,
+    ) -> Result<Option<Box<Moment<Mapped>>>, SliceError> {
+        Ok(self.session.moment(&self.handle, ranges, epoch)?)
+    }
+
+    /// What it shares with all legs of its pool in this process.
+    #[must_use]
+    pub fn view(&self) -> &Arc<View<Mapped>> {
+        self.session.view()
     }
 
     /// Whole pages of one chunk that are written together or not at all.

@@ -4,9 +4,9 @@
 //! ```text
 //!   136  places claimed 8                         (on the line of the numbers)
 //!   192  places taken 8, a copy follows 4, kept away 4, taker sleeps 4, spoiled 4
-//! 20480  heads of places, 32 bytes each:
+//! 151552  heads of places, 32 bytes each:
 //!     0  filled 8 (the place's number and one), first byte 8, bytes 8
-//! 86016  pages of places
+//! 217088  pages of places
 //! ```
 //!
 //! Places have numbers that are never used again; each lies at its number modulo
@@ -17,7 +17,7 @@
 //! place is claimed that is not free. A place is taken only when it is filled, in
 //! order, so nobody is still to fill one that is claimed anew.
 
-use crate::guests::{ROW_BYTES, ROWS, ROWS_AT, Row, Segment};
+use crate::guests::{ROWS, RUNS_END_AT, Row, Segment};
 use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
@@ -40,7 +40,7 @@ const FOLLOWED_AT: usize = 200;
 const SHUT_AT: usize = 204;
 const SLEEPS_AT: usize = 208;
 const SPOILED_AT: usize = 212;
-const HEADS_AT: usize = ROWS_AT + ROWS * ROW_BYTES;
+const HEADS_AT: usize = RUNS_END_AT;
 const HEAD_BYTES: usize = 32;
 const DATA_AT: usize = HEADS_AT + PLACES as usize * HEAD_BYTES;
 /// Where it ends in the segment.

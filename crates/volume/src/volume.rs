@@ -4,7 +4,7 @@
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
-use crate::guests::{Guests, Picture, Place, Segment};
+use crate::guests::{Guests, Picture, Segment, Wound};
 use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
@@ -321,9 +321,9 @@ impl Volume {
     /// follows get what the guest had begun to say. The caller leaves the row as it is, and
     /// sees to it that nobody who goes through the kernel reads or changes these bytes
     /// meanwhile. Blocks until it is done, or the volume is over.
-    pub fn heal(&self, row: usize, place: Place) {
+    pub fn heal(&self, row: usize, wound: Wound) {
         let (done, told) = mpsc::channel();
-        self.mailbox.post(Event::Heal(row, place, done));
+        self.mailbox.post(Event::Heal(row, wound, done));
         // Dropped untold: nobody can do anything with the volume any more.
         let _ = told.recv();
     }

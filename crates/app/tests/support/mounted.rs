@@ -2,7 +2,7 @@
 
 use super::daemon::Daemon;
 use super::skip::skip;
-use super::{Cluster, Pools, program, switch};
+use super::{Cluster, Pools, program, switch, until};
 use rustix::mount::UnmountFlags;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -156,15 +156,24 @@ fn may_mount() -> bool {
 
 /// A cluster with a file system; none, and said so, where nobody may mount.
 pub fn cluster(pools_mib: &[u64], size: &str) -> Option<Cluster> {
-    followed_cluster(pools_mib, pools_mib.len(), size)
+    cluster_in(Pools::Memory, pools_mib, size)
+}
+
+/// The same with pools of this kind.
+pub fn cluster_in(pools: Pools, pools_mib: &[u64], size: &str) -> Option<Cluster> {
+    cluster_of(pools, pools_mib, pools_mib.len(), size)
 }
 
 /// The same, where only the first pools are as if on this machine.
 pub fn followed_cluster(pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
+    cluster_of(Pools::Memory, pools_mib, near, size)
+}
+
+fn cluster_of(pools: Pools, pools_mib: &[u64], near: usize, size: &str) -> Option<Cluster> {
     if !may_mount() {
         return None;
     }
-    let cluster = Cluster::with_far_pools(Pools::Memory, pools_mib, near);
+    let cluster = Cluster::with_far_pools(pools, pools_mib, near);
     cluster.ok(&["fs", "create", "files", "--size", size]);
     Some(cluster)
 }
@@ -177,4 +186,36 @@ pub fn library() -> PathBuf {
     found
         .find(|path| path.exists())
         .expect("the library is built: cargo build -p pagemesh-preload")
+}
+
+/// Two copies on this machine, and one that follows over TCP.
+pub fn followed() -> Option<(Cluster, Mounted)> {
+    let cluster = followed_cluster(&[256, 256, 240], 2, "160M")?;
+    let legs = cluster.json(&["volume", "show", "files"]).to_string();
+    assert!(!legs.contains(&cluster.brick_id(2)), "{legs}");
+    cluster.ok(&["replica", "attach", "files", "--mode", "async"]);
+    let mount = Mounted::by(&cluster, "files", "auto", "auto");
+    await_followed(&cluster);
+    Some((cluster, mount))
+}
+
+/// Waits until it does.
+pub fn await_followed(cluster: &Cluster) {
+    until("the copy follows", || {
+        let shown = cluster.json(&["volume", "show", "files"]).to_string();
+        shown.contains("following")
+    });
+}
+
+/// The machine with the mount and its copies is gone; what followed goes on.
+pub fn promote(cluster: &mut Cluster, mount: Mounted) -> Mounted {
+    mount.kill();
+    cluster.kill_brick(0);
+    cluster.kill_brick(1);
+    cluster.ok(&["volume", "detach", "files"]);
+    let promote = ["replica", "promote", "files", "--copy", "2"];
+    until("the bricks count as dead", || {
+        cluster.run(&promote).status.success()
+    });
+    Mounted::by(cluster, "files", "tcp", "auto")
 }

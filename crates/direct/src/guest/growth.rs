@@ -5,6 +5,7 @@
 //! and given back before that ends.
 
 use super::{File, Inside, Intent, Station};
+use crate::board::Board;
 use pagemesh_base::slice::SliceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::Composed;
@@ -25,6 +26,16 @@ enum Tried {
 
 /// What a leg said.
 type Answer = Result<Tried, SliceError>;
+
+/// Up to where bytes are overwritten without the append lock.
+pub(super) fn kept(board: &Board) -> u64 {
+    let size = board.size();
+    match board.growth().is_some() {
+        // The end only rises.
+        true => size / PAGE * PAGE,
+        false => size,
+    }
+}
 
 impl File {
     /// Overwrites bytes that the file has, or goes on at its end; none: the kernel does it, all of it.
@@ -81,13 +92,8 @@ impl File {
         let board = self.board.get()?;
         let size = board.size();
         let is_lent = board.growth().is_some();
-        let kept = match is_lent {
-            // The end only rises.
-            true => size / PAGE * PAGE,
-            false => size,
-        };
         match offset {
-            Some(offset) if offset + data.len() as u64 <= kept => {
+            Some(offset) if offset + data.len() as u64 <= kept(board) => {
                 let written = self.overwrite(station, inside, data, offset)?;
                 Some(written.map(|()| Tried::Done(offset + data.len() as u64)))
             }
@@ -160,7 +166,7 @@ impl File {
     }
 
     #[inline]
-    fn note_written(&self) {
+    pub(super) fn note_written(&self) {
         if let Some(board) = self.board.get() {
             let now = clock_gettime(ClockId::RealtimeCoarse);
             let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;

@@ -103,6 +103,35 @@ fn a_death(streams: Streams) {
     });
 }
 
+/// A third reads both pages as of one moment.
+fn beside_a_reader() {
+    let mut world = World::new(3, Streams::AtOnce);
+    let handle = world.handle;
+    // A hole is nobody's moment.
+    put(&mut world.sessions[0], handle, FAR, before(0)).expect("room");
+    let [one, other, reader] = &mut world.sessions[..] else {
+        panic!("three sessions");
+    };
+    race(vec![
+        Box::new(|| put_both(one, handle, 1).expect("room")),
+        Box::new(|| put_both(other, handle, 2).expect("room")),
+        Box::new(|| {
+            let (mut near, mut far) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+            let pieces = &mut [
+                (NEAR * PAGE_BYTES as u64, &mut near[..]),
+                (FAR * PAGE_BYTES as u64, &mut far[..]),
+            ];
+            let read = reader.read_together(&handle, pieces, Epoch(1));
+            if read.expect("sound") {
+                assert!(near == far, "{} and {} at one moment", near[0], far[0]);
+                assert!([before(0), 1, 2].contains(&near[0]), "{}", near[0]);
+            }
+        }),
+    ]);
+    check(world, 0, |near, far| near == far && [1, 2].contains(&far));
+}
+
+const READ: Model = Model::new("a transaction beside who reads", 2);
 const BESIDE: Model = Model::new("a transaction beside another", 2);
 const DEATH: Model = Model::new("a transaction dies", 1).with_mortal(0);
 const LATE: Model = Model::new("a transaction dies before its fence", 0).with_mortal(0);
@@ -112,6 +141,15 @@ fn a_transaction_takes_turns_with_writers_of_its_pages() {
     assert!(BESIDE.check(beside_a_write).executions > 100);
     assert!(BESIDE.check(beside_its_like).executions > 100);
     finds(&[Defect::GroupNotLocked], BESIDE, beside_a_write);
+}
+
+#[test]
+fn a_transaction_is_read_whole_or_not_at_all() {
+    assert!(READ.check(beside_a_reader).executions > 1000);
+    let defects = [Defect::LocksNotLookedAt, Defect::SlotNotLookedAtAgain];
+    for defect in defects {
+        finds(&[defect], READ, beside_a_reader);
+    }
 }
 
 #[test]

@@ -270,7 +270,7 @@ fn pages(offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> {
 }
 
 /// Which legs cannot read a page, and whether the others differ.
-async fn compare_page(
+pub(super) async fn compare_page(
     state: &State,
     column: usize,
     parties: &[Party],

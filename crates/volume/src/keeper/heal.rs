@@ -5,29 +5,36 @@
 //! Nobody who goes through the kernel reads or changes the pages meanwhile: who asks for
 //! this keeps them from doing so. Other guests of the file are kept out here. No range is
 //! locked; who holds one may be waiting for this to end.
+//!
+//! What was one transaction is copied as one: were the source lost half-way, no leg would be
+//! left with half of it.
 
-use super::check::compare_chunk;
+use super::check::{compare_chunk, compare_page};
 use super::control::Control;
+use super::copy::{self, CopyError, Party, parties};
 use super::follow;
 use super::reform::lost_if_gone;
 use super::state::State;
-use crate::guests::{Guests, Place};
+use crate::guests::{Guests, Place, Wound};
 use crate::limits::HEAL_RETRY;
 use crate::ring::{Entry, Left, places_of, record_len};
 use crate::status::CheckReport;
 use crate::view::Gate;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_base::slice::{SliceReply, SliceRequest};
+use pagemesh_base::slice::{Run, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::mpsc::Sender;
 
 /// The only column of a volume that has guests.
 const COLUMN: usize = 0;
+/// Why a copy follows no more.
+const REPAIRED: &str = "a page that differed was repaired";
 
-/// Makes the legs alike in this range, as the leg has it that guests read.
-/// Its row stays active until then.
-pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sender<()>) {
+/// Makes the legs alike there, as the leg has it that guests read. The row stays active until
+/// then.
+pub(super) async fn heal(state: Rc<State>, row: usize, wound: Wound, done: Sender<()>) {
     let guests = state.hub.guests.get();
     if let Some(guests) = guests {
         guests.note_dead(row);
@@ -37,7 +44,7 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
         true => None,
         false => Some(
             state
-                .keep_living_guests_out(|file| file == place.file)
+                .keep_living_guests_out(|file| file == wound.file())
                 .await,
         ),
     };
@@ -46,7 +53,7 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
-        if state.is_over() || try_heal(&state, row, place).await {
+        if state.is_over() || try_heal(&state, row, &wound).await {
             if let Some(guests) = guests {
                 guests.forget_dead(row);
             }
@@ -58,14 +65,7 @@ pub(super) async fn heal(state: Rc<State>, row: usize, place: Place, done: Sende
     }
 }
 
-async fn try_heal(state: &State, row: usize, place: Place) -> bool {
-    let page = PAGE_BYTES as u64;
-    let start = place.offset / page * page;
-    let len = (place.offset + place.len).next_multiple_of(page) - start;
-    let (start, len) = match defect::is(Defect::HealedInPart) {
-        true => (start + page.min(len), len.saturating_sub(page)),
-        false => (start, len),
-    };
+async fn try_heal(state: &State, row: usize, wound: &Wound) -> bool {
     let epoch = state.model().epoch();
     // A leg that is lost is in-sync until that is noted, and may come back as it is.
     let Some(written) = written(state) else {
@@ -74,9 +74,11 @@ async fn try_heal(state: &State, row: usize, place: Place) -> bool {
     if !await_windows(state, &written).await {
         return false;
     }
-    let read = state.model().columns[COLUMN].sources().legs().last();
     let mut report = CheckReport::default();
-    let compared = compare_chunk(state, COLUMN, (start, len), read, &mut report).await;
+    let compared = match wound {
+        Wound::Bytes(place) => make_alike(state, (place.offset, place.len), &mut report).await,
+        Wound::Together { runs, .. } => make_alike_together(state, runs, &mut report).await,
+    };
     if let Err(cause) = &compared {
         tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
     }
@@ -90,10 +92,105 @@ async fn try_heal(state: &State, row: usize, place: Place) -> bool {
         return false;
     }
     let differed = report.pages_differing > 0;
-    match state.hub.guests.get() {
-        Some(guests) => end_claim(state, guests, (row, place), differed).await,
-        None => true,
+    match (state.hub.guests.get(), wound) {
+        (Some(guests), Wound::Bytes(place)) => {
+            end_claim(state, guests, (row, *place), differed).await
+        }
+        (Some(_), Wound::Together { .. }) => {
+            // Nothing of it is claimed.
+            if differed {
+                follow::end(state, COLUMN, REPAIRED);
+            }
+            true
+        }
+        (None, _) => true,
     }
+}
+
+/// Page by page.
+async fn make_alike(
+    state: &State,
+    (offset, len): (u64, u64),
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    let start = offset / page * page;
+    // What a dead guest said may be anything.
+    let end = (offset + len).next_multiple_of(page).min(bytes(state));
+    let len = end.saturating_sub(start);
+    let (start, len) = match defect::is(Defect::HealedInPart) {
+        true => (start + page.min(len), len.saturating_sub(page)),
+        false => (start, len),
+    };
+    let read = state.model().columns[COLUMN].sources().legs().last();
+    compare_chunk(state, COLUMN, (start, len), read, report).await
+}
+
+/// All pages or none. Where one of them is damaged on the leg that is read, or a slot on another,
+/// they cannot be copied as one.
+async fn make_alike_together(
+    state: &State,
+    runs: &[Run],
+    report: &mut CheckReport,
+) -> Result<(), String> {
+    let page = PAGE_BYTES as u64;
+    let end = bytes(state) / page;
+    let pages = runs
+        .iter()
+        .flat_map(|run| run.page.0..run.page.0 + run.count);
+    let within = pages.filter(|&page| page < end);
+    // What a dead guest said may be anything.
+    let offsets: BTreeSet<u64> = within.map(|at| at * page).collect();
+    let legs = state.model().columns[COLUMN].sources();
+    let all = parties(state, COLUMN, legs).unwrap_or_default();
+    let Some((read, others)) = all.split_last() else {
+        return Err("no leg is in-sync".into());
+    };
+    let (mut differing, mut is_damaged, mut is_read_damaged) = (0, false, false);
+    for &offset in &offsets {
+        let (damaged, differs) = compare_page(state, COLUMN, &all, offset).await?;
+        differing += u64::from(differs);
+        is_damaged |= !damaged.is_empty();
+        is_read_damaged |= damaged.has(read.leg);
+    }
+    if differing == 0 && !is_damaged {
+        return Ok(());
+    }
+    // What becomes of them page by page counts anew.
+    report.pages_differing += differing;
+    report.pages_repaired += differing;
+    if !is_read_damaged {
+        match copy_together(state, read, others, &offsets).await {
+            Ok(()) => return Ok(()),
+            Err(failure) if failure.is_damage() => {}
+            Err(CopyError { leg, error }) => {
+                lost_if_gone(state, COLUMN, leg, &error);
+                return Err(error.to_string());
+            }
+        }
+    }
+    for offset in offsets {
+        make_alike(state, (offset, page), report).await?;
+    }
+    Ok(())
+}
+
+/// As one transaction.
+async fn copy_together(
+    state: &State,
+    from: &Party,
+    to: &[Party],
+    offsets: &BTreeSet<u64>,
+) -> Result<(), CopyError> {
+    let mut parts = Vec::new();
+    for &offset in offsets {
+        parts.push(copy::read_page(state, from, offset).await?);
+    }
+    copy::transact(state, to, &parts).await
+}
+
+fn bytes(state: &State) -> u64 {
+    state.model().columns[COLUMN].bytes
 }
 
 /// Ends what a dead guest had claimed in the ring. False: it has to be tried again.
@@ -107,7 +204,7 @@ async fn end_claim(
     match ring.left_by(guests.segment.row(row)) {
         Left::Nothing if differed => {
             // It got what the others have no more, or was not told.
-            follow::end(state, COLUMN, "a page that differed was repaired");
+            follow::end(state, COLUMN, REPAIRED);
             true
         }
         Left::Nothing => true,

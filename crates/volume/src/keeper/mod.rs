@@ -25,7 +25,7 @@ mod start;
 mod state;
 
 use crate::channel::Core;
-use crate::guests::Place;
+use crate::guests::Wound;
 use crate::hub::{Hub, Member, Note, guard};
 use crate::limits::SHIP_AGE_MAX;
 use crate::status::VolumeStatus;
@@ -73,9 +73,9 @@ pub(crate) enum Event {
     Scrub(ScrubOrder),
     /// Guests are let in from now on.
     Guests,
-    /// The guest of this row died inside of an operation on these bytes; whoever has this is
-    /// told when all legs have them alike.
-    Heal(usize, Place, Sender<()>),
+    /// The guest of this row died inside of an operation; whoever has this is told when all
+    /// legs are alike there.
+    Heal(usize, Wound, Sender<()>),
     /// The volume is to be given back.
     Detach,
 }
@@ -265,8 +265,8 @@ impl Keeper {
                     let task = start::refresh(Rc::clone(&self.state), answer);
                     self.tasks.push(Box::pin(task));
                 }
-                Event::Heal(row, place, done) => {
-                    let task = heal::heal(Rc::clone(&self.state), row, place, done);
+                Event::Heal(row, wound, done) => {
+                    let task = heal::heal(Rc::clone(&self.state), row, wound, done);
                     self.tasks.push(Box::pin(task));
                 }
                 Event::Detach => {

@@ -4,12 +4,14 @@ use super::following::{FOLLOWER, PAGE_SECTORS, followed};
 use super::manager::brick;
 use super::oracle::fill;
 use super::world::{self, World};
-use crate::guests::{Guests, Place, Segment};
+use crate::guests::{Guests, Place, Segment, Wound};
 use crate::hub::guard;
 use crate::keeper::Event;
 use crate::limits::{SHIP_AGE_MAX, SHIP_CHANGES_MAX};
 use crate::ring::CLAIMING;
+use pagemesh_base::ids::PageNo;
 use pagemesh_base::layout::LegState;
+use pagemesh_base::slice::Run;
 use pagemesh_base::space::{Reply, Request};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -47,6 +49,27 @@ impl Guest {
         place
     }
 
+    /// Changes runs of pages as a whole, and gets as far as the last leg.
+    fn begin_together(&self, world: &World, runs: &[(u64, u64)], value: u64) {
+        let row = self.segment.row(self.row);
+        let file = self.row as u64;
+        let (offset, len) = (0, 0);
+        row.enter(Place { file, offset, len });
+        let run = |&(page, count)| Run {
+            page: PageNo(page),
+            count,
+        };
+        let runs: Vec<Run> = runs.iter().map(run).collect();
+        row.say_runs(&runs);
+        let layout = world.manager.layout();
+        let leg = layout.segments[0].columns[0].legs.last().expect("a leg");
+        let mut bricks = guard(&world.fabric.0);
+        let slice = bricks.slice_mut(leg.brick, leg.slice);
+        for page in runs.iter().flat_map(|it| it.page.0..it.page.0 + it.count) {
+            slice.hold(page as usize, &fill(value, PAGE_SECTORS));
+        }
+    }
+
     fn end(&self, world: &World, place: u64, page: u64, value: u64) {
         let ring = self.segment.ring();
         if ring.fill(place, page * 4096, &fill(value, PAGE_SECTORS)) {
@@ -62,9 +85,9 @@ impl Guest {
 
     /// As the mount does behind it.
     fn die(&self, world: &mut World) -> mpsc::Receiver<()> {
-        let place = self.segment.row(self.row).place().expect("inside");
+        let wound = Wound::of(self.segment.row(self.row)).expect("inside");
         let (done, told) = mpsc::channel();
-        let heal = Event::Heal(self.row, place, done);
+        let heal = Event::Heal(self.row, wound, done);
         world.client.mailbox.post(heal);
         told
     }
@@ -283,4 +306,49 @@ fn copies_that_were_all_lost_return_behind_a_dead_guest() {
     world.pass(Duration::from_secs(20));
     assert!(dead.is_healed(&mut world, &told));
     assert!(world.page(0, 1, 0) == world.page(0, 0, 0));
+}
+
+/// A guest died amid pages that change as a whole, and the leg that has all of them is lost at
+/// each step of making the other one like it.
+#[test]
+fn what_a_dead_guest_changed_as_a_whole_is_copied_as_a_whole() {
+    let mut seen = [false; 2];
+    for steps in 0..80 {
+        let mut world = World::mirror(2);
+        world.write(0, 5 * 4096, 1);
+        let dead = Guest::of(&world, 3);
+        let pages = [0, 2, 3];
+        dead.begin_together(&world, &[(0, 1), (2, 2)], 2);
+        let told = dead.die(&mut world);
+        world.steps(steps);
+        world.kill(1);
+        world.pass(Duration::from_secs(20));
+        let new = fill(2, PAGE_SECTORS);
+        let changed = pages.map(|page| world.page(0, 0, page) == new);
+        assert!(changed == [changed[0]; 3], "{changed:?} after {steps}");
+        seen[usize::from(changed[0])] = true;
+        world.restart(1);
+        assert!(dead.is_healed(&mut world, &told));
+        world.heals();
+    }
+    assert_eq!(seen, [true; 2], "before and behind it");
+}
+
+/// The same where the leg that has all of them is damaged, or the other one is.
+#[test]
+fn what_a_dead_guest_changed_as_a_whole_is_copied_beside_damage() {
+    for damaged in [0, 1] {
+        let mut world = World::mirror(2);
+        world.write(0, 5 * 4096, 1);
+        let dead = Guest::of(&world, 3);
+        dead.begin_together(&world, &[(0, 1), (2, 2)], 2);
+        let leg = world.manager.layout().segments[0].columns[0].legs[damaged].clone();
+        guard(&world.fabric.0)
+            .slice_mut(leg.brick, leg.slice)
+            .spoil(2);
+        let told = dead.die(&mut world);
+        assert!(dead.is_healed(&mut world, &told));
+        world.legs_are_equal();
+        world.holds(0, 4096, 2);
+    }
 }

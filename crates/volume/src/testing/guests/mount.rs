@@ -1,7 +1,7 @@
 //! What a mount does beside its guests, and behind them.
 
 use super::{ASKS_MAX, Life, segment_of};
-use crate::guests::Place;
+use crate::guests::{Place, Wound};
 use crate::hub::guard;
 use crate::keeper::{CheckJob, Event};
 use crate::testing::oracle::{SECTOR, fill};
@@ -43,7 +43,7 @@ impl Life {
         let dead = &mut self.dead[at];
         let Some(healed) = &dead.healed else {
             let (done, told) = mpsc::channel();
-            let heal = Event::Heal(dead.row, dead.place, done);
+            let heal = Event::Heal(dead.row, Wound::Bytes(dead.place), done);
             self.client.mailbox.post(heal);
             dead.healed = Some(told);
             return;

@@ -1,0 +1,98 @@
+//! What single calls cost: some kinds of them, one at a time, by one thread.
+//!
+//! Rounds alternate between the kinds, so that what else the machine does meets all alike.
+
+use crate::error::BenchError;
+use crate::load::thread_cpu;
+use crate::report::{Cell, Report};
+use crate::session::check_rounds;
+use crate::stats::median;
+use serde_json::json;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Calls between two looks at the clock.
+const BATCH: u64 = 256;
+
+/// A kind of call.
+pub struct Call<'c> {
+    /// What it does.
+    pub name: &'static str,
+    /// Does it, the time of this number.
+    pub run: Box<dyn FnMut(u64) -> io::Result<()> + 'c>,
+}
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Alternating rounds.
+    pub rounds: usize,
+    /// Of each kind in a round.
+    pub runtime: Duration,
+    /// The pools' durability class.
+    pub class: String,
+    /// What is called.
+    pub title: String,
+}
+
+/// What a kind gave, by round.
+#[derive(Default)]
+struct Figures {
+    wall_ns: Vec<f64>,
+    cpu_ns: Vec<f64>,
+}
+
+/// Measures; see the module.
+///
+/// # Errors
+/// When an option makes no sense or a call fails.
+pub fn run_calls(calls: &mut [Call<'_>], options: &Options) -> Result<Report, BenchError> {
+    check_rounds(options.rounds)?;
+    let mut figures: Vec<Figures> = calls.iter().map(|_| Figures::default()).collect();
+    // One round that does not count: it maps what is mapped on first use.
+    for round in 0..=options.rounds {
+        for (call, figures) in calls.iter_mut().zip(&mut figures) {
+            let (wall, cpu) = time(call, options.runtime)?;
+            if round > 0 {
+                figures.wall_ns.push(wall);
+                figures.cpu_ns.push(cpu);
+            }
+        }
+    }
+    let columns = [("call", ""), ("wall", "ns/call"), ("CPU", "ns/call")];
+    let mut report = Report::new("native", &options.title, &options.class, &columns);
+    for (call, figures) in calls.iter().zip(&figures) {
+        let row: Vec<Cell> = vec![
+            call.name.into(),
+            median(&figures.wall_ns).into(),
+            median(&figures.cpu_ns).into(),
+        ];
+        report.push(row);
+    }
+    report.note(format!(
+        "medians of {} alternating rounds of {:?} each after one that does not count; one thread, \
+         random places",
+        options.rounds, options.runtime
+    ));
+    let raw = calls.iter().zip(&figures).map(|(call, figures)| {
+        let figures = json!({"wall_ns": figures.wall_ns, "cpu_ns": figures.cpu_ns});
+        (call.name.to_owned(), figures)
+    });
+    report.raw = serde_json::Value::Object(raw.collect());
+    Ok(report)
+}
+
+/// Nanoseconds of one call, by the clock and of this thread's processor.
+fn time(call: &mut Call<'_>, runtime: Duration) -> Result<(f64, f64), BenchError> {
+    let (cpu, began) = (thread_cpu(), Instant::now());
+    let mut count = 0;
+    while began.elapsed() < runtime {
+        for _ in 0..BATCH {
+            (call.run)(count).map_err(BenchError::system(call.name))?;
+            count += 1;
+        }
+    }
+    let (wall, cpu) = (began.elapsed(), thread_cpu().saturating_sub(cpu));
+    let per_call = |time: Duration| time.as_nanos() as f64 / count as f64;
+    Ok((per_call(wall), per_call(cpu)))
+}

@@ -1,0 +1,355 @@
+//! What C calls: `include/pagemesh.h`, which says what each function promises.
+//!
+//! Invariants: nothing but `pm_*` is exported; a panic ends the process at its boundary, and
+//! does not unwind into C.
+
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use crate::file::{File, Part};
+use crate::guard::Guard;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::slice;
+
+const ABI_VERSION: c_int = 1;
+/// What of `open(2)` makes sense for a file with offsets.
+const FLAGS: c_int = libc::O_ACCMODE
+    | libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_TRUNC
+    | libc::O_NOFOLLOW
+    | libc::O_CLOEXEC;
+
+/// As in the header.
+#[repr(C)]
+pub struct CPart {
+    offset: u64,
+    data: *const c_void,
+    len: usize,
+}
+
+/// As in the header.
+#[repr(C)]
+pub struct CSlice {
+    data: *const c_void,
+    len: usize,
+}
+
+/// A guard, and what it shows as C gets it.
+pub struct CGuard {
+    guard: Guard<'static>,
+    slices: Vec<CSlice>,
+}
+
+thread_local! {
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// The end of a call, as C gets it.
+fn told<T>(result: Result<T, Error>, value: impl FnOnce(T) -> i64) -> i64 {
+    match result {
+        Ok(done) => value(done),
+        Err(error) => {
+            let text = CString::new(error.to_string()).unwrap_or_default();
+            MESSAGE.set(text);
+            -i64::from(error.errno())
+        }
+    }
+}
+
+fn done(result: Result<(), Error>) -> c_int {
+    told(result, |()| 0) as c_int
+}
+
+/// # Safety
+/// Null, or of a living one.
+unsafe fn referred<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
+    // SAFETY: as the caller promised.
+    unsafe { pointer.as_ref() }.ok_or(Error::Invalid("an argument is NULL"))
+}
+
+/// # Safety
+/// Null, or so many that can be read as long as this is used.
+unsafe fn many<'a, T>(first: *const T, count: usize) -> Result<&'a [T], Error> {
+    check_len(first.is_null(), count.saturating_mul(size_of::<T>()))?;
+    match count {
+        0 => Ok(&[]),
+        // SAFETY: as the caller promised.
+        _ => Ok(unsafe { slice::from_raw_parts(first, count) }),
+    }
+}
+
+fn check_len(is_null: bool, bytes: usize) -> Result<(), Error> {
+    match (is_null, bytes) {
+        (true, 1..) => Err(Error::Invalid("a buffer is NULL")),
+        (_, bytes) if isize::try_from(bytes).is_err() => {
+            Err(Error::Invalid("a buffer is longer than all memory"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn pm_abi_version() -> c_int {
+    ABI_VERSION
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn pm_message() -> *const c_char {
+    MESSAGE.with_borrow(|message| message.as_ptr())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_open(
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+    file: *mut *mut File,
+) -> c_int {
+    // SAFETY: as the caller promised.
+    done(unsafe { open(path, flags, mode, file) })
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn open(
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+    file: *mut *mut File,
+) -> Result<(), Error> {
+    if path.is_null() || file.is_null() {
+        return Err(Error::Invalid("an argument is NULL"));
+    }
+    if flags & !FLAGS != 0 {
+        return Err(Error::Invalid(
+            "a flag to open with is not one of those that are",
+        ));
+    }
+    // SAFETY: a string of the caller's. What it names is looked at by the kernel.
+    let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC, mode) };
+    if descriptor < 0 {
+        return Err(Error::last("open the file"));
+    }
+    // SAFETY: it was just opened, and nobody else has it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    let opened = Box::new(File::new(fs::File::from(descriptor))?);
+    // SAFETY: the caller's own place.
+    unsafe { file.write(Box::into_raw(opened)) };
+    Ok(())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_close(file: *mut File) {
+    if !file.is_null() {
+        // SAFETY: it came from `pm_open`, and is given back once.
+        drop(unsafe { Box::from_raw(file) });
+    }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_descriptor(file: *const File) -> c_int {
+    // SAFETY: as the caller promised.
+    let file = unsafe { referred(file) };
+    told(file.map(AsRawFd::as_raw_fd), i64::from) as c_int
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_is_direct(file: *const File) -> c_int {
+    // SAFETY: as the caller promised.
+    let file = unsafe { referred(file) };
+    told(file.map(File::is_direct), i64::from) as c_int
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_size(file: *const File) -> i64 {
+    // SAFETY: as the caller promised.
+    let file = unsafe { referred(file) };
+    // The kernel has no longer ones.
+    told(file.and_then(File::size), |bytes| bytes as i64)
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_set_size(file: *mut File, bytes: u64) -> c_int {
+    // SAFETY: as the caller promised.
+    let file = unsafe { referred(file) };
+    done(file.and_then(|file| file.set_size(bytes)))
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_read(
+    file: *const File,
+    into: *mut c_void,
+    len: usize,
+    offset: u64,
+) -> i64 {
+    let read = || {
+        // SAFETY: as the caller promised.
+        let file = unsafe { referred(file) }?;
+        check_len(into.is_null(), len)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        // SAFETY: a buffer of the caller's, which nobody else uses meanwhile.
+        let into = unsafe { slice::from_raw_parts_mut(into.cast(), len) };
+        file.read_at(into, offset)
+    };
+    told(read(), |bytes| bytes as i64)
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_write(
+    file: *mut File,
+    data: *const c_void,
+    len: usize,
+    offset: u64,
+) -> c_int {
+    let write = || {
+        // SAFETY: as the caller promised.
+        let (file, data) = unsafe { (referred(file)?, many(data.cast(), len)?) };
+        file.write_all_at(data, offset)
+    };
+    done(write())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_write_atomic(
+    file: *mut File,
+    parts: *const CPart,
+    count: usize,
+) -> c_int {
+    let write = || {
+        // SAFETY: as the caller promised.
+        let (file, parts) = unsafe { (referred(file)?, many(parts, count)?) };
+        let part = |part: &CPart| {
+            // SAFETY: as the caller promised.
+            let data = unsafe { many(part.data.cast(), part.len) };
+            Ok(Part::new(part.offset, data?))
+        };
+        let parts: Result<Vec<Part<'_>>, Error> = parts.iter().map(part).collect();
+        file.write_atomic(&parts?)
+    };
+    done(write())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_persist(file: *mut File) -> c_int {
+    // SAFETY: as the caller promised.
+    let file = unsafe { referred(file) };
+    done(file.and_then(File::persist))
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_guard_begin(
+    file: *const File,
+    offset: u64,
+    len: usize,
+    guard: *mut *mut CGuard,
+) -> c_int {
+    let begin = || {
+        if guard.is_null() {
+            return Err(Error::Invalid("an argument is NULL"));
+        }
+        // SAFETY: as the caller promised, until the guard has ended.
+        let shown = unsafe { referred::<'static, File>(file) }?.guard(offset, len)?;
+        let slices = shown.slices();
+        let slices = slices.iter().map(|slice| CSlice {
+            data: slice.as_ptr().cast(),
+            len: slice.len(),
+        });
+        let slices = slices.collect();
+        let begun = Box::new(CGuard {
+            guard: shown,
+            slices,
+        });
+        // SAFETY: the caller's own place.
+        unsafe { guard.write(Box::into_raw(begun)) };
+        Ok(())
+    };
+    done(begin())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_guard_slices(
+    guard: *const CGuard,
+    slices: *mut *const CSlice,
+) -> usize {
+    // SAFETY: as the caller promised.
+    match unsafe { referred(guard) } {
+        Ok(guard) if !slices.is_null() => {
+            // SAFETY: the caller's own place.
+            unsafe { slices.write(guard.slices.as_ptr()) };
+            guard.slices.len()
+        }
+        _ => 0,
+    }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_guard_valid(guard: *const CGuard) -> c_int {
+    // SAFETY: as the caller promised.
+    let guard = unsafe { referred(guard) };
+    told(guard.map(|it| it.guard.is_valid()), i64::from) as c_int
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pm_guard_end(guard: *mut CGuard) -> c_int {
+    if guard.is_null() {
+        return 0;
+    }
+    // SAFETY: it came from `pm_guard_begin`, and is given back once.
+    let ended = unsafe { Box::from_raw(guard) };
+    done(ended.guard.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_says_the_same_numbers() {
+        let header = include_str!("../include/pagemesh.h");
+        let check = |name: &str, number: usize| {
+            let line = format!("#define {name} {number}\n");
+            assert!(header.contains(&line), "{line}");
+        };
+        check("PM_ABI_VERSION", ABI_VERSION as usize);
+        check("PM_PAGE_BYTES", crate::PAGE_BYTES);
+        check("PM_ATOMIC_PAGES_MAX", crate::ATOMIC_PAGES_MAX);
+        check("PM_GUARD_PAGES_MAX", crate::GUARD_PAGES_MAX);
+        check("PM_GUARDS_MAX", crate::GUARDS_MAX);
+    }
+}

@@ -1,0 +1,352 @@
+//! A file: the direct path where it is open, the descriptor where not.
+//!
+//! Invariants: what the path does is durable when it is confirmed, as the pool's class
+//! says; what the descriptor did is synced by [`File::persist`].
+
+use crate::error::Error;
+use crate::guard::Guard;
+use crate::process::{self, Inside};
+use pagemesh_direct::guest::{self, File as Direct};
+use std::fs;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Pages that [`File::write_atomic`] changes, and that a read shows as of one moment.
+pub const ATOMIC_PAGES_MAX: usize = pagemesh_fs::TOGETHER_PAGES_MAX as usize;
+/// Bytes of as many whole pages.
+pub const ATOMIC_BYTES_MAX: usize = ATOMIC_PAGES_MAX * crate::PAGE_BYTES;
+/// Bytes that are read or written at once: the most that the path takes, and a request
+/// of the kernel to the mount.
+const STEP_BYTES: usize = 1 << 20;
+
+/// How a file is opened: as with [`std::fs::OpenOptions`].
+pub type OpenOptions = fs::OpenOptions;
+
+/// A part of what is written as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'b> {
+    offset: u64,
+    data: &'b [u8],
+}
+
+impl<'b> Part<'b> {
+    /// These bytes from this one on.
+    #[must_use]
+    pub fn new(offset: u64, data: &'b [u8]) -> Part<'b> {
+        Part { offset, data }
+    }
+}
+
+/// A regular file, on a mount or not.
+pub struct File {
+    file: fs::File,
+    device: u64,
+    ino: u64,
+    /// None: nothing but the descriptor serves it. Not dropped in a child of fork, where it
+    /// is the parent's.
+    direct: ManuallyDrop<Option<Direct>>,
+    /// In which process it was opened.
+    generation: u64,
+    can_read: bool,
+    can_write: bool,
+    /// Whether the descriptor has written what was not synced since.
+    is_unsynced: AtomicBool,
+}
+
+impl File {
+    /// Opens a file that is there, to be read and written.
+    ///
+    /// # Errors
+    /// As [`File::new`], and what the system says.
+    pub fn open(path: impl AsRef<Path>) -> Result<File, Error> {
+        let mut options = OpenOptions::new();
+        let opened = options.read(true).write(true).open(path);
+        File::new(opened.map_err(Error::system("open the file"))?)
+    }
+
+    /// Takes an open file, not one to append to. Where its mount lets this process in, it
+    /// will be on the direct path.
+    ///
+    /// # Errors
+    /// When it is not a regular file, or is open to append.
+    pub fn new(file: fs::File) -> Result<File, Error> {
+        let found = file.metadata().map_err(Error::system("look at the file"))?;
+        if !found.is_file() {
+            return Err(Error::Invalid("it is not a regular file"));
+        }
+        let flags = process::status_flags(file.as_raw_fd());
+        let flags = flags.ok_or_else(|| Error::last("look at the descriptor"))?;
+        if flags & libc::O_APPEND != 0 {
+            return Err(Error::Invalid(
+                "it is open to append, and so has no offsets",
+            ));
+        }
+        if flags & libc::O_PATH != 0 {
+            return Err(Error::Invalid("it is open as a name only"));
+        }
+        let access = flags & libc::O_ACCMODE;
+        let (device, ino) = (found.dev(), found.ino());
+        let direct = process::guest().and_then(|guest| guest.open(device, ino));
+        Ok(File {
+            device,
+            ino,
+            direct: ManuallyDrop::new(direct),
+            generation: process::generation(),
+            can_read: access != libc::O_WRONLY,
+            can_write: access != libc::O_RDONLY,
+            is_unsynced: AtomicBool::new(false),
+            file,
+        })
+    }
+
+    /// Its way past the kernel. None in a child of the process that opened it.
+    #[inline]
+    fn direct(&self) -> Option<&Direct> {
+        let is_own = self.generation == process::generation();
+        self.direct.as_ref().filter(|_| is_own)
+    }
+
+    /// Whether it is on a mount that this process is a guest of. A call may go by the
+    /// descriptor nevertheless.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct().is_some_and(Direct::is_open)
+    }
+
+    /// Bytes of it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn size(&self) -> Result<u64, Error> {
+        let found = self
+            .file
+            .metadata()
+            .map_err(Error::system("ask for the size"))?;
+        Ok(found.len())
+    }
+
+    /// Cuts it, or makes it longer by a hole.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
+        self.is_unsynced.store(true, Ordering::Release);
+        self.file
+            .set_len(bytes)
+            .map_err(Error::system("set the size"))
+    }
+
+    /// Reads bytes, fewer only at the end. Pages are read one by one, each as a whole; up to
+    /// [`ATOMIC_PAGES_MAX`] of them at one moment, as far as [`File::write_atomic`] goes.
+    ///
+    /// # Errors
+    /// What the system says: `EIO` when every copy of a page is damaged.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Error> {
+        if !self.can_read {
+            return Err(bad_descriptor("read"));
+        }
+        // The path reads what the mount's file is; the kernel asks for less of it.
+        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        let mut done = 0;
+        while done < into.len() {
+            let end = into.len().min(done + STEP_BYTES);
+            let (part, at) = (&mut into[done..end], offset.saturating_add(done as u64));
+            let read = match self.direct().and_then(|direct| direct.read(part, at, true)) {
+                Some(read) => read,
+                None => retried(|| self.file.read_at(part, at)).map_err(Error::system("read"))?,
+            };
+            done += read;
+            if read == 0 {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads exactly so many bytes.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; that the file ends before.
+    pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> Result<(), Error> {
+        match self.read_at(into, offset)? == into.len() {
+            true => Ok(()),
+            false => Err(Error::system("read")(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    /// Writes all bytes; the file gets longer if need be. Each page changes as a whole.
+    ///
+    /// # Errors
+    /// What the system says; what came before the failing page may be there.
+    pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
+        self.check_writable()?;
+        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| i64::try_from(end).is_err()) {
+            return Err(Error::Invalid("no file is so long"));
+        }
+        let mut done = 0;
+        for part in data.chunks(STEP_BYTES) {
+            let at = offset + done;
+            let written = self
+                .direct()
+                .and_then(|direct| direct.write(part, at, true));
+            if written != Some(part.len()) {
+                self.is_unsynced.store(true, Ordering::Release);
+                self.file
+                    .write_all_at(part, at)
+                    .map_err(Error::system("write"))?;
+            }
+            done += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Overwrites parts of the file, all of them or none: for everybody who reads at most
+    /// [`ATOMIC_PAGES_MAX`] pages in one call, and after the crash of everything. It is as
+    /// durable as the pools are when it returns. Parts lie within the file, in at most
+    /// [`ATOMIC_PAGES_MAX`] pages, and do not overlap; whole pages are faster.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::NotAtomic`] with nothing changed,
+    /// [`Error::Undecided`], and what the mount says, with all or nothing changed.
+    pub fn write_atomic(&self, parts: &[Part<'_>]) -> Result<(), Error> {
+        self.check_writable()?;
+        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        check_parts(parts)?;
+        let pairs = parts.iter().map(|part| (part.offset, part.data));
+        let mut pairs: Vec<(u64, &[u8])> = pairs.filter(|(_, data)| !data.is_empty()).collect();
+        pairs.sort_unstable_by_key(|&(offset, _)| offset);
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let written = self
+            .direct()
+            .and_then(|direct| direct.write_together(&pairs));
+        if written.is_some() {
+            return Ok(());
+        }
+        guest::write_by_mount(self.device, self.ino, &pairs).map_err(|cause| {
+            match cause.raw_os_error() {
+                Some(libc::EOPNOTSUPP) => Error::NotAtomic,
+                Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
+                Some(libc::EIO) => Error::Undecided,
+                _ => Error::system("write parts as a whole")(cause),
+            }
+        })
+    }
+
+    /// Returns when all that was written through this is on all copies, and as durable as
+    /// the pools are: what went by the direct path is already, but for a copy that follows.
+    ///
+    /// # Errors
+    /// What the system says; what was written before may be lost then.
+    pub fn persist(&self) -> Result<(), Error> {
+        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        let is_followed = self.direct().is_some_and(Direct::is_followed);
+        if !self.is_unsynced.swap(false, Ordering::AcqRel) && !is_followed {
+            return Ok(());
+        }
+        let synced = self.file.sync_data();
+        synced.map_err(|cause| {
+            self.is_unsynced.store(true, Ordering::Release);
+            Error::system("sync the file")(cause)
+        })
+    }
+
+    /// Shows bytes as they are at one moment, fewer at the end of the file: where they lie
+    /// in the pool, if that can be had, else a copy. At most [`crate::GUARD_PAGES_MAX`]
+    /// pages.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; [`Error::Invalid`] for too many pages,
+    /// [`Error::TooManyGuards`].
+    pub fn guard(&self, offset: u64, len: usize) -> Result<Guard<'_>, Error> {
+        if !self.can_read {
+            return Err(bad_descriptor("read"));
+        }
+        let within = offset as usize % crate::PAGE_BYTES;
+        let pages = within.saturating_add(len).div_ceil(crate::PAGE_BYTES);
+        if pages > crate::GUARD_PAGES_MAX {
+            return Err(Error::Invalid("a guard has 48 pages at most"));
+        }
+        let shown = {
+            let _inside = Inside::enter().ok_or(Error::Inside)?;
+            self.direct().and_then(|direct| direct.show(offset, len))
+        };
+        match shown {
+            Some(shown) => Guard::shown(shown),
+            None => {
+                let mut bytes = vec![0; len];
+                let read = self.read_at(&mut bytes, offset)?;
+                bytes.truncate(read);
+                Guard::copied(bytes)
+            }
+        }
+    }
+
+    fn check_writable(&self) -> Result<(), Error> {
+        match self.can_write {
+            true => Ok(()),
+            false => Err(bad_descriptor("write")),
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if self.generation == process::generation() {
+            drop(self.direct.take());
+        }
+    }
+}
+
+fn bad_descriptor(action: &'static str) -> Error {
+    Error::system(action)(io::Error::from_raw_os_error(libc::EBADF))
+}
+
+/// Asks again if a signal came.
+fn retried<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match run() {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+fn check_parts(parts: &[Part<'_>]) -> Result<(), Error> {
+    let page = crate::PAGE_BYTES as u64;
+    let mut ranges = Vec::with_capacity(parts.len().min(ATOMIC_PAGES_MAX));
+    let mut pages = 0u64;
+    for part in parts.iter().filter(|part| !part.data.is_empty()) {
+        let end = part.offset.checked_add(part.data.len() as u64);
+        let end = end.ok_or(Error::Invalid("no file is so long"))?;
+        pages = pages.saturating_add(end.div_ceil(page) - part.offset / page);
+        if pages > ATOMIC_PAGES_MAX as u64 {
+            return Err(Error::Invalid("parts have more than 48 pages; split them"));
+        }
+        ranges.push(part.offset..end);
+    }
+    ranges.sort_unstable_by_key(|range| range.start);
+    match ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
+        true => Err(Error::Invalid("parts overlap")),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,99 @@
+//! This process, and those that are forked from it.
+//!
+//! Invariants: a child never uses what its parent's threads may have been changing, nor the
+//! parent's connections, whose ends it would hide from bricks and mounts; it closes them
+//! before anything else. No thread is inside twice.
+
+#![allow(unsafe_code)]
+
+use pagemesh_direct::guest::Guest;
+use pagemesh_direct::owned;
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU64};
+
+/// Made for the first file on a mount, and never freed.
+static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
+/// Forks that lead to this process.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+static WATCHED: Once = Once::new();
+
+/// The guest that this process is; none where forks cannot be heard of.
+pub(crate) fn guest() -> Option<&'static Guest> {
+    WATCHED.call_once(|| {
+        // SAFETY: the handler is a function that lives as long as the process: a library
+        // with threads of its own is not unloaded.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } == 0 {
+            renew();
+        }
+    });
+    // SAFETY: null, or from a box that is never freed.
+    unsafe { GUEST.load(Acquire).as_ref() }
+}
+
+fn renew() {
+    GUEST.store(Box::into_raw(Box::new(Guest::new(masked))), Release);
+}
+
+/// How a descriptor was opened, and what of that was set since.
+pub(crate) fn status_flags(descriptor: RawFd) -> Option<i32> {
+    // SAFETY: it looks at a descriptor, and at no memory.
+    let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+    (flags >= 0).then_some(flags)
+}
+
+/// Which process it is, of those that share a file.
+pub(crate) fn generation() -> u64 {
+    FORKS.load(Relaxed)
+}
+
+/// The mappings are not here. What the parent's threads may be changing is left as it is,
+/// for ever.
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, AcqRel);
+    INSIDE.set(false);
+    for descriptor in owned::all() {
+        // SAFETY: it is this library's, which nobody in the child uses.
+        unsafe { libc::close(descriptor) };
+    }
+    owned::forget();
+    // The C library sees to its allocator around a fork.
+    renew();
+}
+
+/// Threads that are started meanwhile get none of the program's signals.
+fn masked(run: &mut dyn FnMut()) {
+    // SAFETY: all zeroes is a valid set, and both are of this thread's stack.
+    let before = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
+        before
+    };
+    run();
+    // SAFETY: as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+}
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A thread that is inside of a call.
+pub(crate) struct Inside(());
+
+impl Inside {
+    /// None: its thread is already, and this is a signal handler.
+    pub(crate) fn enter() -> Option<Inside> {
+        (!INSIDE.replace(true)).then_some(Inside(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}

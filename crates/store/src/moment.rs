@@ -1,0 +1,270 @@
+//! Several pages as they were at one moment, without taking locks.
+//!
+//! A transaction holds the lock words of all its pages from before the first slot is
+//! swapped until after the last. So slots whose words nobody held after they were loaded, and
+//! that are the same once their pages were copied, are those of one moment in between.
+//!
+//! Invariants: nothing is shown that its checksum does not match; whoever reads holds up
+//! nobody, and gives up where others never pause. A [`Moment`] that is still the same was
+//! the same all the time: the frame of a page is used again only behind a swap of its slot,
+//! each swap is counted by the slot's generation and takes a seq, and a moment is over
+//! before as many seqs were taken as generations are told apart.
+
+use crate::control::Range;
+use crate::defect::{self, Defect};
+use crate::session::Session;
+use crate::slot::Slot;
+use crate::view::{Handle, StoreError, View, damaged_page, frame_at};
+use crate::wait;
+use arrayvec::ArrayVec;
+use pagemesh_base::checksum::crc32c;
+use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
+use pagemesh_base::space::TRANSACTION_PAGES_MAX;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::Media;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+
+/// Pages of one moment: as many as change as a whole.
+pub const MOMENT_PAGES_MAX: usize = TRANSACTION_PAGES_MAX as usize;
+/// Changes of the pool after which a moment is over: a slot's generation tells 4095
+/// swaps apart, and each takes a seq of its own.
+pub const MOMENT_CHANGES_MAX: u64 = 4000;
+/// Looks at pages that others are changing: some tens of microseconds, in which a
+/// transaction ends unless its thread lost its processor.
+const TRIES_MAX: u32 = 300;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A page and its slot.
+#[derive(Clone, Copy)]
+struct Found {
+    page: PageNo,
+    at: usize,
+    bits: u64,
+    frame: FrameNo,
+}
+
+type AllFound = ArrayVec<Found, MOMENT_PAGES_MAX>;
+
+/// Bytes of an object, and where they go.
+pub type Piece<'b> = (u64, &'b mut [u8]);
+
+/// Pages at one moment, in the order of the ranges that were asked for.
+pub struct Moment<M> {
+    /// Not counted: the pool must be let go of when its owner is gone.
+    view: Weak<View<M>>,
+    seq: u64,
+    found: AllFound,
+}
+
+impl<M: Media> Moment<M> {
+    /// Where each page lies in the pool, first byte.
+    pub fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        self.found.iter().map(|found| frame_at(found.frame))
+    }
+
+    /// Whether all bytes there were the same from the moment on until now.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        // Whoever asks has read them: those loads come before these.
+        fence(Ordering::Acquire);
+        let Some(view) = self.view.upgrade() else {
+            return false;
+        };
+        let changes = view.control.seq().load(Ordering::Acquire) - self.seq;
+        !view.is_gone() && changes <= MOMENT_CHANGES_MAX && is_same(&view, &self.found)
+    }
+}
+
+fn is_same<M: Media>(view: &View<M>, found: &AllFound) -> bool {
+    let mut found = found.iter();
+    found.all(|found| view.meta.load(found.at) == found.bits)
+        || defect::is(Defect::SlotNotLookedAtAgain)
+}
+
+/// Pages that a range touches.
+fn pages(offset: u64, len: u64) -> std::ops::Range<u64> {
+    offset / PAGE..(offset + len).div_ceil(PAGE)
+}
+
+impl<M: Media> Session<M> {
+    /// Reads bytes of several places as they were at one moment, each page checked
+    /// against its checksum. False, with anything in the buffers: there are too many
+    /// pages, or holes among them, or others change them all the time.
+    ///
+    /// # Errors
+    /// As [`Session::read`].
+    pub fn read_together(
+        &mut self,
+        handle: &Handle,
+        pieces: &mut [Piece<'_>],
+        epoch: Epoch,
+    ) -> Result<bool, StoreError> {
+        let ranges = pieces.iter().map(|(offset, into)| (*offset, into.len()));
+        let ranges: ArrayVec<(u64, u64), MOMENT_PAGES_MAX> = ranges
+            .take(MOMENT_PAGES_MAX)
+            .map(|(offset, len)| (offset, len as u64))
+            .collect();
+        if ranges.len() < pieces.len() {
+            return Ok(false);
+        }
+        let mut found = AllFound::new();
+        self.at_once(handle, &ranges, epoch, &mut found, |view, found| {
+            let mut found = found.iter();
+            for (offset, into) in &mut *pieces {
+                copy_piece(view, &mut found, *offset, into)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Finds whole pages as they are at one moment, and checks them. None: as
+    /// [`Session::read_together`].
+    ///
+    /// # Errors
+    /// As [`Session::read`].
+    pub fn moment(
+        &mut self,
+        handle: &Handle,
+        ranges: &[(u64, u64)],
+        epoch: Epoch,
+    ) -> Result<Option<Box<Moment<M>>>, StoreError> {
+        let mut whole = [0; PAGE_BYTES];
+        let mut moment = Box::new(Moment {
+            view: Arc::downgrade(&self.view),
+            // Before any slot is loaded.
+            seq: self.view.control.seq().load(Ordering::Acquire),
+            found: AllFound::new(),
+        });
+        let is_found = self.at_once(handle, ranges, epoch, &mut moment.found, |view, found| {
+            let mut found = found.iter();
+            found.try_for_each(|found| copy_page(view, found, &mut whole))
+        })?;
+        Ok(is_found.then_some(moment))
+    }
+
+    /// Copies pages until they are those of one moment. False: there is none.
+    fn at_once(
+        &mut self,
+        handle: &Handle,
+        ranges: &[(u64, u64)],
+        epoch: Epoch,
+        found: &mut AllFound,
+        mut copy: impl FnMut(&View<M>, &AllFound) -> Result<(), StoreError>,
+    ) -> Result<bool, StoreError> {
+        for &(offset, len) in ranges {
+            self.view.check_range(handle, offset, len)?;
+        }
+        let touched = ranges.iter().map(|&(offset, len)| {
+            let pages = pages(offset, len);
+            pages.end - pages.start
+        });
+        if touched.sum::<u64>() > MOMENT_PAGES_MAX as u64 {
+            return Ok(false);
+        }
+        self.within(handle, epoch, |session| {
+            for _ in 0..TRIES_MAX {
+                if !session.find(handle, ranges, found)? {
+                    return Ok(false);
+                }
+                // Behind the loads of the slots.
+                if !session.is_free(handle, ranges) {
+                    wait::pause();
+                    continue;
+                }
+                let copied = copy(&session.view, found);
+                // The slots must not be loaded again before the copy.
+                fence(Ordering::Acquire);
+                if is_same(&session.view, found) {
+                    return copied.map(|()| true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// The slots of all pages; false: one is a hole.
+    fn find(
+        &mut self,
+        handle: &Handle,
+        ranges: &[(u64, u64)],
+        all: &mut AllFound,
+    ) -> Result<bool, StoreError> {
+        all.clear();
+        for &(offset, len) in ranges {
+            for page in pages(offset, len).map(PageNo) {
+                let Some(at) = self.slot_at(handle, page)? else {
+                    return Ok(false);
+                };
+                let slot: Slot = self.view.slot(at, page)?;
+                let Some(frame) = slot.frame() else {
+                    return Ok(false);
+                };
+                let bits = slot.encode();
+                all.push(Found {
+                    page,
+                    at,
+                    bits,
+                    frame,
+                });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether nobody holds a lock word of these pages.
+    fn is_free(&self, handle: &Handle, ranges: &[(u64, u64)]) -> bool {
+        if defect::is(Defect::LocksNotLookedAt) {
+            return true;
+        }
+        ranges.iter().all(|&(offset, len)| {
+            let pages = pages(offset, len);
+            let count = pages.end - pages.start;
+            let words = Range::of(handle.object, PageNo(pages.start), count.max(1));
+            self.view.control.is_free(&words)
+        })
+    }
+}
+
+fn copy_page<M: Media>(
+    view: &View<M>,
+    found: &Found,
+    into: &mut [u8; PAGE_BYTES],
+) -> Result<(), StoreError> {
+    let entry_at = view.geometry.frame_entry_at(found.frame);
+    let expected = view.meta.load(entry_at) as u32;
+    view.data.read(frame_at(found.frame), into);
+    match crc32c(into) == expected {
+        true => Ok(()),
+        false => {
+            // Before the slot is looked at again, as in every read.
+            view.note_unreadable(found.frame);
+            Err(damaged_page(found.page))
+        }
+    }
+}
+
+fn copy_piece<'f, M: Media>(
+    view: &View<M>,
+    found: &mut impl Iterator<Item = &'f Found>,
+    offset: u64,
+    into: &mut [u8],
+) -> Result<(), StoreError> {
+    let mut within = (offset % PAGE) as usize;
+    let mut rest = into;
+    while !rest.is_empty() {
+        let found = found.next().expect("one for each page");
+        let count = rest.len().min(PAGE_BYTES - within);
+        let (part, after) = rest.split_at_mut(count);
+        match <&mut [u8; PAGE_BYTES]>::try_from(&mut *part) {
+            Ok(whole) => copy_page(view, found, whole)?,
+            Err(_) => {
+                let mut whole = [0; PAGE_BYTES];
+                copy_page(view, found, &mut whole)?;
+                part.copy_from_slice(&whole[within..within + count]);
+            }
+        }
+        (within, rest) = (0, after);
+    }
+    Ok(())
+}
