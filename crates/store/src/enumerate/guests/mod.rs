@@ -556,7 +556,6 @@ const DEFECTS: [(Defect, &str); 5] = [
     (Defect::NumberedFirst, "numbers are in the order of slots"),
     (Defect::UnlockBeforeShown, "the store's own assertions"),
     (Defect::LastLegFirst, "what guests read is on all legs"),
-    (Defect::SettledByNewest, "legs are equal"),
     (Defect::NoCommitFence, "damage"),
 ];
 
