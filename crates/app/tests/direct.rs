@@ -13,34 +13,8 @@ use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use support::mounted::{self, Mounted, library};
+use support::random::Random;
 use support::until;
-
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
-        }
-    }
-}
 
 fn opened(mount: &Mounted, name: &str) -> File {
     let mut options = OpenOptions::new();
@@ -825,11 +799,7 @@ fn a_copy_follows_what_guests_write() {
     let mount = mounted::promote(&mut cluster, mount);
     let mut bytes = vec![0; model.len()];
     opened(&mount, "file").read_exact_at(&mut bytes, 0).unwrap();
-    let differs = bytes
-        .chunks(PAGE)
-        .zip(model.chunks(PAGE))
-        .position(|(one, other)| one != other);
-    assert_eq!(differs, None, "a page of the copy that followed");
+    mounted::check_followed(&bytes, &model);
     mount.stop(&cluster);
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use support::mounted::{self, Mounted};
+use support::random::Random;
 use support::{Cluster, Pools, program, until};
 
 const PAGE: usize = 4096;
@@ -19,29 +20,6 @@ const PAGE: usize = 4096;
 const JOB: &str = "PAGEMESH_TEST_NATIVE";
 /// Kills of a campaign, by `make natives ROUNDS=1000`.
 const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
-
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
-        }
-    }
-}
 
 /// FNV-1a (Fowler, Noll, Vo).
 fn hash(bytes: &[u8]) -> u64 {
@@ -181,7 +159,7 @@ fn change_and_check(mount: &Mounted, rounds: u64, is_direct: bool) {
     let file = File::open(&path).unwrap();
     assert_eq!(file.is_direct(), is_direct);
     let mut other = Other::new(&mount.dir);
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut model = vec![0; 3 << 20];
     let mut shown = 0;
     for round in 0..rounds {
@@ -256,7 +234,7 @@ fn grow_and_check(mount: &Mounted) {
     let path = mount.path("log");
     fs::write(&path, [0; 3 * PAGE]).unwrap();
     let file = File::open(&path).unwrap();
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut model = vec![0; 3 * PAGE];
     for round in 0..400 {
         let end = model.len();
@@ -296,7 +274,7 @@ fn a_copy_follows_what_is_written_natively() {
     fs::write(&path, &model).unwrap();
     let file = File::open(&path).unwrap();
     assert!(file.is_direct());
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for round in 0..600 {
         let mut change = || {
             let page = random.below(255) as usize * PAGE;
@@ -323,11 +301,7 @@ fn a_copy_follows_what_is_written_natively() {
     drop(file);
     let mount = mounted::promote(&mut cluster, mount);
     let found = fs::read(mount.path("file")).unwrap();
-    let differs = found
-        .chunks(PAGE)
-        .zip(model.chunks(PAGE))
-        .position(|(one, other)| one != other);
-    assert_eq!(differs, None, "a page of the copy that followed");
+    mounted::check_followed(&found, &model);
     mount.stop(&cluster);
 }
 
@@ -585,7 +559,7 @@ fn atomic_writes_are_whole_though_writers_are_killed() {
     let rounds: usize = rounds.map_or(25, |rounds| rounds.parse().unwrap());
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     let mut campaign = Campaign::start(&cluster, &mount);
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     for round in 0..rounds {
         let victim = random.below(2) as usize;
         campaign.await_more(victim, 50 + random.below(300));

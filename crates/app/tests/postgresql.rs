@@ -218,6 +218,14 @@ impl Database {
         bench
     }
 
+    /// Starts again behind a kill. How many transactions there are, at least so many.
+    fn come_back(&mut self, least: u64) -> u64 {
+        self.start();
+        let found = self.check();
+        assert!(found >= least, "{found} of {least}");
+        found
+    }
+
     /// Every transaction moved the same sum in all tables, whole or not at all, and
     /// no index or page is damaged. How many there were.
     fn check(&self) -> u64 {
@@ -262,6 +270,21 @@ fn let_everybody_through(dir: &Path) {
     fs::set_permissions(dir, Permissions::from_mode(0o711)).unwrap();
 }
 
+/// One that runs, with what pgbench works on.
+fn filled(mount: &Mounted, is_direct: bool) -> Database {
+    let mut database = Database::new(mount.path("data"), is_direct);
+    database.make();
+    database.start();
+    database.ok("pgbench", &["-i", "-q", "-s", "2"]);
+    database
+}
+
+fn end(mut database: Database, mount: Mounted, cluster: &Cluster) {
+    database.stop();
+    mount.stop(cluster);
+    cluster.check_identical("files");
+}
+
 #[test]
 fn postgresql_keeps_what_it_committed_when_the_mount_is_killed() {
     let Some(cluster) = mounted::cluster(&[384, 384], "300M") else {
@@ -269,10 +292,7 @@ fn postgresql_keeps_what_it_committed_when_the_mount_is_killed() {
     };
     let_everybody_through(cluster.dir());
     let mut mount = Mounted::new(&cluster, "files", "auto");
-    let mut database = Database::new(mount.path("data"), false);
-    database.make();
-    database.start();
-    database.ok("pgbench", &["-i", "-q", "-s", "2"]);
+    let mut database = filled(&mount, false);
     let args = ["-c", "4", "-j", "2", "-n", "-t", "250"];
     let mut least = processed(&database.run("pgbench", &args));
     assert_eq!((least, database.check()), (1000, 1000));
@@ -282,14 +302,9 @@ fn postgresql_keeps_what_it_committed_when_the_mount_is_killed() {
         least += processed(&bench.wait_with_output().unwrap());
         database.kill();
         mount.come_back(&cluster, "files", "auto");
-        database.start();
-        let found = database.check();
-        assert!(found >= least, "{found} of {least}");
-        least = found;
+        least = database.come_back(least);
     }
-    database.stop();
-    mount.stop(&cluster);
-    cluster.check_identical("files");
+    end(database, mount, &cluster);
 }
 
 /// Kills bricks and the mount, in one order or the other, and brings them back.
@@ -312,10 +327,7 @@ fn postgresql_on_the_direct_path_keeps_what_it_committed_when_all_is_killed() {
     let rounds: u32 = rounds.map_or(2, |rounds| rounds.parse().unwrap());
     let_everybody_through(cluster.dir());
     let mut mount = Mounted::new(&cluster, "files", "map");
-    let mut database = Database::new(mount.path("data"), true);
-    database.make();
-    database.start();
-    database.ok("pgbench", &["-i", "-q", "-s", "2"]);
+    let mut database = filled(&mount, true);
     let mut least = 0;
     for round in 0..rounds {
         let bench = database.bench_beyond(least + 300);
@@ -335,12 +347,7 @@ fn postgresql_on_the_direct_path_keeps_what_it_committed_when_all_is_killed() {
         (0..2).for_each(|brick| cluster.restart_brick(brick));
         cluster.await_bricks(2);
         mount.come_back(&cluster, "files", "auto");
-        database.start();
-        let found = database.check();
-        assert!(found >= least, "{found} of {least}");
-        least = found;
+        least = database.come_back(least);
     }
-    database.stop();
-    mount.stop(&cluster);
-    cluster.check_identical("files");
+    end(database, mount, &cluster);
 }

@@ -79,11 +79,7 @@ impl Held<'_> {
     #[inline]
     pub fn copy_tail(&self, end: u64, into: &mut [u8]) {
         let len = (end % PAGE) as usize;
-        let words = into[..len.next_multiple_of(8)].chunks_exact_mut(8);
-        for (index, bytes) in words.enumerate() {
-            let word = self.0.word(TAIL_AT + index * 8).load(Ordering::Relaxed);
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
+        self.0.shared.get(TAIL_AT, &mut into[..len]);
     }
 
     /// These pages are in place on all legs: whoever looks sees them from now on. The first
@@ -286,18 +282,7 @@ impl Board {
             at.is_multiple_of(8) && at + bytes.len() <= PAGE_BYTES,
             "a page"
         );
-        let (words, rest) = bytes.as_chunks::<8>();
-        let tail = TAIL_AT + at;
-        for (index, word) in words.iter().enumerate() {
-            let word = u64::from_le_bytes(*word);
-            self.word(tail + index * 8).store(word, Ordering::Relaxed);
-        }
-        if !rest.is_empty() {
-            let mut last = [0; 8];
-            last[..rest.len()].copy_from_slice(rest);
-            self.word(tail + words.len() * 8)
-                .store(u64::from_le_bytes(last), Ordering::Relaxed);
-        }
+        self.shared.put(TAIL_AT + at, bytes);
     }
 
     /// Where bytes of the file lie, as many as lie in one piece from the first on; none:

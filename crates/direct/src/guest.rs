@@ -501,6 +501,12 @@ impl Mount {
         generation != 0 && has == Some(generation)
     }
 
+    /// No station tries again before so long.
+    fn put_off(&self, now_ms: u64, wait: Duration) {
+        let retry_at = now_ms + wait.as_millis() as u64;
+        self.retry_at.store(retry_at, Ordering::Relaxed);
+    }
+
     /// Gets a station what it needs, now and then.
     #[cold]
     fn equip(&self, station: &mut Station) -> bool {
@@ -521,8 +527,7 @@ impl Mount {
         };
         if let Some(wait) = wait {
             station.drop_legs();
-            let retry_at = now + wait.as_millis() as u64;
-            self.retry_at.store(retry_at, Ordering::Relaxed);
+            self.put_off(now, wait);
         }
         self.wake();
         wait.is_none()
@@ -1016,8 +1021,7 @@ impl File {
         drop(inside);
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
             station.drop_legs();
-            let retry_at = now_ms() + RETRY.as_millis() as u64;
-            self.mount.retry_at.store(retry_at, Ordering::Relaxed);
+            self.mount.put_off(now_ms(), RETRY);
             self.mount.wake();
         }
         None

@@ -201,16 +201,16 @@ impl File {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-struct Random(u64);
+/// What follows from a seed.
+struct Random(pagemesh_fuzz::Random);
 
 impl Random {
+    fn new(seed: u64) -> Random {
+        Random(pagemesh_fuzz::Random::new(seed))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) % end
+        self.0.draw() % end
     }
 
     fn bytes(&mut self, len: u64) -> Vec<u8> {
@@ -254,7 +254,7 @@ fn check_pages(memory: &Memory, fs: &Fs) {
 }
 
 fn live(seed: u64, operations: usize, crashes: bool) -> (u64, u64) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let memory = Memory::new(SIZE);
     let mut file = File::new(&memory);
     let mut model: Vec<u8> = Vec::new();
@@ -395,7 +395,7 @@ fn live_in_pool(seed: u64, operations: usize) -> usize {
     const POOL_BYTES: usize = 96 << 20;
     /// Images of a point, at most.
     const IMAGES_MAX: u64 = 4;
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let pooled = Pooled::new(POOL_BYTES, SIZE / 2, false);
     let mut file = File::made(pooled.mounted());
     let mut model: Vec<u8> = Vec::new();

@@ -14,10 +14,9 @@ use crate::control::Range;
 use crate::defect::{self, Defect};
 use crate::session::Session;
 use crate::slot::Slot;
-use crate::view::{Handle, StoreError, View, damaged_page, frame_at};
+use crate::view::{Handle, StoreError, View, frame_at};
 use crate::wait;
 use arrayvec::ArrayVec;
-use pagemesh_base::checksum::crc32c;
 use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::PAGE_BYTES;
@@ -138,7 +137,7 @@ impl<M: Media> Session<M> {
         });
         let is_found = self.at_once(handle, ranges, epoch, &mut moment.found, |view, found| {
             let mut found = found.iter();
-            found.try_for_each(|found| copy_page(view, found, &mut whole))
+            found.try_for_each(|it| view.copy_frame(it.frame, it.page, &mut whole).map(drop))
         })?;
         Ok(is_found.then_some(moment))
     }
@@ -226,24 +225,6 @@ impl<M: Media> Session<M> {
     }
 }
 
-fn copy_page<M: Media>(
-    view: &View<M>,
-    found: &Found,
-    into: &mut [u8; PAGE_BYTES],
-) -> Result<(), StoreError> {
-    let entry_at = view.geometry.frame_entry_at(found.frame);
-    let expected = view.meta.load(entry_at) as u32;
-    view.data.read(frame_at(found.frame), into);
-    match crc32c(into) == expected {
-        true => Ok(()),
-        false => {
-            // Before the slot is looked at again, as in every read.
-            view.note_unreadable(found.frame);
-            Err(damaged_page(found.page))
-        }
-    }
-}
-
 fn copy_piece<'f, M: Media>(
     view: &View<M>,
     found: &mut impl Iterator<Item = &'f Found>,
@@ -257,10 +238,10 @@ fn copy_piece<'f, M: Media>(
         let count = rest.len().min(PAGE_BYTES - within);
         let (part, after) = rest.split_at_mut(count);
         match <&mut [u8; PAGE_BYTES]>::try_from(&mut *part) {
-            Ok(whole) => copy_page(view, found, whole)?,
+            Ok(whole) => drop(view.copy_frame(found.frame, found.page, whole)?),
             Err(_) => {
                 let mut whole = [0; PAGE_BYTES];
-                copy_page(view, found, &mut whole)?;
+                view.copy_frame(found.frame, found.page, &mut whole)?;
                 part.copy_from_slice(&whole[within..within + count]);
             }
         }

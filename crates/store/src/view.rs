@@ -282,6 +282,26 @@ impl<M: Media> View<M> {
         }
     }
 
+    /// Copies a page out of its frame, and returns its checksum if that is as it should be.
+    /// The caller looks at the slot once more, also behind damage: it may have changed.
+    #[inline]
+    pub(crate) fn copy_frame(
+        &self,
+        frame: FrameNo,
+        page: PageNo,
+        into: &mut [u8; PAGE_BYTES],
+    ) -> Result<u32, StoreError> {
+        let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
+        let found = self.data.read_page(frame_at(frame), into);
+        if found == expected {
+            return Ok(found);
+        }
+        // Before the slot is looked at again: who has changed it meanwhile frees the frame,
+        // and has not read it.
+        self.note_unreadable(frame);
+        Err(damaged_page(page))
+    }
+
     /// Copies the page behind the slot at `at` out. Returns its checksum, or
     /// none when it is a hole.
     pub(crate) fn read_slot(
@@ -296,20 +316,11 @@ impl<M: Media> View<M> {
                 into.fill(0);
                 return Ok(None);
             };
-            let expected = self.meta.load(self.geometry.frame_entry_at(frame)) as u32;
-            let found = self.data.read_page(frame_at(frame), into);
-            if found != expected {
-                // Before the slot is looked at again: who has changed it meanwhile frees
-                // the frame, and has not read it.
-                self.note_unreadable(frame);
-            }
+            let copied = self.copy_frame(frame, page, into);
             // The load of the slot must not move up before the copy.
             std::sync::atomic::fence(Ordering::Acquire);
             if self.meta.load(at) == slot.encode() || defect::is(Defect::SlotNotLookedAtAgain) {
-                return match found == expected {
-                    true => Ok(Some(found)),
-                    false => Err(damaged_page(page)),
-                };
+                return copied.map(Some);
             }
         }
         Err(StoreError::Stalled)

@@ -163,6 +163,11 @@ impl MappedLeg {
     }
 }
 
+/// Of an operation of a guest: what its session did before is on all legs.
+fn stamp(epoch: Epoch, op: u64) -> Stamp {
+    Stamp { epoch, op, open: 0 }
+}
+
 /// What a guest does: it has no engine, and shares pages with others of its kind.
 impl MappedLeg {
     /// Writes bytes through every leg at once. Each record is of this epoch, and gets a
@@ -177,17 +182,8 @@ impl MappedLeg {
         epoch: Epoch,
         next: impl Fn() -> u64,
     ) -> Result<(), SliceError> {
-        let members = legs.iter_mut().map(|leg| Member {
-            session: &mut leg.session,
-            handle: leg.handle,
-        });
-        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
-        // What this session did before is on all legs.
-        let stamp = || Stamp {
-            epoch,
-            op: next(),
-            open: 0,
-        };
+        let mut members = MappedLeg::members(legs);
+        let stamp = || stamp(epoch, next());
         let written = write_numbered(&mut members, offset, data, epoch, stamp);
         written.map_err(|failure| failure.cause.into())
     }
@@ -217,18 +213,18 @@ impl MappedLeg {
         epoch: Epoch,
         next: impl Fn() -> u64,
     ) -> Result<(), SliceError> {
+        let mut members = MappedLeg::members(legs);
+        let stamp = || stamp(epoch, next());
+        let written = transact_numbered(&mut members, parts, epoch, stamp);
+        written.map_err(|failure| failure.cause.into())
+    }
+
+    fn members(legs: &mut [MappedLeg]) -> ArrayVec<Member<'_, Mapped>, COPIES_MAX> {
         let members = legs.iter_mut().map(|leg| Member {
             session: &mut leg.session,
             handle: leg.handle,
         });
-        let mut members: ArrayVec<_, COPIES_MAX> = members.collect();
-        let stamp = || Stamp {
-            epoch,
-            op: next(),
-            open: 0,
-        };
-        let written = transact_numbered(&mut members, parts, epoch, stamp);
-        written.map_err(|failure| failure.cause.into())
+        members.collect()
     }
 
     /// Reads bytes of several places as they are at one moment. False: it cannot be had,

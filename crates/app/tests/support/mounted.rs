@@ -219,3 +219,14 @@ pub fn promote(cluster: &mut Cluster, mount: Mounted) -> Mounted {
     });
     Mounted::by(cluster, "files", "tcp", "auto")
 }
+
+/// A copy that followed has what it should.
+pub fn check_followed(found: &[u8], expected: &[u8]) {
+    const PAGE: usize = 4096;
+    assert_eq!(found.len(), expected.len());
+    let differs = found
+        .chunks(PAGE)
+        .zip(expected.chunks(PAGE))
+        .position(|(one, other)| one != other);
+    assert_eq!(differs, None, "a page of the copy that followed");
+}

@@ -10,16 +10,16 @@
 //! left with half of it.
 
 use super::check::{compare_chunk, compare_page};
-use super::control::Control;
 use super::copy::{self, CopyError, Party, parties};
 use super::follow;
+use super::model::LegKeep;
 use super::reform::lost_if_gone;
 use super::state::State;
 use crate::guests::{Guests, Place, Wound};
 use crate::limits::HEAL_RETRY;
 use crate::ring::{Entry, Left, places_of, record_len};
 use crate::status::CheckReport;
-use crate::view::Gate;
+use crate::view::{Gate, Mask};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::slice::{Run, SliceReply, SliceRequest};
 use pagemesh_base::units::PAGE_BYTES;
@@ -83,9 +83,10 @@ async fn try_heal(state: &State, row: usize, wound: &Wound) -> bool {
         tracing::warn!(volume = %state.name, %cause, "what a guest left is not alike yet");
     }
     let is_alike = report.pages_repaired >= report.pages_differing;
-    let is_same = |all: Vec<Written>| {
+    let is_same = |all: Vec<Party>| {
         let mut both = all.iter().zip(&written);
-        all.len() == written.len() && both.all(|(one, other)| Rc::ptr_eq(&one.1, &other.1))
+        let is_one = |(one, other): (&Party, &Party)| Rc::ptr_eq(&one.control, &other.control);
+        all.len() == written.len() && both.all(is_one)
     };
     let are_all_here = self::written(state).is_some_and(is_same);
     if compared.is_err() || !is_alike || !are_all_here || state.model().epoch() != epoch {
@@ -263,36 +264,33 @@ async fn read_left(state: &State, first: u64, place: Place) -> Option<Entry> {
     }
 }
 
-/// A leg that is written, and its connection.
-type Written = (usize, Rc<Control>);
-
 /// All legs that are written; none if one is not in reach.
-fn written(state: &State) -> Option<Vec<Written>> {
-    let model = state.model();
-    let legs = model.columns[COLUMN].legs.iter().enumerate();
-    let written = legs.filter(|(_, keep)| keep.is_written());
-    written
-        .map(|(leg, keep)| Some((leg, keep.control.clone()?)))
-        .collect()
+fn written(state: &State) -> Option<Vec<Party>> {
+    let is_written = {
+        let model = state.model();
+        let legs = &model.columns[COLUMN].legs;
+        Mask::where_leg(|leg| legs.get(leg).is_some_and(LegKeep::is_written))
+    };
+    parties(state, COLUMN, is_written)
 }
 
 /// The barrier: behind it each brick has cleaned up behind who died before.
-async fn await_windows(state: &State, written: &[Written]) -> bool {
+async fn await_windows(state: &State, written: &[Party]) -> bool {
     let (epoch, round) = {
         let model = state.model();
         (model.epoch(), model.columns[COLUMN].told_round())
     };
     // It may be so new that no leg has heard of it.
     state.hub.hold_epoch(epoch);
-    let asked = written.iter().map(|(leg, control)| {
-        let tag = control.start(state, SliceRequest::RaiseEpoch { epoch, round });
-        (leg, control, tag)
+    let asked = written.iter().map(|party| {
+        let raise = SliceRequest::RaiseEpoch { epoch, round };
+        (party, party.control.start(state, raise))
     });
     let asked: Vec<_> = asked.collect();
     let mut all = true;
-    for (&leg, control, tag) in asked {
-        if let Err(error) = control.answer(state, tag).await {
-            lost_if_gone(state, COLUMN, leg, &error);
+    for (party, tag) in asked {
+        if let Err(error) = party.control.answer(state, tag).await {
+            lost_if_gone(state, COLUMN, party.leg, &error);
             all = false;
         }
     }

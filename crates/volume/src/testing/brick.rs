@@ -273,6 +273,15 @@ impl Bricks {
     }
 
     /// A connection breaks: its session ends at the brick.
+    /// Cuts one of the connections, if there is any.
+    pub(crate) fn cut_any(&mut self, dice: &mut Dice) {
+        let connections = self.connections();
+        if !connections.is_empty() {
+            let at = dice.roll(connections.len() as u64) as usize;
+            self.cut(connections[at]);
+        }
+    }
+
     pub(crate) fn cut(&mut self, number: u64) {
         let connection = self.connections.get_mut(&number).expect("connection");
         if connection.lost {

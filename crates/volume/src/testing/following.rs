@@ -219,14 +219,7 @@ impl Life {
                 guard(&self.fabric.0).kill(brick(which));
             }
             1..=3 => guard(&self.fabric.0).restart(brick(any)),
-            4 => {
-                let mut bricks = guard(&self.fabric.0);
-                let connections = bricks.connections();
-                if !connections.is_empty() {
-                    let at = self.dice.roll(connections.len() as u64) as usize;
-                    bricks.cut(connections[at]);
-                }
-            }
+            4 => guard(&self.fabric.0).cut_any(&mut self.dice),
             5 => {
                 let how = [
                     Answering::No,

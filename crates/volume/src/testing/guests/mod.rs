@@ -199,14 +199,7 @@ impl Life {
         match self.dice.roll(10) {
             0 | 1 => guard(&self.fabric.0).kill(number),
             2..=4 => guard(&self.fabric.0).restart(number),
-            5 => {
-                let mut bricks = guard(&self.fabric.0);
-                let connections = bricks.connections();
-                if !connections.is_empty() {
-                    let at = self.dice.roll(connections.len() as u64) as usize;
-                    bricks.cut(connections[at]);
-                }
-            }
+            5 => guard(&self.fabric.0).cut_any(&mut self.dice),
             6 => {
                 let how = [Answering::No, Answering::Deafly, Answering::Yes];
                 self.manager.answer(how[self.dice.roll(3) as usize]);
