@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -82,6 +82,13 @@ crowd: setup
 natives: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test native -- --nocapture though_writers
+
+# Programs that store into mapped files and sync, while the mount is killed so many times:
+# make mapped ROUNDS=200. Needs root.
+mapped: setup
+	$(CARGO) build --locked -p pagemesh-preload
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	$(CARGO) test --locked -p pagemesh --test mapped -- --nocapture
 
 # Random operations on files of a mount beside the same in memory, with remounts
 # and kills, also by guests and others at once: make fsx OPS=10000000 SEED=7. Needs root.

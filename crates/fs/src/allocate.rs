@@ -60,6 +60,7 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         self.making_room(|| self.settle(ino))?;
+        self.finish_redo(port, ino)?;
         let inode = self.look(|core| {
             core.check_running()?;
             core.file(ino)
@@ -72,9 +73,14 @@ impl Fs {
         }
         match how {
             Allocate::Reserve { keep_size } => self.reserve(port, ino, offset..end, keep_size),
-            Allocate::Punch => self.making_room(|| self.punch(port, ino, offset..end)),
+            Allocate::Punch => {
+                self.making_room(|| self.punch(port, ino, offset..end))?;
+                self.clear_held(ino, &lock, offset..end);
+                Ok(())
+            }
             Allocate::Zero { keep_size } => {
                 self.punch(port, ino, offset..end)?;
+                self.clear_held(ino, &lock, offset..end);
                 self.reserve(port, ino, offset..end, keep_size)
             }
         }
@@ -233,6 +239,13 @@ impl Fs {
         })?;
         if offset >= inode.size {
             return Err(Errno::NXIO.into());
+        }
+        if lock.has_held() || inode.redo.is_some() {
+            // What is held may lie in holes: all counts as data.
+            return Ok(match what {
+                Seek::Data => offset,
+                Seek::Hole => inode.size,
+            });
         }
         let mut data: Vec<Range<u64>> = Vec::new();
         for Piece { at, span, .. } in pieces {

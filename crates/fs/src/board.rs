@@ -10,9 +10,10 @@ use crate::core::Core;
 use crate::data::pages_of;
 use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
+use crate::held::Held;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What the guests of a file are told.
 pub trait Board: Send + Sync {
@@ -72,6 +73,8 @@ pub(crate) struct Data {
     board: OnceLock<Arc<dyn Board>>,
     /// The kernel keeps pages of the file, which guests would not change.
     is_mapped: AtomicBool,
+    /// What came from mappings and was not synced.
+    pub(crate) held: Mutex<Held>,
 }
 
 /// Held, it keeps what changes a file's size or pages away. Of a file without guests.
@@ -136,10 +139,10 @@ impl Data {
         }
     }
 
-    /// The lock, if nobody is in the way and there are no guests.
+    /// The lock, if nobody is in the way, there are no guests, and nothing of it is held.
     pub(crate) fn try_read(&self) -> Option<DataGuard> {
-        let held = self.lock.try_read_arc()?;
-        self.board.get().is_none().then_some(held)
+        let guard = self.lock.try_read_arc()?;
+        (self.board.get().is_none() && !self.has_held()).then_some(guard)
     }
 
     /// Whether the kernel keeps pages of it.

@@ -23,6 +23,7 @@ use crate::error::{FsError, Result};
 use crate::format::{
     Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at,
 };
+use crate::held::HeldFiles;
 use crate::io::Port;
 use crate::left::Left;
 use crate::map::{self, Piece};
@@ -125,6 +126,10 @@ pub(crate) struct Core {
     pub(crate) growths: u64,
     /// Files that were written to past the kernel, by the mount, and that it was not told of.
     pub(crate) beside: BTreeSet<Ino>,
+    /// Files that something is held of.
+    pub(crate) held: HeldFiles,
+    /// Redo logs that were not ended: nobody else has their numbers.
+    pub(crate) logs: HashSet<Ino>,
     /// Orphans that are being freed, or left to be.
     pub(crate) going: HashSet<Ino>,
     pub(crate) left: Left,
@@ -160,6 +165,8 @@ impl Core {
             boards: BTreeSet::new(),
             growths: 0,
             beside: BTreeSet::new(),
+            held: HeldFiles::default(),
+            logs: HashSet::new(),
             going: HashSet::new(),
             left: Left::default(),
             distrusted: HashSet::new(),

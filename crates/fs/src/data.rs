@@ -56,7 +56,8 @@ impl Inode {
 
     /// The same but for what guests did.
     pub(crate) fn is_whole(&self) -> bool {
-        self.flags & (RESERVED | TRIM) == 0 && self.pages == pages_of(self.size)
+        let is_settled = self.flags & (RESERVED | TRIM) == 0 && self.redo.is_none();
+        is_settled && self.pages == pages_of(self.size)
     }
 
     /// Whether a write takes rights away from it.
@@ -175,19 +176,48 @@ impl Fs {
     /// `EISDIR`, `EINVAL`, and what the volume says.
     pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
         let lock = self.data_lock(ino)?;
-        let _shared = lock.read();
+        let shared = lock.read();
+        if let Some(bytes) = self.read_held(port, ino, offset, len)? {
+            return Ok(bytes);
+        }
+        drop(shared);
+        let _alone = lock.write();
+        self.finish_redo(port, ino)?;
+        let bytes = self.read_held(port, ino, offset, len)?;
+        Ok(bytes.unwrap_or_default())
+    }
+
+    /// The same for who holds the file in some way; none: a log must be copied before.
+    pub(crate) fn read_held(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Option<Vec<u8>>> {
         let now = self.now();
-        let (range, runs) = self.look(|core| {
-            let inode = core.file(ino)?;
-            core.note_read(ino, now);
-            let end = core
-                .end_of(ino, &inode)?
-                .min(offset.saturating_add(u64::from(len)));
-            let range = offset.min(end)..end;
-            let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
-            Ok((range, runs))
-        })?;
-        read_runs(port, range, &runs)
+        let (range, runs, data) = {
+            let found = self.look(|core| {
+                let inode = core.file(ino)?;
+                let data = Arc::clone(&core.live(ino).data);
+                if inode.redo.is_some() && !data.has_held() {
+                    return Ok(None);
+                }
+                core.note_read(ino, now);
+                let end = core
+                    .end_of(ino, &inode)?
+                    .min(offset.saturating_add(u64::from(len)));
+                let range = offset.min(end)..end;
+                let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
+                Ok(Some((range, runs, data)))
+            })?;
+            let Some(found) = found else { return Ok(None) };
+            found
+        };
+        let first = range.start;
+        let mut bytes = read_runs(port, range, &runs)?;
+        data.lay_over(first, &mut bytes);
+        Ok(Some(bytes))
     }
 
     /// Writes bytes at an offset, or at the end. Returns where they went: less than
@@ -216,7 +246,7 @@ impl Fs {
                 Tried::InTheWay => {
                     let lock = self.data_lock(ino)?;
                     let _shared = lock.read();
-                    if self.overwrite(port, ino, offset, data, durable)? {
+                    if !lock.has_held() && self.overwrite(port, ino, offset, data, durable)? {
                         return Ok(all(offset));
                     }
                 }
@@ -226,6 +256,7 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         self.settle(ino)?;
+        self.finish_redo(port, ino)?;
         let inode = self.look(|core| core.file(ino))?;
         let offset = offset.unwrap_or(inode.size);
         let room = FILE_BYTES_MAX.saturating_sub(offset);
@@ -238,10 +269,12 @@ impl Fs {
             self.finish(port, ino)?;
         }
         self.unshare(port, ino, offset / PAGE..pages_of(end))?;
-        match self.overwrite(port, ino, offset, data, durable)? {
-            true => Ok(offset..end),
-            false => self.extend(port, ino, offset, data, durable),
-        }
+        let written = match self.overwrite(port, ino, offset, data, durable)? {
+            true => offset..end,
+            false => self.extend(port, ino, offset, data, durable)?,
+        };
+        lock.patch_held(offset, &data[..(written.end - offset) as usize]);
+        Ok(written)
     }
 
     /// Begins a write of which the pipe will tell under this name. False: it is one that
@@ -410,16 +443,20 @@ impl Fs {
             return Err(Errno::INTR.into());
         }
         self.settle(ino)?;
+        self.finish_redo(port, ino)?;
         let inode = self.look(|core| core.file(ino))?;
         if lock.is_mapped() || inode.is_armed() {
             return Err(Errno::OPNOTSUPP.into());
         }
         let ranges = ranges_together(parts, inode.size)?;
+        let pages = |range: &Range<u64>| range.start / PAGE..pages_of(range.end);
+        for range in &ranges {
+            self.unshare(port, ino, pages(range))?;
+        }
+        self.take_spans(ino, ranges.iter().flat_map(pages))?;
         let mut holes = BTreeSet::new();
         for range in &ranges {
-            let pages = range.start / PAGE..pages_of(range.end);
-            self.unshare(port, ino, pages.clone())?;
-            holes.append(&mut self.holes(port, ino, pages)?);
+            holes.append(&mut self.holes(port, ino, pages(range))?);
         }
         let now = self.now();
         self.change(|tx| {
@@ -447,10 +484,15 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         self.making_room(|| self.settle(ino))?;
-        match size < self.look(|core| core.file(ino))?.size {
+        self.finish_redo(port, ino)?;
+        let set = match size < self.look(|core| core.file(ino))?.size {
             true => self.making_room(|| self.set_size_alone(port, ino, size)),
             false => self.set_size_alone(port, ino, size),
-        }
+        };
+        // It may have been cut all the same.
+        let size = self.look(|core| core.file(ino))?.size;
+        self.clear_held(ino, &lock, size..FILE_BYTES_MAX);
+        set
     }
 
     /// The caller holds the file alone. What fails may be run again.

@@ -48,6 +48,10 @@ pub(crate) const INLINE: u16 = 4;
 const GROWS: u16 = 8;
 /// Where it says how.
 const GROWTH_AT: usize = 184;
+/// Pages of the file are to be taken from a redo log. In memory it is [`Inode::redo`].
+const REDOES: u16 = 16;
+/// Where it names the log.
+const REDO_AT: usize = 200;
 /// Attributes lie in a span of up to 2^5 pages.
 const XATTRS_ORDER_MAX: u8 = 5;
 const NSEC_MAX: u32 = 999_999_999;
@@ -207,6 +211,8 @@ pub(crate) struct Inode {
     pub(crate) spare: Option<Span>,
     /// Of a file that guests make longer.
     pub(crate) growth: Option<Growth>,
+    /// A file without a name that holds what is to be written to this one ([`crate::redo`]).
+    pub(crate) redo: Option<Ino>,
     /// The target of a link of at most `INLINE_MAX` bytes.
     pub(crate) target: Vec<u8>,
 }
@@ -270,6 +276,7 @@ impl Inode {
             map: Map::default(),
             spare: None,
             growth: None,
+            redo: None,
             target: Vec::new(),
         }
     }
@@ -316,11 +323,17 @@ impl Inode {
             let root = self.map.root | u64::from(self.map.height) << 56;
             put(&mut bytes, 168, root.to_le_bytes());
             put(&mut bytes, SPARE_AT, span_bits(self.spare).to_le_bytes());
+            let mut flags = self.flags;
             if let Some(Growth { nonce, reach }) = self.growth {
-                put(&mut bytes, 2, (self.flags | GROWS).to_le_bytes());
+                flags |= GROWS;
                 put(&mut bytes, GROWTH_AT, nonce.to_le_bytes());
                 put(&mut bytes, GROWTH_AT + 8, reach.to_le_bytes());
             }
+            if let Some(log) = self.redo {
+                flags |= REDOES;
+                put(&mut bytes, REDO_AT, log.0.to_le_bytes());
+            }
+            put(&mut bytes, 2, flags.to_le_bytes());
         } else {
             bytes[INLINE_AT..][..self.target.len()].copy_from_slice(&self.target);
         }
@@ -374,6 +387,10 @@ impl Inode {
                     reach: get_u64(bytes, GROWTH_AT + 8),
                 });
             }
+            if inode.flags & REDOES != 0 {
+                inode.flags &= !REDOES;
+                inode.redo = Some(Ino(get_u64(bytes, REDO_AT)));
+            }
         }
         inode.check(pages)?;
         Ok(inode)
@@ -424,6 +441,11 @@ impl Inode {
             if !is_plain || growth.reach <= span.start || growth.reach > span.end {
                 return refuse(format!("it grows up to page {}", growth.reach));
             }
+        }
+        if let Some(log) = self.redo
+            && (log <= Ino::ROOT || self.kind() != Kind::File || self.growth.is_some())
+        {
+            return refuse(format!("it is to be written from inode {}", log.0));
         }
         if map.height > MAP_HEIGHT_MAX || map.root >= pages || (map.root == 0) != (map.height == 0)
         {
@@ -507,7 +529,7 @@ impl Head {
             .map_err(|Damaged(cause)| Damaged(format!("of the inode table it says: {cause}")))?;
         let shares = table.map.spans.iter().any(|place| place.is_shared());
         let is_plain = table.kind() == Kind::File && table.xattrs.at == 0 && table.spare.is_none();
-        let is_plain = is_plain && table.growth.is_none();
+        let is_plain = is_plain && table.growth.is_none() && table.redo.is_none();
         if table.is_free() || !is_plain || shares {
             return Err(Damaged("it names no inode table".into()));
         }
@@ -565,7 +587,7 @@ mod tests {
         (words, mode, any::<bool>()).prop_map(|(words, mode, inline)| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes[..2].copy_from_slice(&mode.to_le_bytes());
-            let known = TRIM | RESERVED | GROWS | if inline { INLINE } else { 0 };
+            let known = TRIM | RESERVED | GROWS | REDOES | if inline { INLINE } else { 0 };
             bytes[2] &= known as u8;
             bytes[3] = 0;
             for at in [40, 52, 64, 76] {

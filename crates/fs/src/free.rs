@@ -107,6 +107,7 @@ impl Fs {
                 drop(core);
                 return self.forget_times(ino);
             }
+            core.held.set(ino, 0);
             let live = core.live.remove(&ino);
             if !core.is_running() {
                 // It goes with the next mount that takes changes.
@@ -143,6 +144,7 @@ impl Fs {
             let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
             if core.live.get(&ino).is_some_and(is_over) {
                 core.live.remove(&ino);
+                core.held.set(ino, 0);
             } else {
                 data.resume();
             }
@@ -180,6 +182,7 @@ impl Fs {
             let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
             self.borrow()?.call_all(all)?;
         }
+        let log = inode.redo;
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             for &Piece { at, span, .. } in &pieces {
@@ -193,7 +196,11 @@ impl Fs {
             crate::xattrs::clear(tx, &mut inode);
             tx.put(ino, &Inode::free(inode.generation))?;
             tx.give_ino(ino);
-            Ok(false)
-        })
+            Ok(())
+        })?;
+        if let Some(log) = log {
+            self.end_log(log);
+        }
+        Ok(false)
     }
 }

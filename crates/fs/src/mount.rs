@@ -17,6 +17,7 @@ use crate::tree::Tree;
 use crate::{Caller, Clock, Fs};
 use pagemesh_base::space::{Request, Space};
 use pagemesh_base::units::PAGE_BYTES;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use uuid::Uuid;
@@ -138,12 +139,25 @@ impl Fs {
         let mut core = Core::new(head, pages, found.used, numbers, spans, port);
         core.distrusted = found.damages.distrusted;
         core.shares = found.shares;
-        match damage {
-            Some(damage) => core.stop(damage),
-            None => core.leave(found.orphans, found.unfinished),
+        let is_sound = damage.is_none();
+        if let Some(damage) = damage {
+            core.stop(damage);
         }
         check_root(&mut core)?;
-        Fs::new(space, wait, clock, core, found.reserved)
+        let fs = Fs::new(space, wait, clock, core, found.reserved)?;
+        let files = found.redo.iter().map(|&(ino, _)| ino);
+        if !is_sound {
+            // Part of what a log has may be in them.
+            fs.core().distrusted.extend(files);
+            return Ok(fs);
+        }
+        fs.redo(&found.redo)?;
+        let logs: HashSet<Ino> = found.redo.iter().map(|&(_, log)| log).collect();
+        let mut orphans = found.orphans;
+        // Those that were copied are gone; others stay for as long as they are named.
+        orphans.retain(|ino| !logs.contains(ino));
+        fs.core().leave(orphans, found.unfinished);
+        Ok(fs)
     }
 
     /// The file system's identity.

@@ -323,6 +323,11 @@ impl Fs {
     /// Takes back one [`Fs::open`].
     pub fn release(&self, ino: Ino) {
         let mut core = self.core();
+        if core.held.has(ino) && core.live(ino).opens == 1 {
+            drop(core);
+            self.put_held_at_end(ino);
+            core = self.core();
+        }
         let live = core.live(ino);
         live.opens = live.opens.saturating_sub(1);
         let had_guests = live.opens == 0 && core.boards.contains(&ino);

@@ -44,6 +44,8 @@ pub(crate) struct Found {
     pub(crate) orphans: Vec<Ino>,
     /// Marked.
     pub(crate) unfinished: Vec<Ino>,
+    /// With a name, and the log that is to be copied to them.
+    pub(crate) redo: Vec<(Ino, Ino)>,
     pub(crate) damages: Damages,
 }
 
@@ -122,6 +124,7 @@ pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
         reserved: 0,
         orphans: Vec::new(),
         unfinished: Vec::new(),
+        redo: Vec::new(),
         damages: Damages::default(),
     };
     let mut scan = Scan { port, pages, found };
@@ -137,6 +140,7 @@ pub(crate) fn scan(port: &mut Port, head: &Head, pages: u64) -> Result<Found> {
     found.spans.extend(maps);
     tell_overlaps(&mut found.spans, &mut found.damages);
     distrust_sharers(&found.sharers, &mut found.damages);
+    distrust_logs(&found.orphans, &found.redo, &mut found.damages);
     let again = counted_again(port, &found.sharers, &mut found.damages)?;
     found.used = found.used.saturating_sub(again);
     let places = found.sharers.drain();
@@ -171,6 +175,19 @@ fn distrust_sharers(sharers: &HashMap<Span, Sharers>, damages: &mut Damages) {
             .any(|owner| damages.distrusted.contains(owner))
         {
             damages.distrusted.extend(owners);
+        }
+    }
+}
+
+/// Whoever names a log that is none is not believed.
+fn distrust_logs(orphans: &[Ino], redo: &[(Ino, Ino)], damages: &mut Damages) {
+    let orphans: HashSet<Ino> = orphans.iter().copied().collect();
+    let mut named = HashSet::new();
+    for &(ino, log) in redo {
+        if !orphans.contains(&log) || !named.insert(log) {
+            let what = || format!("{} is to be written from {}", owner(ino), owner(log));
+            damages.note(what);
+            damages.distrusted.insert(ino);
         }
     }
 }
@@ -307,6 +324,9 @@ impl Scan<'_> {
             }
         };
         self.take_spans(ino, &inode)?;
+        if let Some(log) = inode.redo.filter(|_| inode.links > 0) {
+            self.found.redo.push((ino, log));
+        }
         match (inode.links, inode.flags & TRIM) {
             (0, _) => self.found.orphans.push(ino),
             (_, 0) if inode.spare.is_none() && inode.growth.is_none() => {}

@@ -12,6 +12,7 @@
 //!   inode.
 
 use crate::Fs;
+use crate::board::Data;
 use crate::core::Core;
 use crate::error::Result;
 use crate::format::{Ino, Inode, Place, RESERVED, SMALL_PAGES, TRIM};
@@ -23,6 +24,7 @@ use pagemesh_base::space::{Reply, Request};
 use pagemesh_base::units::PAGE_BYTES;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Spans that two files begin to share in one transaction: each may lie in a map page of
@@ -290,6 +292,12 @@ impl Fs {
         let _second = second_lock.as_ref().map(|lock| lock.write());
         self.settle(first)?;
         self.settle(second)?;
+        self.finish_redo(port, first)?;
+        self.finish_redo(port, second)?;
+        let has_held = |lock: &Arc<Data>| lock.has_held();
+        if has_held(&first_lock) || second_lock.as_ref().is_some_and(has_held) {
+            return Ok(0);
+        }
         let alike = self.alike(port, (from, source), (to, target), len)?;
         let now = self.now();
         if alike.bytes == 0 {

@@ -25,7 +25,8 @@ impl Fs {
     }
 
     /// Makes completed changes of a file durable, as the pool's class promises, and
-    /// with them its times.
+    /// with them its times. What was stored into mappings of it becomes part of it, all at
+    /// once.
     ///
     /// # Errors
     /// What the volume says; that what was changed before may be lost, if nobody was told.
@@ -38,6 +39,7 @@ impl Fs {
     /// # Errors
     /// What the volume says; once, that what was changed before may be lost.
     pub fn sync_opened(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
+        self.put_held(port, ino)?;
         self.note_times(ino)?;
         self.flush(port, seen)
     }
@@ -47,6 +49,7 @@ impl Fs {
     /// # Errors
     /// As [`Fs::sync`].
     pub fn sync_all(&self, port: &mut Port) -> Result<()> {
+        self.put_all_held(port)?;
         self.put_times()?;
         self.flush(port, &self.told)
     }

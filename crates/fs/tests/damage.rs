@@ -251,7 +251,8 @@ fn an_inode_of_nonsense_is_told() {
         assert_eq!(read, Some(Errno::UCLEAN));
     }
     check(0, 0o170_644, "its mode");
-    check(FLAGS, 0x1_0010, "its flags");
+    check(FLAGS, 0x1_0020, "its flags");
+    check(FLAGS, 0x1_0010, "written from inode 0");
     // What was lent ends before it begins.
     check(FLAGS, 0x1_0008, "grows up to page 0");
     // A file with the target of a link.

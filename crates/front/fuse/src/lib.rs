@@ -266,6 +266,9 @@ fn take_care(fs: &Weak<Fs>, device: &OwnedFd, end: &OwnedFd) {
                     if let Err(cause) = fs.put_times() {
                         tracing::debug!(%cause, "times of files were not put down");
                     }
+                    if let Err(cause) = fs.put_old_held() {
+                        tracing::warn!(%cause, "what was stored into mappings is not in its file yet");
+                    }
                     due = Instant::now() + TIMES_EVERY;
                 }
                 fs.tend(Instant::now(), &mut awaited)

@@ -156,10 +156,10 @@ impl Hand for Writes<'_> {
         else {
             return Begun::Not;
         };
-        let Some(at) = place_of(*offset, *flags, *how) else {
+        let Some(at) = place_of(*offset, *flags) else {
             return Begun::Not;
         };
-        if how & abi::WRITE_KILL_SUIDGID != 0 {
+        if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
             return Begun::Not;
         }
         // Who answers it alone may wait for a port, or open one.
@@ -213,10 +213,8 @@ impl Writes<'_> {
 }
 
 /// Where a write goes; none: to the end.
-fn place_of(offset: u64, flags: u32, how: u32) -> Option<u64> {
-    // What comes from a mapping has its place, however the file was opened.
-    let is_cached = how & abi::WRITE_CACHE != 0;
-    (is_cached || !has(flags, OFlags::APPEND)).then_some(offset)
+fn place_of(offset: u64, flags: u32) -> Option<u64> {
+    (!has(flags, OFlags::APPEND)).then_some(offset)
 }
 
 impl Files for Served {
@@ -479,16 +477,15 @@ impl Asked<'_> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
             self.fs.disarm(self.ino)?;
         }
-        let at = place_of(offset, flags, how);
-        let is_durable = has(flags, OFlags::DSYNC);
         let mut port = self.fs.borrow()?;
-        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
-        let count = (bytes.end - bytes.start) as usize;
-        if count < data.len() && how & abi::WRITE_CACHE != 0 {
-            // From a mapping: the kernel looks at errors only.
-            return Err(Errno::NOSPC.into());
+        if how & abi::WRITE_CACHE != 0 {
+            self.fs.hold(&mut port, self.ino, offset, data)?;
+            return Ok(written(data.len()));
         }
-        Ok(written(count))
+        let at = place_of(offset, flags);
+        let is_durable = has(flags, OFlags::DSYNC);
+        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
+        Ok(written((bytes.end - bytes.start) as usize))
     }
 
     fn list(&self, span: Span) -> Result<Answer> {

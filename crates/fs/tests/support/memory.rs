@@ -22,6 +22,8 @@ type Step = Vec<(u64, Option<Arc<Page>>)>;
 #[derive(Default)]
 struct Content {
     pages: BTreeMap<u64, Arc<Page>>,
+    /// What they were before the first change.
+    base: BTreeMap<u64, Arc<Page>>,
     steps: Vec<Step>,
     /// Mapped pages that there is room for.
     room: Option<usize>,
@@ -78,9 +80,11 @@ impl Memory {
         {
             let content = self.content.lock().unwrap();
             let mut into = old.content.lock().unwrap();
+            into.pages = content.base.clone();
             for step in &content.steps[..steps] {
                 apply(&mut into.pages, step);
             }
+            into.base = into.pages.clone();
         }
         old
     }

@@ -1,0 +1,398 @@
+//! Pages that programs changed through mappings, held in memory until they are synced
+//! (RFD 019).
+//!
+//! The kernel sends what was stored into a mapping of a file page by page, whenever it
+//! likes. Here it waits until somebody syncs the file, and then goes into it as one
+//! change: after a crash all of it is there, or none.
+//!
+//! - What is held is laid over what is read. What is written otherwise goes to the pages
+//!   of the file at once, and into what is held of them.
+//! - It goes into the file with a sync, when nobody has the file open any more, or when
+//!   it is old, or too much; always all that is held of the file.
+//! - A file of which something is held has no guests, and none of its spans begins to be
+//!   shared.
+
+use crate::Fs;
+use crate::board::Data;
+use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of, write_pages};
+use crate::error::Result;
+use crate::format::{FILE_BYTES_MAX, Ino, Page, Time};
+use crate::io::Port;
+use crate::map;
+use bytes::Bytes;
+use pagemesh_base::units::PAGE_BYTES;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// Pages that a file system holds of all files, 256 MiB: what comes then has the file with
+/// the most of them changed, synced or not.
+pub const HELD_PAGES_MAX: u64 = 1 << 16;
+/// How long a page is held: what is lost with the machine is not older, as with other file
+/// systems (Linux, `dirty_expire_centisecs`).
+pub const HELD_SECONDS_MAX: i64 = 30;
+/// Spans that are taken in one transaction: each may need a map page of each level.
+const SPANS_TAKEN_MAX: usize = 8;
+
+/// Pages of one file, whole ones: zeroes behind its end.
+#[derive(Default)]
+pub(crate) struct Held {
+    pages: BTreeMap<u64, Arc<Page>>,
+    /// When the first of them came.
+    since: Option<Time>,
+}
+
+/// Pages that go into a file as one, in order.
+pub(crate) type Pages = [(u64, Arc<Page>)];
+
+impl Held {
+    fn put(&mut self, page: u64, bytes: Arc<Page>, now: Time) {
+        self.pages.insert(page, bytes);
+        self.since.get_or_insert(now);
+    }
+
+    /// Has the pages that are held show these bytes, too.
+    fn patch(&mut self, offset: u64, data: &[u8]) {
+        let end = offset + data.len() as u64;
+        for (&page, bytes) in self.pages.range_mut(offset / PAGE..pages_of(end)) {
+            let first = (page * PAGE).max(offset);
+            let last = ((page + 1) * PAGE).min(end);
+            let part = &data[(first - offset) as usize..(last - offset) as usize];
+            let within = (first - page * PAGE) as usize;
+            Arc::make_mut(bytes)[within..within + part.len()].copy_from_slice(part);
+        }
+    }
+
+    /// Nothing of these bytes is held any more: they are zeroes.
+    fn clear(&mut self, bytes: Range<u64>) {
+        let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
+        let is_gone = |page: &u64| (first..last).contains(page);
+        self.pages.retain(|page, _| !is_gone(page));
+        for (&page, held) in self
+            .pages
+            .range_mut(bytes.start / PAGE..pages_of(bytes.end))
+        {
+            let from = bytes.start.max(page * PAGE) - page * PAGE;
+            let to = bytes.end.min((page + 1) * PAGE) - page * PAGE;
+            Arc::make_mut(held)[from as usize..to as usize].fill(0);
+        }
+    }
+}
+
+/// How many pages are held of which files.
+#[derive(Default)]
+pub(crate) struct HeldFiles {
+    pages: BTreeMap<Ino, u64>,
+    all: u64,
+}
+
+impl HeldFiles {
+    pub(crate) fn set(&mut self, ino: Ino, pages: u64) {
+        let before = match pages {
+            0 => self.pages.remove(&ino),
+            pages => self.pages.insert(ino, pages),
+        };
+        self.all = self.all - before.unwrap_or(0) + pages;
+    }
+
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        self.pages.contains_key(&ino)
+    }
+
+    fn inos(&self) -> Vec<Ino> {
+        self.pages.keys().copied().collect()
+    }
+
+    /// Of which most pages are held.
+    fn most(&self) -> Option<Ino> {
+        let most = self.pages.iter().max_by_key(|&(_, &pages)| pages);
+        most.map(|(&ino, _)| ino)
+    }
+}
+
+impl Data {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something came from mappings of it and is in no page of it yet.
+    pub(crate) fn has_held(&self) -> bool {
+        !self.held().pages.is_empty()
+    }
+
+    /// Lays what is held over bytes that were read.
+    pub(crate) fn lay_over(&self, offset: u64, bytes: &mut [u8]) {
+        let held = self.held();
+        let end = offset + bytes.len() as u64;
+        for (&page, from) in held.pages.range(offset / PAGE..pages_of(end)) {
+            let first = (page * PAGE).max(offset);
+            let last = ((page + 1) * PAGE).min(end);
+            let within = (first - page * PAGE) as usize;
+            let len = (last - first) as usize;
+            let at = (first - offset) as usize;
+            bytes[at..at + len].copy_from_slice(&from[within..within + len]);
+        }
+    }
+
+    /// Bytes were written to the file. The caller holds it alone.
+    pub(crate) fn patch_held(&self, offset: u64, data: &[u8]) {
+        self.held().patch(offset, data);
+    }
+}
+
+impl Fs {
+    /// Takes in what the kernel sends of a mapping. What lies beyond the end of the file
+    /// is nothing.
+    ///
+    /// # Errors
+    /// `EISDIR`, `EINVAL`, what the volume says, and as [`Fs::sync`] where too much is held.
+    pub fn hold(&self, port: &mut Port, ino: Ino, offset: u64, data: &Bytes) -> Result<()> {
+        if !self.data_lock(ino)?.is_mapped() {
+            self.bar_guests(ino)?;
+        }
+        self.make_room_to_hold(port, pages_of(data.len() as u64) + 1)?;
+        let data_of = self.data_lock(ino)?;
+        let _alone = data_of.write();
+        self.finish_redo(port, ino)?;
+        let now = self.now();
+        let size = self.look(|core| {
+            core.check_running()?;
+            let inode = core.file(ino)?;
+            core.note_write(ino, now);
+            Ok(inode.size)
+        })?;
+        let end = (offset + data.len() as u64).min(size);
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE;
+            let (first, last) = (page * PAGE, ((page + 1) * PAGE).min(size));
+            let to = end.min(last);
+            let is_whole = at == first && to == last;
+            let mut bytes = match is_whole {
+                true => Box::new([0; PAGE_BYTES]),
+                false => self.shown_page(port, ino, page)?,
+            };
+            let part = &data[(at - offset) as usize..(to - offset) as usize];
+            bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
+            data_of.held().put(page, bytes.into(), now);
+            at = last;
+        }
+        self.count_held(ino, &data_of);
+        Ok(())
+    }
+
+    /// A page of a file as whoever reads it sees it. The caller holds the file.
+    fn shown_page(&self, port: &mut Port, ino: Ino, page: u64) -> Result<Box<Page>> {
+        let mut bytes = Box::new([0; PAGE_BYTES]);
+        let read = self.read_held(port, ino, page * PAGE, PAGE_BYTES as u32)?;
+        let read = read.unwrap_or_default();
+        bytes[..read.len()].copy_from_slice(&read);
+        Ok(bytes)
+    }
+
+    fn count_held(&self, ino: Ino, data: &Data) {
+        let mut core = self.core();
+        let pages = data.held().pages.len() as u64;
+        core.held.set(ino, pages);
+    }
+
+    /// Puts other pages into their files until there is room for so many more.
+    fn make_room_to_hold(&self, port: &mut Port, pages: u64) -> Result<()> {
+        loop {
+            let most = {
+                let held = &self.core().held;
+                match held.all + pages > HELD_PAGES_MAX {
+                    true => held.most(),
+                    false => None,
+                }
+            };
+            let Some(ino) = most else { return Ok(()) };
+            tracing::debug!(
+                ino = ino.0,
+                "a file is changed before a sync: too much is held"
+            );
+            self.put_held(port, ino)?;
+        }
+    }
+
+    /// Nothing of these bytes is held any more. The caller holds the file alone.
+    pub(crate) fn clear_held(&self, ino: Ino, data: &Data, bytes: Range<u64>) {
+        if data.has_held() {
+            data.held().clear(bytes);
+            self.count_held(ino, data);
+        }
+    }
+
+    /// What is held of a file goes into it, all or nothing, for whoever reads it after a
+    /// crash.
+    ///
+    /// # Errors
+    /// What the volume says; then it is held as before.
+    pub(crate) fn put_held(&self, port: &mut Port, ino: Ino) -> Result<()> {
+        let data = {
+            let core = self.core();
+            let live = core.live.get(&ino);
+            live.map(|live| Arc::clone(&live.data))
+        };
+        let Some(data) = data.filter(|data| data.has_held()) else {
+            self.core().held.set(ino, 0);
+            return Ok(());
+        };
+        let _alone = data.write();
+        self.put_held_alone(port, ino, &data)
+    }
+
+    fn put_held_alone(&self, port: &mut Port, ino: Ino, data: &Data) -> Result<()> {
+        self.settle(ino)?;
+        self.finish_redo(port, ino)?;
+        let end = pages_of(self.look(|core| core.file(ino))?.size);
+        let pages: Vec<(u64, Arc<Page>)> = {
+            let held = data.held();
+            let within = held.pages.range(..end);
+            within
+                .map(|(&page, bytes)| (page, Arc::clone(bytes)))
+                .collect()
+        };
+        for run in runs(&pages) {
+            self.unshare(port, ino, run)?;
+        }
+        self.take_spans(ino, pages.iter().map(|&(page, _)| page))?;
+        match pages.len() as u64 <= TOGETHER_PAGES_MAX {
+            true => self.put_pages(port, ino, &pages)?,
+            false => self.put_by_redo(port, ino, &pages)?,
+        }
+        *data.held() = Held::default();
+        self.core().held.set(ino, 0);
+        Ok(())
+    }
+
+    /// Puts pages into a file in one transaction. The caller holds the file alone; there
+    /// are spans for them that are its own.
+    pub(crate) fn put_pages(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+        let mut holes = BTreeSet::new();
+        for run in runs(pages) {
+            holes.append(&mut self.holes(port, ino, run)?);
+        }
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            for (page, bytes) in pages {
+                let at = page * PAGE;
+                let len = inode.size.saturating_sub(at).min(PAGE) as usize;
+                write_pages(tx, &mut inode, at, &bytes[..len], &holes)?;
+            }
+            tx.make_durable();
+            tx.put(ino, &inode)
+        })
+    }
+
+    /// Sees to it that there are spans for these pages of a file, with holes in them. The
+    /// caller holds the file alone.
+    pub(crate) fn take_spans(&self, ino: Ino, pages: impl Iterator<Item = u64>) -> Result<()> {
+        let mut missing = self.look(|core| {
+            let inode = core.file(ino)?;
+            let mut missing = Vec::new();
+            let mut known = 0;
+            for page in pages {
+                if page < known {
+                    continue;
+                }
+                known = page + map::to_next_span(page);
+                if map::find(&inode.map, page, &mut |page| core.page(page))?.is_none() {
+                    missing.push(page);
+                }
+            }
+            Ok(missing)
+        })?;
+        while !missing.is_empty() {
+            let left = missing.split_off(missing.len().min(SPANS_TAKEN_MAX));
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                for &page in &missing {
+                    map::ensure(tx, &mut inode, page)?;
+                }
+                tx.put(ino, &inode)
+            })?;
+            missing = left;
+        }
+        Ok(())
+    }
+
+    /// What is held of all files goes into them; the first error counts.
+    pub(crate) fn put_all_held(&self, port: &mut Port) -> Result<()> {
+        let inos = self.core().held.inos();
+        let put = inos.into_iter().map(|ino| self.put_held(port, ino));
+        put.fold(Ok(()), Result::and)
+    }
+
+    /// What is held for long goes into its file. To be called once in a while.
+    ///
+    /// # Errors
+    /// What the volume says.
+    pub fn put_old_held(&self) -> Result<()> {
+        let now = self.now();
+        let is_old = |since: Time| now.sec - since.sec >= HELD_SECONDS_MAX;
+        let old: Vec<Ino> = {
+            let core = self.core();
+            let data = |ino: &Ino| core.live.get(ino).map(|live| &live.data);
+            let held = core.held.pages.keys();
+            let old = held.filter(|ino| {
+                data(ino)
+                    .and_then(|data| data.held().since)
+                    .is_some_and(is_old)
+            });
+            old.copied().collect()
+        };
+        if old.is_empty() {
+            return Ok(());
+        }
+        let mut port = self.borrow()?;
+        let put = old.into_iter().map(|ino| self.put_held(&mut port, ino));
+        put.fold(Ok(()), Result::and)
+    }
+
+    /// Pages that are held of all files.
+    #[must_use]
+    pub fn held_pages(&self) -> u64 {
+        self.core().held.all
+    }
+
+    /// A file is about to be closed for the last time: what is held of it goes into it,
+    /// unless it goes itself.
+    pub(crate) fn put_held_at_end(&self, ino: Ino) {
+        if self
+            .look(|core| core.inode(ino))
+            .is_ok_and(|inode| inode.links == 0)
+        {
+            return;
+        }
+        let put = self
+            .borrow()
+            .and_then(|mut port| self.put_held(&mut port, ino));
+        let Err(cause) = put else { return };
+        let data = {
+            let core = self.core();
+            let live = core.live.get(&ino).filter(|live| live.opens <= 1);
+            live.map(|live| Arc::clone(&live.data))
+        };
+        if let Some(data) = data {
+            tracing::error!(
+                ino = ino.0, %cause,
+                "what was stored into mappings of a file and not synced is lost"
+            );
+            let _alone = data.write();
+            self.clear_held(ino, &data, 0..FILE_BYTES_MAX);
+        }
+    }
+}
+
+/// Pages that follow each other.
+fn runs(pages: &Pages) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for &(page, _) in pages {
+        match runs.last_mut() {
+            Some(run) if run.end == page => run.end += 1,
+            _ => runs.push(page..page + 1),
+        }
+    }
+    runs
+}

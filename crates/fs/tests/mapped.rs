@@ -1,0 +1,559 @@
+//! What programs store into mappings of files: held until a sync, and then there as a
+//! whole.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_fs::{
+    Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, TOGETHER_PAGES_MAX,
+    Time, Wait,
+};
+use pagemesh_fuzz::Random;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicI64, Ordering};
+use support::memory::{Memory, wait};
+use support::pool::Pooled;
+use support::{OWNER, made, mounted, mounted_with_left};
+
+const SIZE: u64 = 1 << 36;
+const PAGE: u64 = 4096;
+/// A chunk, and then some.
+const FILE_BYTES_MAX: u64 = 600 * PAGE;
+const FAR: u32 = 1 << 27;
+
+/// A new file that is open.
+fn opened(fs: &Fs, name: &[u8]) -> Ino {
+    let made = fs.create(Ino::ROOT, name, Make::File, 0o600, OWNER);
+    let ino = made.unwrap().ino;
+    fs.open(ino).unwrap();
+    ino
+}
+
+/// The same after a crash, with its content.
+fn found(fs: &Fs, port: &mut Port, name: &[u8]) -> (Ino, Vec<u8>) {
+    let ino = fs.lookup(Ino::ROOT, name).unwrap().ino;
+    (ino, fs.read(port, ino, 0, FAR).unwrap())
+}
+
+fn read(fs: &Fs, port: &mut Port, ino: Ino) -> Vec<u8> {
+    fs.read(port, ino, 0, FAR).unwrap()
+}
+
+/// A file as its readers see it, and as a crash leaves it.
+#[derive(Clone, Default)]
+struct Model {
+    shown: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Pages as the kernel sends them.
+    Hold(u64, u64, u8),
+    Write(u64, usize, u8),
+    SetSize(u64),
+    Allocate(Allocate, u64, u64),
+    Copy(u64, u64, u64),
+    Sync,
+}
+
+impl Op {
+    fn roll(random: &mut Random, model: &Model, is_long: bool) -> Op {
+        let size = model.shown.len() as u64;
+        let below = |random: &mut Random, end: u64| random.below(end.max(1) as usize) as u64;
+        let fill = 1 + below(random, 255) as u8;
+        let pages = size.div_ceil(PAGE);
+        match below(random, 20) {
+            0..9 if pages > 0 => {
+                let first = below(random, pages);
+                let most = if is_long { 200 } else { 12 };
+                Op::Hold(first, 1 + below(random, most), fill)
+            }
+            0..12 => {
+                let at = below(random, FILE_BYTES_MAX / 2);
+                Op::Write(at, 1 + below(random, 20_000) as usize, fill)
+            }
+            12 => Op::SetSize(below(random, FILE_BYTES_MAX)),
+            13 => {
+                let how = match below(random, 3) {
+                    0 => Allocate::Punch,
+                    1 => Allocate::Zero { keep_size: true },
+                    _ => Allocate::Reserve { keep_size: true },
+                };
+                let at = below(random, FILE_BYTES_MAX);
+                Op::Allocate(how, at, 1 + below(random, 40_000))
+            }
+            14 => Op::Copy(
+                below(random, size),
+                below(random, FILE_BYTES_MAX / 2),
+                40_000,
+            ),
+            _ => Op::Sync,
+        }
+    }
+
+    fn run(&self, fs: &Fs, port: &mut Port, ino: Ino) -> Result<(), FsError> {
+        match *self {
+            Op::Hold(first, pages, with) => {
+                // The kernel sends no more than there is.
+                let size = fs.attr(ino)?.size;
+                let end = ((first + pages) * PAGE).min(size);
+                if first * PAGE < end {
+                    let data = Bytes::from(vec![with; (end - first * PAGE) as usize]);
+                    fs.hold(port, ino, first * PAGE, &data)?;
+                }
+                Ok(())
+            }
+            Op::Write(at, len, with) => {
+                let data = Bytes::from(vec![with; len]);
+                fs.write(port, ino, Some(at), &data, false).map(drop)
+            }
+            Op::SetSize(size) => fs.set_size(port, ino, size).map(drop),
+            Op::Allocate(how, at, len) => fs.allocate(port, ino, how, at, len),
+            Op::Copy(from, to, len) => match fs.copy(port, (ino, from), (ino, to), len) {
+                Err(FsError::Posix(Errno::INVAL)) => Ok(()),
+                copied => copied.map(drop),
+            },
+            Op::Sync => fs.sync(port, ino),
+        }
+    }
+}
+
+impl Model {
+    fn run(&mut self, op: &Op) {
+        match *op {
+            Op::Hold(first, pages, with) => {
+                let (first, end) = ((first * PAGE) as usize, ((first + pages) * PAGE) as usize);
+                let size = self.shown.len();
+                self.shown[first.min(size)..end.min(size)].fill(with);
+            }
+            Op::Write(at, len, with) => self.both(|bytes| {
+                let end = at as usize + len;
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[at as usize..end].fill(with);
+            }),
+            Op::SetSize(size) => self.both(|bytes| bytes.resize(size as usize, 0)),
+            Op::Allocate(Allocate::Reserve { .. }, ..) => {}
+            Op::Allocate(_, at, len) => self.both(|bytes| {
+                let (first, end) = (at as usize, (at + len) as usize);
+                let size = bytes.len();
+                bytes[first.min(size)..end.min(size)].fill(0);
+            }),
+            Op::Copy(from, to, len) => {
+                if from.abs_diff(to) < len {
+                    return;
+                }
+                let size = self.shown.len();
+                let part = self.shown[(from as usize).min(size)..((from + len) as usize).min(size)]
+                    .to_vec();
+                self.both(|bytes| {
+                    let end = to as usize + part.len();
+                    if !part.is_empty() {
+                        bytes.resize(bytes.len().max(end), 0);
+                        bytes[to as usize..end].copy_from_slice(&part);
+                    }
+                });
+            }
+            Op::Sync => self.durable.clone_from(&self.shown),
+        }
+    }
+
+    fn both(&mut self, run: impl Fn(&mut Vec<u8>)) {
+        run(&mut self.shown);
+        run(&mut self.durable);
+    }
+}
+
+/// There is one file beside the table and the root, and no page that it does not have.
+fn check_nothing_else(memory: &Memory, fs: &Fs) {
+    let usage = fs.usage();
+    assert_eq!(usage.inodes, 3);
+    let used = usage.used_bytes / PAGE;
+    // Pages of the inode table are in use before they are written.
+    assert!(used - (memory.mapped_pages() as u64) < 16, "{usage:?}");
+}
+
+/// What a crash within an operation left is one of both, if it is to be whole; else each
+/// byte is of one of them.
+fn check_left(at: &str, op: &Op, found: &[u8], before: &[u8], after: &[u8]) {
+    if found == before || found == after {
+        return;
+    }
+    assert!(!matches!(op, Op::Sync | Op::Hold(..)), "torn {at}");
+    let sizes = [before.len(), after.len()];
+    let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+    assert!((least..=most).contains(&&found.len()), "its length {at}");
+    let byte = |bytes: &[u8], index: usize| bytes.get(index).copied().unwrap_or(0);
+    for (index, &is) in found.iter().enumerate() {
+        let (old, new) = (byte(before, index), byte(after, index));
+        assert!(
+            is == old || is == new,
+            "byte {index} {at}: {is}, not {old} or {new}"
+        );
+    }
+}
+
+/// One file's life, with a crash after each change of the space.
+fn live(seed: u64, operations: usize, is_long: bool) -> u64 {
+    let mut random = Random::new(seed);
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = opened(&fs, b"file");
+    let mut model = Model::default();
+    let mut redone = 0;
+    for number in 0..operations {
+        let op = Op::roll(&mut random, &model, is_long);
+        let at = format!("seed {seed}, operation {number}, {op:?}");
+        let (before, steps) = (model.clone(), memory.steps());
+        op.run(&fs, &mut port, ino)
+            .unwrap_or_else(|error| panic!("{at}: {error}"));
+        model.run(&op);
+        assert!(read(&fs, &mut port, ino) == model.shown, "{at}");
+        for step in steps..=memory.steps() {
+            let old = memory.after(step);
+            let (fs, mut port) = mounted_with_left(&old);
+            let (_, content) = found(&fs, &mut port, b"file");
+            let at = format!("{at}, after change {}", step - steps);
+            check_left(&at, &op, &content, &before.durable, &model.durable);
+            // It dies once more while it finishes what was begun.
+            redone += u64::from(old.steps() > 0);
+            if old.steps() > 0 && random.below(8) == 0 {
+                for again in 0..old.steps() {
+                    let last = old.after(again);
+                    let (fs, mut port) = mounted(&last);
+                    assert!(
+                        found(&fs, &mut port, b"file").1 == content,
+                        "{at}, again {again}"
+                    );
+                    check_nothing_else(&last, &fs);
+                }
+            }
+        }
+    }
+    redone
+}
+
+#[test]
+fn what_was_not_synced_is_gone_and_what_was_is_whole() {
+    for seed in 0..12 {
+        live(seed, 60, false);
+    }
+}
+
+#[test]
+fn a_long_sync_is_whole_as_well() {
+    let redone: u64 = (100..106).map(|seed| live(seed, 40, true)).sum();
+    assert!(redone > 100, "{redone} mounts finished a long sync");
+}
+
+/// A file with pages of 1, of which pages of 2 are held.
+fn held(memory: &Memory, pages: u64, held: impl Iterator<Item = u64>) -> (Fs, Port, Ino) {
+    let (fs, mut port) = made(memory);
+    let ino = opened(&fs, b"file");
+    let data = Bytes::from(vec![1; (pages * PAGE) as usize]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    for page in held {
+        let data = Bytes::from(vec![2; PAGE as usize]);
+        fs.hold(&mut port, ino, page * PAGE, &data).unwrap();
+    }
+    (fs, port, ino)
+}
+
+/// How many pages a crash would leave of those that were held.
+fn durable(memory: &Memory) -> usize {
+    let (fs, mut port) = mounted(&memory.after_now());
+    let (_, bytes) = found(&fs, &mut port, b"file");
+    let pages = bytes.chunks(PAGE as usize);
+    pages.filter(|page| page[0] == 2).count()
+}
+
+#[test]
+fn the_last_one_to_close_a_file_takes_along_what_is_held() {
+    let memory = Memory::new(SIZE);
+    let (fs, _, ino) = held(&memory, 100, (0..100).step_by(7));
+    assert_eq!((durable(&memory), fs.held_pages()), (0, 15));
+    fs.open(ino).unwrap();
+    fs.release(ino);
+    assert_eq!((durable(&memory), fs.held_pages()), (0, 15));
+    fs.release(ino);
+    assert_eq!((durable(&memory), fs.held_pages()), (15, 0));
+}
+
+#[test]
+fn a_file_that_goes_takes_nothing_along() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, ino) = held(&memory, 100, 0..100);
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    assert!(read(&fs, &mut port, ino).iter().all(|&byte| byte == 2));
+    let steps = memory.steps();
+    fs.release(ino);
+    fs.forget(ino, 1);
+    // Those of the table and the root.
+    assert_eq!((fs.held_pages(), fs.usage().inodes), (0, 2));
+    // Nothing of it is written before.
+    for step in steps..memory.steps() {
+        let left = memory.after(step);
+        let is_held = |&page: &u64| left.page(page) == [2; PAGE as usize];
+        assert!(!left.pages().iter().any(is_held));
+    }
+}
+
+#[test]
+fn unmounting_puts_down_what_is_held() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, _) = held(&memory, 300, 0..300);
+    fs.sync_all(&mut port).unwrap();
+    assert_eq!((durable(&memory), fs.held_pages()), (300, 0));
+}
+
+static NOW: AtomicI64 = AtomicI64::new(1_000_000);
+
+/// Not one that ticks.
+fn clock() -> Time {
+    Time {
+        sec: NOW.load(Ordering::SeqCst),
+        nsec: 0,
+    }
+}
+
+#[test]
+fn nothing_is_held_for_long() {
+    let memory = Memory::new(SIZE);
+    drop(held(&memory, 10, std::iter::empty()));
+    let fs = Fs::mount(memory.shared(), wait as Wait, clock).unwrap();
+    let mut port = fs.port().unwrap();
+    let (ino, _) = found(&fs, &mut port, b"file");
+    fs.open(ino).unwrap();
+    let data = Bytes::from(vec![2; PAGE as usize]);
+    fs.hold(&mut port, ino, PAGE, &data).unwrap();
+    NOW.fetch_add(HELD_SECONDS_MAX - 1, Ordering::SeqCst);
+    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.put_old_held().unwrap();
+    assert_eq!((durable(&memory), fs.held_pages()), (0, 2));
+    NOW.fetch_add(1, Ordering::SeqCst);
+    fs.put_old_held().unwrap();
+    assert_eq!((durable(&memory), fs.held_pages()), (2, 0));
+}
+
+#[test]
+fn too_much_is_not_held() {
+    let memory = Memory::new(SIZE).sized(SIZE);
+    let (fs, mut port) = made(&memory);
+    let files = [opened(&fs, b"file"), opened(&fs, b"other")];
+    let all = 2 * HELD_PAGES_MAX;
+    for ino in files {
+        fs.set_size(&mut port, ino, all * PAGE).unwrap();
+    }
+    let data = Bytes::from(vec![2; 256 * PAGE as usize]);
+    let mut hold = |ino, at: u64| {
+        fs.hold(&mut port, ino, at * PAGE, &data).unwrap();
+        fs.held_pages()
+    };
+    assert_eq!(hold(files[1], 0), 256);
+    for at in (0..HELD_PAGES_MAX - 1024).step_by(256) {
+        hold(files[0], at);
+    }
+    assert_eq!(fs.held_pages(), HELD_PAGES_MAX - 768);
+    for at in (HELD_PAGES_MAX - 1024..HELD_PAGES_MAX - 512).step_by(256) {
+        hold(files[0], at);
+    }
+    // The one with most goes, and the other stays.
+    assert_eq!(hold(files[0], HELD_PAGES_MAX), 512);
+    let (fs, mut port) = mounted(&memory.after_now());
+    let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
+    let mut first = |page: u64| fs.read(&mut port, ino, page * PAGE, 1).unwrap()[0];
+    let found = (first(0), first(HELD_PAGES_MAX - 513), first(HELD_PAGES_MAX));
+    assert_eq!(found, (2, 2, 0));
+}
+
+#[test]
+fn pages_far_apart_in_a_sparse_file_go_together() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = opened(&fs, b"file");
+    // Each in a map page of its own.
+    let apart = 2048 * 512 * PAGE;
+    let pages = TOGETHER_PAGES_MAX / 2;
+    fs.set_size(&mut port, ino, pages * apart).unwrap();
+    let part = |at| (at * apart + 5, Bytes::from(vec![3; PAGE as usize]));
+    let parts: Vec<_> = (0..pages - 1).map(part).collect();
+    fs.write_together(&mut port, ino, &parts, || true).unwrap();
+    for at in 0..pages {
+        let data = Bytes::from(vec![4; PAGE as usize]);
+        fs.hold(&mut port, ino, at * apart + PAGE, &data).unwrap();
+    }
+    fs.sync(&mut port, ino).unwrap();
+    let (fs, mut port) = mounted(&memory.after_now());
+    let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
+    for at in 0..pages - 1 {
+        let bytes = fs
+            .read(&mut port, ino, at * apart, 3 * PAGE as u32)
+            .unwrap();
+        assert_eq!((bytes[4], bytes[5], bytes[4095]), (0, 3, 3), "{at}");
+        assert_eq!((bytes[4096], bytes[8191], bytes[8192]), (4, 4, 0), "{at}");
+    }
+}
+
+/// Fills all room but so many pages.
+fn leave_room(memory: &Memory, pages: usize) {
+    memory.set_room(Some(memory.mapped_pages() + pages));
+}
+
+#[test]
+fn a_sync_without_room_changes_nothing_and_is_done_when_there_is() {
+    for room in (0..420).step_by(10) {
+        let memory = Memory::new(SIZE);
+        let (fs, mut port, ino) = held(&memory, 10, 0..10);
+        fs.set_size(&mut port, ino, 400 * PAGE).unwrap();
+        for page in 100..300 {
+            let data = Bytes::from(vec![2; PAGE as usize]);
+            fs.hold(&mut port, ino, page * PAGE, &data).unwrap();
+        }
+        let shown = read(&fs, &mut port, ino);
+        leave_room(&memory, room);
+        let synced = fs.sync(&mut port, ino);
+        if let Err(error) = synced {
+            assert_eq!(error.errno(), Errno::NOSPC);
+            assert_eq!(fs.held_pages(), 210);
+            assert!(read(&fs, &mut port, ino) == shown, "room {room}");
+            // Once the log is named it has happened.
+            let left = durable(&memory);
+            assert!(left == 0 || left == 210, "room {room}: {left} pages");
+            // What is written meanwhile comes after it, or not at all.
+            let data = Bytes::from(vec![7; PAGE as usize]);
+            let written = fs.write(&mut port, ino, Some(0), &data, false);
+            let expected = if written.is_ok() { 7 } else { 2 };
+            assert_eq!(read(&fs, &mut port, ino)[0], expected, "room {room}");
+            memory.set_room(None);
+            fs.sync(&mut port, ino).unwrap();
+            assert_eq!(read(&fs, &mut port, ino)[0], expected, "room {room}");
+        }
+        memory.set_room(None);
+        assert_eq!(fs.held_pages(), 0);
+        while fs.free_some() {}
+        assert!(durable(&memory) >= 209, "room {room}");
+        let (fs, _) = mounted(&memory.after_now());
+        check_nothing_else(&memory, &fs);
+    }
+}
+
+/// What a crash left of a long sync, with its log named.
+fn interrupted() -> Memory {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, ino) = held(&memory, 100, 0..100);
+    let steps = memory.steps();
+    fs.sync(&mut port, ino).unwrap();
+    let left = (steps..memory.steps()).map(|step| memory.after(step));
+    let mut named = left.filter(|left| durable(left) == 100);
+    named.next().expect("one that is finished by the mount")
+}
+
+#[test]
+fn a_log_that_finds_no_room_at_a_mount_waits_for_it() {
+    let left = interrupted();
+    // Not even for what is freed.
+    left.set_room(Some(0));
+    let (fs, mut port) = mounted_with_left(&left);
+    let ino = fs.lookup(Ino::ROOT, b"file").unwrap().ino;
+    let read_now = fs.read(&mut port, ino, 0, FAR);
+    assert_eq!(read_now.map_err(|error| error.errno()), Err(Errno::NOSPC));
+    while fs.free_some() {}
+    left.set_room(None);
+    assert!(read(&fs, &mut port, ino).iter().all(|&byte| byte == 2));
+    while fs.free_some() {}
+    check_nothing_else(&left, &fs);
+}
+
+#[test]
+fn what_names_no_log_is_not_believed() {
+    // Where the inode of the file names its log, and where a log says whose it is.
+    let left = interrupted();
+    let image = left.after_now();
+    let pages = image.pages();
+    let log_head = |image: &Memory| {
+        let mut pages = pages
+            .iter()
+            .filter(|&&page| image.page(page)[..8] == *b"pmeshlog");
+        *pages.next().expect("a log")
+    };
+    let check = |image: &Memory, what: &str| {
+        let (fs, mut port) = mounted_with_left(image);
+        assert!(fs.damage().is_some(), "{what}");
+        let file = fs.lookup(Ino::ROOT, b"file");
+        let read = file.and_then(|file| fs.read(&mut port, file.ino, 0, FAR));
+        assert_eq!(
+            read.map_err(|error| error.errno()),
+            Err(Errno::UCLEAN),
+            "{what}"
+        );
+    };
+    let head = log_head(&image);
+    // Magic, whose, generation, count, a page.
+    for at in [0, 8, 16, 27, 36] {
+        let image = left.after_now();
+        image.flip(head, at, 0x40);
+        check(&image, &format!("byte {at} of the log"));
+    }
+    let table = pages.iter().find(|&&page| {
+        let bytes = image.page(page);
+        // The flags of inode 2, and the number of its log.
+        bytes[2 * 256 + 2] & 16 != 0 && bytes[2 * 256 + 200] == 3
+    });
+    let table = *table.expect("the inode of the file");
+    for (at, with) in [(200, 2), (200, 3), (201, 1)] {
+        let image = left.after_now();
+        image.flip(table, 2 * 256 + at, with);
+        check(&image, &format!("byte {at} of the inode, {with:#x}"));
+    }
+}
+
+/// The power of a machine, or of a disk that buffers, fails at each fence of a sync.
+fn cut(buffers: bool, pages: u64) {
+    const POOL_BYTES: usize = 96 << 20;
+    let pooled = Pooled::new(POOL_BYTES, SIZE, buffers);
+    let (fs, mut port) = pooled.mounted();
+    let ino = opened(&fs, b"file");
+    let data = Bytes::from(vec![1; (2 * pages * PAGE) as usize]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    fs.sync(&mut port, ino).unwrap();
+    for page in 0..pages {
+        let data = Bytes::from(vec![2; PAGE as usize]);
+        fs.hold(&mut port, ino, 2 * page * PAGE, &data).unwrap();
+    }
+    pooled.crash_points();
+    fs.sync(&mut port, ino).unwrap();
+    let points = pooled.crash_points();
+    let last = points.len() - 1;
+    let mut seen = [0, 0];
+    for (point, crash) in points.iter().enumerate() {
+        for image in crash.images(3, 3, point as u64) {
+            let left = Pooled::recovered(image, buffers);
+            let (fs, mut port) = left.mounted();
+            let (_, bytes) = found(&fs, &mut port, b"file");
+            let new = bytes.chunks(PAGE as usize).filter(|page| page[0] == 2);
+            let new = new.count() as u64;
+            assert!(
+                new == 0 || new == pages,
+                "{new} of {pages}, fence {point} of {last}"
+            );
+            assert!(point < last || new == pages, "what was synced is not there");
+            seen[usize::from(new > 0)] += 1;
+        }
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+}
+
+#[test]
+fn the_power_fails_at_each_fence_of_a_sync() {
+    cut(false, 20);
+    cut(false, 60);
+}
+
+#[test]
+fn the_power_of_a_disk_fails_amid_a_sync() {
+    cut(true, 20);
+    cut(true, 60);
+}
