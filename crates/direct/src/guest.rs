@@ -695,7 +695,11 @@ fn runs(board: &Board, offset: u64, len: u64) -> Option<Runs<Run>> {
 
 /// The leg whose record is written last: were it another one, it might show what a dead guest
 /// left there alone, and nobody would have once that leg is lost.
-fn read_leg(station: &mut Station) -> Option<&mut MappedLeg> {
+fn read_leg(station: &Station) -> Option<&MappedLeg> {
+    station.legs.last()
+}
+
+fn read_leg_mut(station: &mut Station) -> Option<&mut MappedLeg> {
     station.legs.last_mut()
 }
 
@@ -707,7 +711,7 @@ fn read_together(
     into: &mut [u8],
 ) -> Option<Result<bool, SliceError>> {
     let epoch = station.picture.as_ref()?.epoch;
-    let leg = read_leg(station)?;
+    let leg = read_leg_mut(station)?;
     let runs = runs(board, offset, into.len() as u64)?;
     let is_one_page = offset as usize % PAGE_BYTES + into.len() <= PAGE_BYTES;
     if is_one_page && let [run] = runs[..] {
@@ -785,7 +789,7 @@ impl File {
         let runs = runs(board, offset, len)?;
         let ranges: Runs<(u64, u64)> = runs.iter().map(|run| (run.offset, run.len)).collect();
         let epoch = station.picture.as_ref()?.epoch;
-        let leg = read_leg(&mut station)?;
+        let leg = read_leg_mut(&mut station)?;
         let pane = self.mount.pane(leg.view())?;
         match leg.moment(&ranges, epoch) {
             Ok(moment) => Some(Shown {
@@ -976,10 +980,13 @@ impl File {
         if !(mount.is_ready(&station) || may_prepare && mount.equip(&mut station)) {
             return None;
         }
-        if intent == Intent::Write
-            && let Some(run) = board.run(offset, len as u64)
-        {
-            mount.expect_write(&station, run.offset);
+        let run = board.run(offset, len as u64);
+        match (intent, run) {
+            (Intent::Write, Some(run)) => mount.expect_write(&station, run.offset),
+            (Intent::Read, Some(run)) => {
+                read_leg(&station).inspect(|leg| leg.expect_read(run.offset));
+            }
+            (_, None) => {}
         }
         let row = mount.segment.row(station.row);
         row.enter(Place {
@@ -988,6 +995,9 @@ impl File {
             len: 0,
         });
         let inside = Inside(row);
+        if let (Intent::Read, Some(run)) = (intent, run) {
+            read_leg(&station).inspect(|leg| leg.expect_page(run.offset));
+        }
         // Only now: whoever keeps guests away sees the row, or is seen here.
         let may = mount.is_ready(&station)
             && !mount.segment.is_closed()

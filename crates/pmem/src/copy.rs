@@ -76,6 +76,19 @@ pub fn prefetch(byte: *const u8) {
     }
 }
 
+/// Tells the processor that the line of this byte will be loaded soon.
+#[inline]
+pub fn prefetch_load(byte: *const u8) {
+    // SAFETY: it changes nothing, wherever it points (Intel SDM, PREFETCHh).
+    unsafe {
+        std::arch::asm!(
+            "prefetcht0 [{}]",
+            in(reg) byte,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+}
+
 /// Streams `page` to each target and returns its sums.
 ///
 /// # Safety

@@ -357,6 +357,12 @@ impl Media for Mapped {
         copy::prefetch(unsafe { self.base.as_ptr().add(offset) });
     }
 
+    fn prefetch_load(&self, offset: usize) {
+        check_range(self.len, offset, 1, 1);
+        // SAFETY: in range.
+        copy::prefetch_load(unsafe { self.base.as_ptr().add(offset) });
+    }
+
     fn tolerate(&self, from: usize) {
         check_range(self.len, from, 0, PAGE_BYTES);
         self.watched.tolerate(from);

@@ -56,6 +56,9 @@ pub trait Media {
     /// Tells the processor that the line will be stored to soon.
     fn prefetch(&self, _offset: usize) {}
 
+    /// Tells the processor that the line will be loaded soon.
+    fn prefetch_load(&self, _offset: usize) {}
+
     /// Swaps an aligned word if it is `old`, or returns what it is. Not
     /// flushed.
     ///

@@ -53,6 +53,10 @@ const OWNER_WAIT_MAX: Duration = Duration::from_secs(5);
 /// frames it freed taken by others.
 const OWNER_WAITS_MAX: u32 = 3;
 
+/// Lines of a page that are fetched before it is read: as many as a core has on their way
+/// at once. The others follow by themselves.
+const LINES_FETCHED: usize = 12;
+
 type Page = [u8; PAGE_BYTES];
 
 /// A session of a pool. It belongs to one thread at a time.
@@ -438,6 +442,30 @@ impl<M: Media> Session<M> {
         self.view.control.prefetch(handle.object, page);
         if let Some(at) = self.leaves.guess(handle.object, page) {
             self.view.meta.prefetch(at);
+        }
+    }
+
+    /// A read of this page will come: fetches its slot.
+    #[inline]
+    pub fn expect_read(&self, handle: &Handle, page: PageNo) {
+        if let Some(at) = self.leaves.guess(handle.object, page) {
+            self.view.meta.prefetch_load(at);
+        }
+    }
+
+    /// A read of this page comes next: fetches where it begins, as far as one can tell.
+    #[inline]
+    pub fn expect_page(&self, handle: &Handle, page: PageNo) {
+        if let Some(at) = self.leaves.guess(handle.object, page)
+            && let Ok(slot) = self.view.slot(at, page)
+            && let Some(frame) = slot.frame()
+        {
+            let view = &*self.view;
+            view.meta.prefetch_load(view.geometry.frame_entry_at(frame));
+            let lines = (frame_at(frame)..).step_by(LINE_BYTES);
+            lines
+                .take(LINES_FETCHED)
+                .for_each(|at| view.data.prefetch_load(at));
         }
     }
 

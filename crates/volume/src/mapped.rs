@@ -94,6 +94,20 @@ impl MappedLeg {
         self.session.expect_write(&self.handle, page);
     }
 
+    /// A read of this place will come: fetches meanwhile what tells where it lies.
+    #[inline]
+    pub fn expect_read(&self, offset: u64) {
+        let page = PageNo(offset / PAGE_BYTES as u64);
+        self.session.expect_read(&self.handle, page);
+    }
+
+    /// It comes next: fetches where it lies.
+    #[inline]
+    pub fn expect_page(&self, offset: u64) {
+        let page = PageNo(offset / PAGE_BYTES as u64);
+        self.session.expect_page(&self.handle, page);
+    }
+
     /// Keeps an answer until it is reaped; one that it is lost holds from then on.
     pub(crate) fn finish(&mut self, tag: u64, result: Result<SliceReply, SliceError>) {
         if let Err(error @ SliceError::Lost(_)) = &result {
