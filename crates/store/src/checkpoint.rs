@@ -18,7 +18,7 @@ use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::table::Location;
 use crate::view::{Handle, NODE_SLOTS, StoreError, frame_at};
-use crate::wait::{self, Deadline};
+use crate::wait::{Deadline, Patience};
 use pagemesh_base::checksum::{Sums, crc32c};
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -177,11 +177,12 @@ impl<M: Media> Pool<M> {
     fn awaits_leave(&self, number: u32, active: u64) -> bool {
         let cells = self.view.control.cells(number);
         let end = Deadline::after(LEAVE_WAIT);
+        let mut patience = Patience::default();
         while cells.active().load(Ordering::SeqCst) == active {
             if end.is_over() {
                 return false;
             }
-            wait::pause();
+            patience.pause();
         }
         true
     }

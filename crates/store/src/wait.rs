@@ -51,6 +51,31 @@ pub(crate) fn pause() {
     std::thread::yield_now();
 }
 
+/// Waits for what may last as long as a process does without a processor: the first times by
+/// letting others go on, then by sleeping, so that those who are waited for have the
+/// processors.
+#[derive(Default)]
+pub(crate) struct Patience(u32);
+
+impl Patience {
+    /// A window lasts a microsecond, and so long do some of these.
+    const YIELDS: u32 = 16;
+    /// Short beside the time for which a scheduler leaves a process out.
+    const SLEEP: Duration = Duration::from_micros(100);
+
+    pub(crate) fn pause(&mut self) {
+        #[cfg(test)]
+        if pagemesh_models::pause() {
+            return;
+        }
+        match self.0 < Patience::YIELDS {
+            true => std::thread::yield_now(),
+            false => std::thread::sleep(Patience::SLEEP),
+        }
+        self.0 = self.0.saturating_add(1);
+    }
+}
+
 /// When a wait is given up.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline(Instant);
