@@ -919,7 +919,9 @@ impl File {
         let claimed = Cell::new(None);
         let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
             debug_assert!(claimed.get().is_none(), "one record, one claim");
-            claimed.set(Some(ring.claim(row, places)));
+            let place = ring.claim(row, places);
+            ring.expect(place, data.len().min(PAGE_BYTES));
+            claimed.set(Some(place));
             segment.next_op()
         });
         let must_call = match (&written, claimed.get()) {

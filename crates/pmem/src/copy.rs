@@ -89,6 +89,25 @@ pub fn prefetch_load(byte: *const u8) {
     }
 }
 
+/// Copies bytes from or to memory that other processes map, by one instruction that the
+/// compiler does not see into: whoever reads them meanwhile gets some of them.
+///
+/// # Safety
+/// So many bytes can be read and written, and do not overlap.
+#[inline]
+pub unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as the caller promised; the direction flag is clear between functions.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 /// Streams `page` to each target and returns its sums.
 ///
 /// # Safety

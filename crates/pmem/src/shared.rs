@@ -3,14 +3,14 @@
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
 
-use crate::copy::prefetch;
+use crate::copy::{copy_shared, prefetch};
 use crate::mapped::MapError;
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// A memfd mapped shared and writable. Not inherited by fork.
@@ -20,7 +20,7 @@ pub struct Shared {
     file: Option<File>,
 }
 
-// SAFETY: plain shared memory that is accessed through atomics only.
+// SAFETY: plain shared memory that is accessed through atomics, and copied past the compiler.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -162,49 +162,46 @@ impl Shared {
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
-    /// Copies bytes to an aligned place. The words are stored one by one, in no order, so
-    /// whoever reads them needs to be told when they are there.
+    /// Tells the processor that so many bytes at a place will be stored to soon.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub fn prefetch_all(&self, at: usize, len: usize) {
+        self.check(at, len);
+        for line in (at..at + len).step_by(LINE_BYTES) {
+            // SAFETY: in range, as just checked.
+            prefetch(unsafe { self.base.as_ptr().add(line) });
+        }
+    }
+
+    /// Copies bytes to a place, in no order, so whoever reads them needs to be told when they
+    /// are there.
     ///
     /// # Panics
     /// When they do not lie within the segment.
     #[inline]
     pub fn put(&self, at: usize, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        for (to, from) in self.words(at, bytes.len()).iter().zip(words) {
-            to.store(u64::from_le_bytes(*from), Ordering::Relaxed);
-        }
-        if !rest.is_empty() {
-            let mut last = [0; 8];
-            last[..rest.len()].copy_from_slice(rest);
-            let to = self.word(at + words.len() * 8);
-            to.store(u64::from_le_bytes(last), Ordering::Relaxed);
-        }
+        self.check(at, bytes.len());
+        // SAFETY: in range, as just checked.
+        unsafe { copy_shared(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
     }
 
-    /// Copies bytes from an aligned place; see [`Shared::put`].
+    /// Copies bytes from a place; see [`Shared::put`].
     ///
     /// # Panics
     /// When they do not lie within the segment.
     #[inline]
     pub fn get(&self, at: usize, into: &mut [u8]) {
-        let all = self.words(at, into.len());
-        let (words, rest) = into.as_chunks_mut::<8>();
-        for (from, to) in all.iter().zip(&mut *words) {
-            *to = from.load(Ordering::Relaxed).to_le_bytes();
-        }
-        if !rest.is_empty() {
-            let last = self.word(at + words.len() * 8).load(Ordering::Relaxed);
-            rest.copy_from_slice(&last.to_le_bytes()[..rest.len()]);
-        }
+        self.check(at, into.len());
+        // SAFETY: in range, as just checked.
+        unsafe { copy_shared(self.base.as_ptr().add(at), into.as_mut_ptr(), into.len()) }
     }
 
-    /// The whole words of so many bytes.
     #[inline]
-    fn words(&self, at: usize, len: usize) -> &[AtomicU64] {
-        let is_within = at.is_multiple_of(8) && at <= self.len && len <= self.len - at;
+    fn check(&self, at: usize, len: usize) {
+        let is_within = at <= self.len && len <= self.len - at;
         assert!(is_within, "{len} bytes at {at} of {}", self.len);
-        // SAFETY: aligned and in range, as just checked; accessed through atomics only.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at).cast(), len / 8) }
     }
 
     /// Sleeps while the half word is `expected`, at most for `limit`. May
@@ -266,6 +263,7 @@ fn system(action: &'static str) -> MapError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn bytes_are_those_that_were_put_there() {

@@ -117,8 +117,11 @@ impl<'s> Ring<'s> {
     }
 
     fn head_word(self, place: u64, index: usize) -> &'s AtomicU64 {
-        let at = (place % PLACES) as usize * HEAD_BYTES + index * 8;
-        self.shared.word(HEADS_AT + at)
+        self.shared.word(Ring::head_at(place) + index * 8)
+    }
+
+    fn head_at(place: u64) -> usize {
+        HEADS_AT + (place % PLACES) as usize * HEAD_BYTES
     }
 
     fn is_filled(self, place: u64) -> bool {
@@ -162,6 +165,15 @@ impl Ring<'_> {
         step("ring");
         row.claim().store(place + 1, Ordering::Release);
         place
+    }
+
+    /// Claimed places will be filled soon: fetches their lines, which the taker had last.
+    #[inline]
+    pub fn expect(self, place: u64, len: usize) {
+        self.shared.prefetch(Ring::head_at(place));
+        for (at, range) in Ring::parts(place, len) {
+            self.shared.prefetch_all(at, range.len());
+        }
     }
 
     /// Says what was changed. True: the taker has to be called.
