@@ -24,7 +24,10 @@ const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
 const STORE: &str = r#"
 import mmap, os, struct, sys
 path, acknowledged, pages, time = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-file = mmap.mmap(os.open(path, os.O_RDWR), pages * 4096)
+kept = os.open(path, os.O_RDWR)
+for _ in range(9):
+    os.pread(kept, 10, 0)
+file = mmap.mmap(kept, pages * 4096)
 told = os.open(acknowledged, os.O_RDWR)
 while True:
     time += 1
@@ -32,7 +35,10 @@ while True:
     for page in range(pages):
         if (page * 31 + time * 17) % 97 < some:
             struct.pack_into('<Q', file, page * 4096 + 8 * (page % 500), time)
-    file.flush()
+    if time % 3:
+        file.flush()
+    else:
+        os.fsync(kept)
     os.pwrite(told, struct.pack('<Q', time), 0)
 "#;
 

@@ -935,12 +935,14 @@ impl File {
         Some(written)
     }
 
-    /// Whether everything that was confirmed is durable as it is.
+    /// Whether everything that the file was given is durable as it is.
     #[must_use]
     pub fn is_durable(&self) -> bool {
         // Guests are let in where nothing is buffered. What a copy follows with is waited
-        // for in the kernel's way.
-        self.is_open() && !self.is_followed()
+        // for in the kernel's way, and so is what was stored into mappings: where there are
+        // some the file is closed to guests.
+        let has_guests = |board: &Arc<Board>| !board.is_closed() && !board.is_outdated();
+        self.is_open() && !self.is_followed() && self.board.get().is_some_and(has_guests)
     }
 
     /// Whether its mount lets guests in at the moment.

@@ -93,6 +93,11 @@ impl Fs {
     /// Nobody uses the inode any more: without a name it goes, else its times are
     /// put into it.
     pub(crate) fn let_go(&self, ino: Ino) {
+        self.let_go_by(ino, None);
+    }
+
+    /// The same for who may have a port.
+    pub(crate) fn let_go_by(&self, ino: Ino, mut port: Option<&mut Port>) {
         let live = {
             let mut core = self.core();
             let is_used = |live: &Live| live.opens > 0 || live.lookups > 0;
@@ -122,7 +127,7 @@ impl Fs {
         }
         let mut freed = Ok(true);
         while freed == Ok(true) {
-            freed = self.making_room(|| self.free_some_of(ino));
+            freed = self.making_room(|| self.free_some_of(ino, port.as_deref_mut()));
         }
         // It stays among what goes, and nobody hears of it.
         let _ = self.leave(ino, freed);
@@ -153,7 +158,7 @@ impl Fs {
 
     /// Frees some of an orphan, and with the rest its inode. A crash in between leaves an
     /// orphan. Returns whether more is left.
-    pub(crate) fn free_some_of(&self, ino: Ino) -> Result<bool> {
+    pub(crate) fn free_some_of(&self, ino: Ino, mut port: Option<&mut Port>) -> Result<bool> {
         let (inode, pieces) = self.look(|core| {
             let inode = core.inode(ino)?;
             let pieces = core.pieces(&inode, 0, SPANS_FREED_MAX)?;
@@ -173,14 +178,15 @@ impl Fs {
                     tx.put(ino, &inode)
                 })?;
             }
-            let mut port = self.borrow()?;
-            self.free_spare(&mut port, ino)?;
-            self.trim_some(&mut port, ino)?;
+            self.with_port(port, |port| {
+                self.free_spare(port, ino)?;
+                self.trim_some(port, ino)
+            })?;
             return Ok(true);
         }
         if !is_small {
             let all = pieces.iter().map(|piece| discard(piece, &(0..u64::MAX)));
-            self.borrow()?.call_all(all)?;
+            self.with_port(port.as_deref_mut(), |port| Ok(port.call_all(all)?))?;
         }
         let log = inode.redo;
         self.change(|tx| {
@@ -199,8 +205,20 @@ impl Fs {
             Ok(())
         })?;
         if let Some(log) = log {
-            self.end_log(log);
+            self.end_log(log, port);
         }
         Ok(false)
+    }
+
+    /// Runs something with the caller's port, or a borrowed one.
+    pub(crate) fn with_port<T>(
+        &self,
+        port: Option<&mut Port>,
+        run: impl FnOnce(&mut Port) -> Result<T>,
+    ) -> Result<T> {
+        match port {
+            Some(port) => run(port),
+            None => run(&mut *self.borrow()?),
+        }
     }
 }

@@ -15,12 +15,13 @@
 use crate::Fs;
 use crate::board::Data;
 use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of, write_pages};
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::format::{FILE_BYTES_MAX, Ino, Page, Time};
 use crate::io::Port;
 use crate::map;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -31,6 +32,7 @@ pub const HELD_PAGES_MAX: u64 = 1 << 16;
 /// How long a page is held: what is lost with the machine is not older, as with other file
 /// systems (Linux, `dirty_expire_centisecs`).
 pub const HELD_SECONDS_MAX: i64 = 30;
+const TOGETHER: usize = TOGETHER_PAGES_MAX as usize;
 /// Spans that are taken in one transaction: each may need a map page of each level.
 const SPANS_TAKEN_MAX: usize = 8;
 
@@ -99,15 +101,24 @@ impl HeldFiles {
         self.pages.contains_key(&ino)
     }
 
-    fn inos(&self) -> Vec<Ino> {
-        self.pages.keys().copied().collect()
+    /// The files, those first of which most is held.
+    fn by_pages(&self) -> Vec<Ino> {
+        let mut files: Vec<(u64, Ino)> = self
+            .pages
+            .iter()
+            .map(|(&ino, &pages)| (pages, ino))
+            .collect();
+        files.sort_unstable_by(|one, other| other.cmp(one));
+        files.into_iter().map(|(_, ino)| ino).collect()
     }
+}
 
-    /// Of which most pages are held.
-    fn most(&self) -> Option<Ino> {
-        let most = self.pages.iter().max_by_key(|&(_, &pages)| pages);
-        most.map(|(&ino, _)| ino)
-    }
+/// Whether what is held must go into a file as a whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    Whole,
+    /// In pieces, where there is no room for all at once.
+    MayPart,
 }
 
 impl Data {
@@ -163,6 +174,7 @@ impl Fs {
         })?;
         let end = (offset + data.len() as u64).min(size);
         let mut at = offset;
+        let mut pages = Vec::new();
         while at < end {
             let page = at / PAGE;
             let (first, last) = (page * PAGE, ((page + 1) * PAGE).min(size));
@@ -174,8 +186,11 @@ impl Fs {
             };
             let part = &data[(at - offset) as usize..(to - offset) as usize];
             bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
-            data_of.held().put(page, bytes.into(), now);
+            pages.push((page, Arc::from(bytes)));
             at = last;
+        }
+        for (page, bytes) in pages {
+            data_of.held().put(page, bytes, now);
         }
         self.count_held(ino, &data_of);
         Ok(())
@@ -196,23 +211,39 @@ impl Fs {
         core.held.set(ino, pages);
     }
 
-    /// Puts other pages into their files until there is room for so many more.
+    /// Puts what is held of the files with most of it into them until there is room for so
+    /// many pages more.
     fn make_room_to_hold(&self, port: &mut Port, pages: u64) -> Result<()> {
-        loop {
-            let most = {
-                let held = &self.core().held;
-                match held.all + pages > HELD_PAGES_MAX {
-                    true => held.most(),
-                    false => None,
-                }
-            };
-            let Some(ino) = most else { return Ok(()) };
+        let has_room = || self.core().held.all + pages <= HELD_PAGES_MAX;
+        if has_room() {
+            return Ok(());
+        }
+        let files = self.core().held.by_pages();
+        let mut last = Ok(());
+        for ino in files {
             tracing::debug!(
                 ino = ino.0,
                 "a file is changed before a sync: too much is held"
             );
-            self.put_held(port, ino)?;
+            last = self.put_pinned(port, ino);
+            if has_room() {
+                return Ok(());
+            }
         }
+        last
+    }
+
+    /// What is held of a file goes into it, which nobody may be using any more by now:
+    /// until that is done its number is no other file's. Where there is no room for all of
+    /// it at once, in pieces: nobody has synced it.
+    fn put_pinned(&self, port: &mut Port, ino: Ino) -> Result<()> {
+        match self.open(ino) {
+            Err(FsError::Posix(Errno::STALE)) => return Ok(()),
+            opened => opened?,
+        };
+        let put = self.put_held(port, ino, How::MayPart);
+        self.release_by(ino, Some(port));
+        put
     }
 
     /// Nothing of these bytes is held any more. The caller holds the file alone.
@@ -228,21 +259,22 @@ impl Fs {
     ///
     /// # Errors
     /// What the volume says; then it is held as before.
-    pub(crate) fn put_held(&self, port: &mut Port, ino: Ino) -> Result<()> {
+    pub(crate) fn put_held(&self, port: &mut Port, ino: Ino, how: How) -> Result<()> {
         let data = {
-            let core = self.core();
+            let mut core = self.core();
             let live = core.live.get(&ino);
-            live.map(|live| Arc::clone(&live.data))
-        };
-        let Some(data) = data.filter(|data| data.has_held()) else {
-            self.core().held.set(ino, 0);
-            return Ok(());
+            let data = live.map(|live| Arc::clone(&live.data));
+            let Some(data) = data.filter(|data| data.has_held()) else {
+                core.held.set(ino, 0);
+                return Ok(());
+            };
+            data
         };
         let _alone = data.write();
-        self.put_held_alone(port, ino, &data)
+        self.put_held_alone(port, ino, &data, how)
     }
 
-    fn put_held_alone(&self, port: &mut Port, ino: Ino, data: &Data) -> Result<()> {
+    fn put_held_alone(&self, port: &mut Port, ino: Ino, data: &Data, how: How) -> Result<()> {
         self.settle(ino)?;
         self.finish_redo(port, ino)?;
         let end = pages_of(self.look(|core| core.file(ino))?.size);
@@ -257,9 +289,19 @@ impl Fs {
             self.unshare(port, ino, run)?;
         }
         self.take_spans(ino, pages.iter().map(|&(page, _)| page))?;
-        match pages.len() as u64 <= TOGETHER_PAGES_MAX {
-            true => self.put_pages(port, ino, &pages)?,
-            false => self.put_by_redo(port, ino, &pages)?,
+        let put = match pages.len() <= TOGETHER {
+            true => self.put_pages(port, ino, &pages),
+            false => self.put_by_redo(port, ino, &pages),
+        };
+        match put {
+            Err(error) if how == How::MayPart && error.errno() == Errno::NOSPC => {
+                // A log that is named already must be copied before.
+                self.finish_redo(port, ino)?;
+                pages
+                    .chunks(TOGETHER)
+                    .try_for_each(|pages| self.put_pages(port, ino, pages))?;
+            }
+            put => put?,
         }
         *data.held() = Held::default();
         self.core().held.set(ino, 0);
@@ -319,8 +361,8 @@ impl Fs {
 
     /// What is held of all files goes into them; the first error counts.
     pub(crate) fn put_all_held(&self, port: &mut Port) -> Result<()> {
-        let inos = self.core().held.inos();
-        let put = inos.into_iter().map(|ino| self.put_held(port, ino));
+        let inos = self.core().held.by_pages();
+        let put = inos.into_iter().map(|ino| self.put_pinned(port, ino));
         put.fold(Ok(()), Result::and)
     }
 
@@ -330,23 +372,20 @@ impl Fs {
     /// What the volume says.
     pub fn put_old_held(&self) -> Result<()> {
         let now = self.now();
-        let is_old = |since: Time| now.sec - since.sec >= HELD_SECONDS_MAX;
+        // A clock may be set back.
+        let is_old = |since: Time| now.sec - since.sec >= HELD_SECONDS_MAX || now.sec < since.sec;
         let old: Vec<Ino> = {
             let core = self.core();
-            let data = |ino: &Ino| core.live.get(ino).map(|live| &live.data);
+            let since = |ino: &Ino| core.live.get(ino)?.data.held().since;
             let held = core.held.pages.keys();
-            let old = held.filter(|ino| {
-                data(ino)
-                    .and_then(|data| data.held().since)
-                    .is_some_and(is_old)
-            });
+            let old = held.filter(|ino| since(ino).is_some_and(is_old));
             old.copied().collect()
         };
         if old.is_empty() {
             return Ok(());
         }
         let mut port = self.borrow()?;
-        let put = old.into_iter().map(|ino| self.put_held(&mut port, ino));
+        let put = old.into_iter().map(|ino| self.put_pinned(&mut port, ino));
         put.fold(Ok(()), Result::and)
     }
 
@@ -357,18 +396,14 @@ impl Fs {
     }
 
     /// A file is about to be closed for the last time: what is held of it goes into it,
-    /// unless it goes itself.
-    pub(crate) fn put_held_at_end(&self, ino: Ino) {
-        if self
-            .look(|core| core.inode(ino))
-            .is_ok_and(|inode| inode.links == 0)
-        {
-            return;
+    /// unless it goes itself. Whether that may have helped.
+    pub(crate) fn put_held_at_end(&self, ino: Ino, port: Option<&mut Port>) -> bool {
+        let inode = self.look(|core| core.inode(ino));
+        if inode.is_ok_and(|inode| inode.links == 0) {
+            return false;
         }
-        let put = self
-            .borrow()
-            .and_then(|mut port| self.put_held(&mut port, ino));
-        let Err(cause) = put else { return };
+        let put = self.with_port(port, |port| self.put_held(port, ino, How::MayPart));
+        let Err(cause) = put else { return true };
         let data = {
             let core = self.core();
             let live = core.live.get(&ino).filter(|live| live.opens <= 1);
@@ -382,11 +417,12 @@ impl Fs {
             let _alone = data.write();
             self.clear_held(ino, &data, 0..FILE_BYTES_MAX);
         }
+        false
     }
 }
 
 /// Pages that follow each other.
-fn runs(pages: &Pages) -> Vec<Range<u64>> {
+pub(crate) fn runs(pages: &Pages) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &(page, _) in pages {
         match runs.last_mut() {

@@ -98,7 +98,7 @@ impl Fs {
 
     fn free_left(&self, ino: Ino) -> Result<bool> {
         if self.core().going.contains(&ino) {
-            return self.making_room(|| self.free_some_of(ino));
+            return self.making_room(|| self.free_some_of(ino, None));
         }
         // Else somebody might delete it meanwhile.
         self.open(ino)?;

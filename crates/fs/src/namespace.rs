@@ -3,6 +3,7 @@
 use crate::core::{Tx, damaged_inode};
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, INLINE, INLINE_MAX, Ino, Inode, Kind, Time};
+use crate::io::Port;
 use crate::map;
 use crate::node::{Entry, FIRST_KEY};
 use crate::tree::Tree;
@@ -322,10 +323,17 @@ impl Fs {
 
     /// Takes back one [`Fs::open`].
     pub fn release(&self, ino: Ino) {
+        self.release_by(ino, None);
+    }
+
+    /// The same for who may have a port.
+    pub(crate) fn release_by(&self, ino: Ino, mut port: Option<&mut Port>) {
         let mut core = self.core();
-        if core.held.has(ino) && core.live(ino).opens == 1 {
+        // Others may open it meanwhile, and store more.
+        let mut goes_on = true;
+        while goes_on && core.held.has(ino) && core.live(ino).opens == 1 {
             drop(core);
-            self.put_held_at_end(ino);
+            goes_on = self.put_held_at_end(ino, port.as_deref_mut());
             core = self.core();
         }
         let live = core.live(ino);
@@ -335,7 +343,7 @@ impl Fs {
         if had_guests {
             self.settle_closed(ino);
         }
-        self.let_go(ino);
+        self.let_go_by(ino, port);
     }
 
     /// Makes something under a name, which is remembered like a lookup.

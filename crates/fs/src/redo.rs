@@ -11,16 +11,17 @@
 
 use crate::Fs;
 use crate::core::damaged_inode;
-use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of};
+use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of, write_pages};
 use crate::error::{FsError, Result};
-use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Page};
-use crate::held::Pages;
+use crate::format::{Damaged, Ino, Inode, Kind, Page};
+use crate::held::{HELD_PAGES_MAX, Pages, runs};
 use crate::io::Port;
 use crate::namespace::Caller;
 use bytes::Bytes;
 use pagemesh_base::bytes::{get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const MAGIC: [u8; 8] = *b"pmeshlog";
@@ -29,6 +30,8 @@ const INO_AT: usize = 8;
 const GENERATION_AT: usize = 16;
 const COUNT_AT: usize = 24;
 const PAGES_AT: usize = 32;
+/// Pages of a log: what is held of one file, and what the kernel sends at once beyond it.
+const COUNT_MAX: u64 = 2 * HELD_PAGES_MAX;
 /// Bytes that are written to a log at once.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -41,6 +44,8 @@ impl Fs {
     /// Puts pages into a file by a log. The caller holds the file alone; there are spans
     /// for them that are its own.
     pub(crate) fn put_by_redo(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+        // What copying the log takes, so that it needs no room once that is named.
+        self.fill_holes(port, ino, pages)?;
         let log = self.create_unnamed(Ino::ROOT, 0o600, Caller { uid: 0, gid: 0 })?;
         let log = log.ino;
         self.core().logs.insert(log);
@@ -53,10 +58,34 @@ impl Fs {
             })
         });
         if let Err(error) = named {
-            self.end_log(log);
+            self.end_log(log, Some(port));
             return Err(error);
         }
         self.finish_redo(port, ino)
+    }
+
+    /// Has all of these pages mapped, those that are not with zeroes.
+    fn fill_holes(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+        for pages in pages.chunks(TOGETHER_PAGES_MAX as usize) {
+            let mut holes = BTreeSet::new();
+            for run in runs(pages) {
+                holes.append(&mut self.holes(port, ino, run)?);
+            }
+            if holes.is_empty() {
+                continue;
+            }
+            self.change(|tx| {
+                let mut inode = tx.inode(ino)?;
+                let size = inode.size;
+                for &page in &holes {
+                    let len = size.saturating_sub(page * PAGE).min(PAGE) as usize;
+                    let zeroes = &[0; PAGE_BYTES][..len];
+                    write_pages(tx, &mut inode, page * PAGE, zeroes, &holes)?;
+                }
+                tx.put(ino, &inode)
+            })?;
+        }
+        Ok(())
     }
 
     fn write_log(&self, port: &mut Port, ino: Ino, log: Ino, pages: &Pages) -> Result<()> {
@@ -107,7 +136,13 @@ impl Fs {
     }
 
     fn copy_log(&self, port: &mut Port, ino: Ino, inode: &Inode, log: Ino) -> Result<()> {
+        let is_log = |inode: &Inode| inode.kind() == Kind::File && inode.links == 0;
+        let found = self.look(|core| core.inode(log))?;
+        if !is_log(&found) || found.redo.is_some() {
+            return Err(no_log(log, "it is none"));
+        }
         let numbers = self.pages_of_log(port, log, (ino, inode.generation))?;
+        self.making_room(|| self.take_spans(ino, numbers.iter().copied()))?;
         let mut at = head_bytes(numbers.len() as u64);
         for numbers in numbers.chunks(TOGETHER_PAGES_MAX as usize) {
             let len = numbers.len() * PAGE_BYTES;
@@ -130,7 +165,7 @@ impl Fs {
                 tx.put(ino, &inode)
             })
         })?;
-        self.end_log(log);
+        self.end_log(log, Some(port));
         Ok(())
     }
 
@@ -149,7 +184,7 @@ impl Fs {
             && get_u64(&head, GENERATION_AT) == u64::from(generation);
         let count = get_u64(&head, COUNT_AT);
         let size = self.look(|core| core.inode(log))?.size;
-        let is_long = count <= FILE_BYTES_MAX / PAGE && head_bytes(count) + count * PAGE <= size;
+        let is_long = count <= COUNT_MAX && head_bytes(count) + count * PAGE <= size;
         if !is_its || !is_long {
             return Err(no_log(log, "it is of another file, or cut short"));
         }
@@ -167,27 +202,34 @@ impl Fs {
     }
 
     /// Nobody names the log any more, or nobody ever will.
-    pub(crate) fn end_log(&self, log: Ino) {
+    pub(crate) fn end_log(&self, log: Ino, port: Option<&mut Port>) {
         let mut core = self.core();
         // Else it goes by itself, and the number may be another file's by now.
         if !core.logs.remove(&log) {
             return;
         }
-        if core.live.contains_key(&log) {
-            drop(core);
-            self.release(log);
-            self.forget(log, 1);
-        } else {
-            core.leave(vec![log], Vec::new());
-        }
+        // Nobody else ever had it.
+        let live = core.live(log);
+        (live.opens, live.lookups) = (0, 0);
+        drop(core);
+        self.let_go_by(log, port);
     }
 
     /// Copies what logs hold for files, which a crash left: each with its log. Nobody else
-    /// uses them yet.
+    /// uses them yet. A file without a name goes, and its log with it.
     pub(crate) fn redo(&self, files: &[(Ino, Ino)]) -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
         let mut port = self.borrow()?;
         self.core().logs.extend(files.iter().map(|&(_, log)| log));
         for &(ino, _) in files {
+            let is_named = self
+                .look(|core| core.inode(ino))
+                .is_ok_and(|inode| inode.links > 0);
+            if !is_named {
+                continue;
+            }
             match self.finish_redo(&mut port, ino) {
                 // It stays with its file, which cannot be read, and is tried again then.
                 Err(cause) if cause.errno() == Errno::NOSPC => {
@@ -198,7 +240,7 @@ impl Fs {
                 }
                 done => done?,
             }
-            self.let_go(ino);
+            self.let_go_by(ino, Some(&mut port));
         }
         Ok(())
     }

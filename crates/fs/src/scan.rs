@@ -44,7 +44,7 @@ pub(crate) struct Found {
     pub(crate) orphans: Vec<Ino>,
     /// Marked.
     pub(crate) unfinished: Vec<Ino>,
-    /// With a name, and the log that is to be copied to them.
+    /// With the log that is to be copied to them.
     pub(crate) redo: Vec<(Ino, Ino)>,
     pub(crate) damages: Damages,
 }
@@ -324,9 +324,7 @@ impl Scan<'_> {
             }
         };
         self.take_spans(ino, &inode)?;
-        if let Some(log) = inode.redo.filter(|_| inode.links > 0) {
-            self.found.redo.push((ino, log));
-        }
+        self.found.redo.extend(inode.redo.map(|log| (ino, log)));
         match (inode.links, inode.flags & TRIM) {
             (0, _) => self.found.orphans.push(ino),
             (_, 0) if inode.spare.is_none() && inode.growth.is_none() => {}

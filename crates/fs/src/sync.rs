@@ -9,6 +9,7 @@
 use crate::Fs;
 use crate::error::{FsError, Result};
 use crate::format::Ino;
+use crate::held::How;
 use crate::io::Port;
 use pagemesh_base::space::SpaceError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,7 @@ impl Fs {
     /// # Errors
     /// What the volume says; once, that what was changed before may be lost.
     pub fn sync_opened(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
-        self.put_held(port, ino)?;
+        self.put_held(port, ino, How::Whole)?;
         self.note_times(ino)?;
         self.flush(port, seen)
     }

@@ -210,3 +210,21 @@ fn the_last_port_is_enough_to_give_up_the_reserve() {
     // Nor does freeing what is left, or taking it again.
     while fs.free_some() {}
 }
+
+/// What goes with the log of a long sync goes by the port of who syncs.
+#[test]
+fn a_long_sync_needs_one_port() {
+    const PAGES: u64 = 200;
+    let (few, fs) = Few::of_memory(OWN + 1, Told::AtOnce).mount();
+    let made = fs.create(Ino::ROOT, b"file", Make::File, 0o600, OWNER);
+    let ino = made.unwrap().ino;
+    fs.open(ino).unwrap();
+    let mut port = fs.borrow().unwrap();
+    let data = Bytes::from(vec![1; PAGES as usize * 4096]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    fs.hold(&mut port, ino, 0, &data).unwrap();
+    let inodes = fs.usage().inodes;
+    fs.sync(&mut port, ino).unwrap();
+    assert_eq!((fs.held_pages(), fs.usage().inodes), (0, inodes));
+    assert_eq!((few.open(), few.refused()), (OWN + 1, 0));
+}

@@ -13,7 +13,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that [`File::write_atomic`] changes, and that a read shows as of one moment.
 pub const ATOMIC_PAGES_MAX: usize = pagemesh_fs::TOGETHER_PAGES_MAX as usize;
@@ -53,8 +53,9 @@ pub struct File {
     generation: u64,
     can_read: bool,
     can_write: bool,
-    /// Whether the descriptor has written what was not synced since.
-    is_unsynced: AtomicBool,
+    /// Changes that the descriptor has made, and how many of them are synced.
+    changed: AtomicU64,
+    synced: AtomicU64,
 }
 
 impl File {
@@ -98,7 +99,8 @@ impl File {
             generation: process::generation(),
             can_read: access != libc::O_WRONLY,
             can_write: access != libc::O_RDONLY,
-            is_unsynced: AtomicBool::new(false),
+            changed: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
             file,
         })
     }
@@ -134,10 +136,15 @@ impl File {
     /// # Errors
     /// What the system says.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
-        self.is_unsynced.store(true, Ordering::Release);
-        self.file
-            .set_len(bytes)
-            .map_err(Error::system("set the size"))
+        let set = self.file.set_len(bytes);
+        self.note_change();
+        set.map_err(Error::system("set the size"))
+    }
+
+    /// The descriptor has changed something, or tried to: behind that, so that who syncs
+    /// before does not count it.
+    fn note_change(&self) {
+        self.changed.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Reads bytes, fewer only at the end. Pages are read one by one, each as a whole; up to
@@ -196,10 +203,9 @@ impl File {
                 .direct()
                 .and_then(|direct| direct.write(part, at, true));
             if written != Some(part.len()) {
-                self.is_unsynced.store(true, Ordering::Release);
-                self.file
-                    .write_all_at(part, at)
-                    .map_err(Error::system("write"))?;
+                let written = self.file.write_all_at(part, at);
+                self.note_change();
+                written.map_err(Error::system("write"))?;
             }
             done += part.len() as u64;
         }
@@ -248,14 +254,15 @@ impl File {
     pub fn persist(&self) -> Result<(), Error> {
         let _inside = Inside::enter().ok_or(Error::Inside)?;
         let is_followed = self.direct().is_some_and(Direct::is_followed);
-        if !self.is_unsynced.swap(false, Ordering::AcqRel) && !is_followed {
+        let changed = self.changed.load(Ordering::Acquire);
+        if self.synced.load(Ordering::Acquire) >= changed && !is_followed {
             return Ok(());
         }
         let synced = self.file.sync_data();
-        synced.map_err(|cause| {
-            self.is_unsynced.store(true, Ordering::Release);
-            Error::system("sync the file")(cause)
-        })
+        synced.map_err(Error::system("sync the file"))?;
+        // Not before: somebody else would be told that his changes are synced, too.
+        self.synced.fetch_max(changed, Ordering::AcqRel);
+        Ok(())
     }
 
     /// Shows bytes as they are at one moment, fewer at the end of the file: where they lie

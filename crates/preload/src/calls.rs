@@ -162,7 +162,7 @@ before! {
     mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
         -> Buffer: descriptors::mapped(fd, flags);
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
-        -> c_long: descriptors::called(number, a, b, c);
+        -> c_long: descriptors::called(number, a, b, c, d, e);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
         descriptors::sent(message);
     sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int:

@@ -282,10 +282,17 @@ unsafe fn share_each(fds: *const c_int, part_len: usize) {
     }
 }
 
-/// Before a system call by its number: what closes or replaces a descriptor.
+/// Before a system call by its number: what closes, replaces or copies descriptors, or maps
+/// what one leads to.
 #[inline(never)]
-pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long) {
+pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long) {
     match number {
+        libc::SYS_mmap => mapped(e as c_int, d as c_int),
+        // The child is a stranger; what is left of the offsets is the kernel's.
+        libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+            process::before_copy();
+            process::after_copy();
+        }
         libc::SYS_close => forget(a as c_int),
         libc::SYS_dup2 | libc::SYS_dup3 => replaced(a as c_int, b as c_int),
         libc::SYS_close_range if c as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 => {

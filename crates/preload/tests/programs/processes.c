@@ -206,6 +206,7 @@ int main(int count, char **arguments)
     by("raw", raw_fork);
     raced(fork);
     raced(_Fork);
+    raced(raw_fork);
     apart();
     vforked();
     others();
