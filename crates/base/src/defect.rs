@@ -49,6 +49,22 @@ pub enum Defect {
     PassOpenWindow,
     /// The seq that a dead session took stays a hole that nobody closes.
     HoleKept,
+    /// Bytes of a part of a page are put there before the fence.
+    PatchedBeforeFence,
+    /// A page does not show that bytes are being put there.
+    PatchNotMarked,
+    /// A session does not flush the bytes that it says are settled.
+    PatchNotSettled,
+    /// A checkpoint leaves the flush of all bytes to sessions.
+    PatchNotFlushed,
+    /// A checkpoint frees the frame that was changed in place.
+    PatchedFrameFreed,
+    /// Recovery puts bytes into a frame that another page has by now.
+    PatchOnMovedFrame,
+    /// Recovery takes a page that was changed in place for a torn one.
+    PatchedPageTorn,
+    /// Of a part of a page that a dead session had committed only the slot is shown.
+    DeadPatchNotPut,
     /// The operation that a dead session had committed is left undone.
     DeadNotFinished,
     /// Recovery does not list operations in flight.

@@ -23,17 +23,7 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 
 /// x^n modulo the polynomial, reflected and shifted as a fold multiplier.
 const fn multiplier(n: u32) -> i64 {
-    let mut value = 1u32 << 31;
-    let mut i = 0;
-    while i < n {
-        let carry = value & 1 != 0;
-        value >>= 1;
-        if carry {
-            value ^= POLYNOMIAL;
-        }
-        i += 1;
-    }
-    (value as i64) << 1
+    (times_x(1 << 31, n) as i64) << 1
 }
 
 /// Multipliers that move 16 bytes forward by `bits`: low half, high half.
@@ -52,6 +42,100 @@ pub fn crc32c_words<const N: usize>(seed: u32, words: &[[u8; 8]; N]) -> u32 {
     }
     // SAFETY: every kernel but the plainest needs SSE4.2, which was detected.
     unsafe { crc32c_words_sse42(seed, words) }
+}
+
+/// The CRC32C of a page that had `crc`, once `delta` was added, bit by bit without carry, to
+/// the bytes in front of its last `behind`.
+///
+/// A CRC is linear: to that of the page comes what `delta` alone makes of a register of
+/// zeroes, moved forward by the bytes behind it, which is a multiplication by a power of x.
+///
+/// # Panics
+/// When a page has no room for `delta` and `behind`.
+#[must_use]
+#[inline]
+pub fn crc32c_patched(crc: u32, delta: &[u8], behind: usize) -> u32 {
+    // SAFETY: `cpu` reports what the processor has.
+    unsafe { crc32c_patched_by(cpu().copy, crc, delta, behind) }
+}
+
+/// As [`crc32c_patched`], with a kernel named by the caller.
+///
+/// # Safety
+/// The processor has the kernel's instructions.
+///
+/// # Panics
+/// As [`crc32c_patched`].
+#[must_use]
+#[inline]
+pub unsafe fn crc32c_patched_by(kernel: Copy, crc: u32, delta: &[u8], behind: usize) -> u32 {
+    assert!(delta.len() + behind <= PAGE_BYTES, "a part of a page");
+    // Begins with the register inverted, and inverts it again at the end.
+    let alone = !crc32c_append(u32::MAX, delta);
+    let multiplier = FORWARD[behind];
+    crc ^ match kernel {
+        // SAFETY: both kernels need carry-less multiplication and SSE4.2.
+        Copy::Avx512 | Copy::Avx2 => unsafe { forward_pclmul(alone, multiplier) },
+        Copy::Sse42 | Copy::Sse2 => forward(alone, multiplier),
+    }
+}
+
+/// x^(8n - 32) modulo the polynomial, reflected, by n: what moves a CRC forward by n
+/// bytes, less the 32 bits by which the instruction moves it.
+static FORWARD: [u32; PAGE_BYTES + 1] = {
+    let mut powers = [0; PAGE_BYTES + 1];
+    let mut value = 1u32 << 31;
+    let mut i = 0;
+    while i < 32 {
+        // One power less: a step of the division backwards.
+        let carry = value >> 31 != 0;
+        value = if carry {
+            (value ^ POLYNOMIAL) << 1 | 1
+        } else {
+            value << 1
+        };
+        i += 1;
+    }
+    let mut n = 0;
+    while n <= PAGE_BYTES {
+        powers[n] = value;
+        value = times_x(value, 8);
+        n += 1;
+    }
+    powers
+};
+
+/// `value` times x^n modulo the polynomial, reflected.
+const fn times_x(mut value: u32, n: u32) -> u32 {
+    let mut i = 0;
+    while i < n {
+        let carry = value & 1 != 0;
+        value >>= 1;
+        if carry {
+            value ^= POLYNOMIAL;
+        }
+        i += 1;
+    }
+    value
+}
+
+#[target_feature(enable = "pclmulqdq,sse4.2")]
+fn forward_pclmul(value: u32, multiplier: u32) -> u32 {
+    let factors = _mm_set_epi64x(i64::from(multiplier), i64::from(value));
+    let product = _mm_cvtsi128_si64(_mm_clmulepi64_si128::<0x10>(factors, factors));
+    // The product of two reflected words lacks a place.
+    _mm_crc32_u64(0, (product as u64) << 1) as u32
+}
+
+fn forward(value: u32, multiplier: u32) -> u32 {
+    let (mut sum, mut power) = (0, multiplier);
+    for bit in (0..32).rev() {
+        if value >> bit & 1 != 0 {
+            sum ^= power;
+        }
+        power = times_x(power, 1);
+    }
+    times_x(sum, 32)
 }
 
 #[target_feature(enable = "sse4.2")]
@@ -427,6 +511,32 @@ mod tests {
         }
     }
 
+    /// Changes a part of a page, and compares its sum with that of all of it.
+    fn check_patched(page: &[u8; PAGE_BYTES], within: usize, bytes: &[u8]) {
+        let old = &page[within..][..bytes.len()];
+        let delta: Vec<u8> = old.iter().zip(bytes).map(|(old, new)| old ^ new).collect();
+        let mut patched = *page;
+        patched[within..][..bytes.len()].copy_from_slice(bytes);
+        let behind = PAGE_BYTES - within - bytes.len();
+        for kernel in kernels() {
+            // SAFETY: a kernel this CPU has.
+            let found = unsafe { crc32c_patched_by(kernel, crc32c(page), &delta, behind) };
+            let place = format!("{kernel:?}: {} bytes at {within}", bytes.len());
+            assert_eq!(found, crc32c(&patched), "{place}");
+        }
+    }
+
+    #[test]
+    fn the_sum_of_a_changed_page_is_that_of_all_of_it() {
+        let page = std::array::from_fn(|at| (at * 7 % 251) as u8);
+        for at in 0..PAGE_BYTES {
+            check_patched(&page, at, &[0x5a]);
+            check_patched(&page, at, &[0x5a; 70][..70.min(PAGE_BYTES - at)]);
+        }
+        check_patched(&page, 0, &[0x11; PAGE_BYTES]);
+        check_patched(&page, 17, &[]);
+    }
+
     #[test]
     fn copies_and_sums_plain_pages() {
         check(&[0; PAGE_BYTES]);
@@ -443,6 +553,16 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn any_part_of_any_page(
+            bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES),
+            new in prop::collection::vec(any::<u8>(), 0..=PAGE_BYTES),
+            place in 0usize..=PAGE_BYTES,
+        ) {
+            let page = bytes.as_slice().try_into().expect("a page");
+            check_patched(page, place.min(PAGE_BYTES - new.len()), &new);
+        }
+
         #[test]
         fn any_bytes_from_any_alignment(
             bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES + 64),

@@ -274,6 +274,16 @@ impl Media for Mapped {
         }
     }
 
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        check_range(self.len, offset, bytes.len(), 1);
+        // SAFETY: in range, and `bytes` are of our own process. Who reads them meanwhile
+        // verifies its copy.
+        unsafe {
+            let to = self.base.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+    }
+
     fn read_page(&self, offset: usize, into: &mut [u8; PAGE_BYTES]) -> u32 {
         check_range(self.len, offset, PAGE_BYTES, 1);
         // SAFETY: in range, and `into` is memory of our own process.

@@ -53,6 +53,22 @@ pub trait Media {
     /// Stores an aligned word; not flushed.
     fn store(&self, offset: usize, word: u64);
 
+    /// Stores bytes anywhere; not flushed. Readers meanwhile may find them torn, and
+    /// nobody else may store to the words that they lie in.
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let mut rest = bytes;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let within = at % 8;
+            let (part, after) = rest.split_at(rest.len().min(8 - within));
+            let mut word = self.load(at - within).to_le_bytes();
+            word[within..within + part.len()].copy_from_slice(part);
+            self.store(at - within, u64::from_le_bytes(word));
+            at += part.len();
+            rest = after;
+        }
+    }
+
     /// Tells the processor that the line will be stored to soon.
     fn prefetch(&self, _offset: usize) {}
 

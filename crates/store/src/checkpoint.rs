@@ -13,7 +13,7 @@ use crate::in_flight::Noted;
 use crate::lane::{Chunk, Followed, Lane};
 use crate::object::{HEIGHT, Object, ROOT_AT, State};
 use crate::pool::{OWN, ObjectError, Pool};
-use crate::record::{Change, Entry, NO_SUMS, ObjectRecord, PAGES_MAX, Record, lines};
+use crate::record::{Change, Entry, NO_SUMS, ObjectRecord, PAGES_MAX, Record};
 use crate::recovery::{PoolError, in_flight_of, store_entry, write_superblock};
 use crate::slot::Slot;
 use crate::table::Location;
@@ -464,6 +464,9 @@ impl<M: Media> Pool<M> {
         {
             return Err(PoolError::Session(lane));
         }
+        if record.is_patch() {
+            self.keep_patch(lane, record, is_settled, pass)?;
+        }
         for change in &record.changes {
             let (old, new) = (change.old.frame(), change.new.frame());
             if old == new {
@@ -472,13 +475,7 @@ impl<M: Media> Pool<M> {
             if let Some(frame) = new {
                 pass.used.push(frame.0);
                 if record.level == 0 && !self.view.has_overlay() {
-                    let at = self.view.geometry.frame_entry_at(frame);
-                    if at / LINE_BYTES != pass.frame_line
-                        && !defect::is(Defect::FrameTableNotFlushed)
-                    {
-                        pass.frame_line = at / LINE_BYTES;
-                        pass.add(self.view.data.flush(at, 8));
-                    }
+                    self.flush_sum(frame, pass);
                 }
             }
             if let Some(frame) = old {
@@ -511,6 +508,38 @@ impl<M: Media> Pool<M> {
             if self.view.data.is_unreadable(at) {
                 return Err(PoolError::Unreadable(at));
             }
+        }
+        Ok(())
+    }
+
+    /// Flushes a frame's sum, with those of its line.
+    fn flush_sum(&self, frame: FrameNo, pass: &mut Pass) {
+        let at = self.view.geometry.frame_entry_at(frame);
+        if at / LINE_BYTES != pass.frame_line && !defect::is(Defect::FrameTableNotFlushed) {
+            pass.frame_line = at / LINE_BYTES;
+            pass.add(self.view.data.flush(at, 8));
+        }
+    }
+
+    /// Flushes the bytes of a patch, if the session has not done so, and the page's sum.
+    /// The frame goes on to be the page's.
+    fn keep_patch(
+        &self,
+        lane: u32,
+        record: &Record,
+        is_settled: bool,
+        pass: &mut Pass,
+    ) -> Result<(), PoolError> {
+        let frame = record.changes[0].new.frame();
+        let frame = frame.filter(|_| !self.view.has_overlay());
+        let frame = frame.ok_or(PoolError::Session(lane))?;
+        if defect::is(Defect::PatchedFrameFreed) {
+            pass.freed.push(frame.0);
+        }
+        self.flush_sum(frame, pass);
+        if !is_settled && !defect::is(Defect::PatchNotFlushed) {
+            let at = frame_at(frame) + record.patch.within;
+            pass.add(self.view.data.flush(at, record.patch.bytes.len()));
         }
         Ok(())
     }
@@ -607,7 +636,9 @@ impl<M: Media> Pool<M> {
         let data = &*self.view.data;
         let at = self.view.geometry.lane_at(number);
         let mut stores = data.flush(at, self.view.geometry.lane_bytes as usize);
-        let changes = || group.iter().flat_map(|(_, record)| &record.changes);
+        // What a patch changes lies in its record.
+        let records = || group.iter().filter(|(_, record)| !record.is_patch());
+        let changes = || records().flat_map(|(_, record)| &record.changes);
         for frame in changes().filter_map(|change| change.new.frame()) {
             stores = stores.and(data.flush(frame_at(frame), PAGE_BYTES));
         }
@@ -623,7 +654,7 @@ impl<M: Media> Pool<M> {
         let taken = changes().filter_map(fresh);
         let consumed = taken.filter_map(|frame| book.consumed_with(frame.0)).max();
         let end = group.last().map_or(committed, |(position, record)| {
-            position + lines(record.changes.len()) as u64
+            position + record.lines() as u64
         });
         let cells = self.view.control.cells(number);
         // The session may have come to say so before it died.
@@ -642,6 +673,10 @@ impl<M: Media> Pool<M> {
         if !self.view.meta.can_read(at) || self.view.data.is_unreadable(at) {
             return Err(PoolError::Unreadable(at).into());
         }
+        if record.is_patch() {
+            self.show_patch(at, record);
+            return Ok(());
+        }
         for (i, change) in record.changes.iter().enumerate() {
             if let (0, Some(frame)) = (record.level, change.new.frame()) {
                 let at = self.view.geometry.frame_entry_at(frame);
@@ -658,6 +693,24 @@ impl<M: Media> Pool<M> {
             {}
         }
         Ok(())
+    }
+
+    /// The same of a patch, unless the session has come to show it. Its bytes may be there
+    /// in part: they are put there as a whole. The session's lock word is still taken, so
+    /// the slot is its own, or damaged.
+    fn show_patch(&self, at: usize, record: &Record) {
+        let Change { old, new, .. } = record.changes[0];
+        if defect::is(Defect::DeadPatchNotPut) {
+            self.view.meta.store(at, new.encode());
+            return;
+        }
+        let found = Slot::decode(self.view.meta.load(at));
+        if found.is_ok_and(|found| ![old, new.changing()].contains(&found)) {
+            return;
+        }
+        // Durable with the checkpoint that passes the record, as the session never
+        // said that they are settled.
+        let _flushed = self.view.apply_patch(at, record);
     }
 
     /// Whether a group that a dead session left was committed.
@@ -694,13 +747,18 @@ impl<M: Media> Pool<M> {
     }
 
     fn has_data(&self, record: &Record) -> bool {
+        let numbers = self.view.geometry.frame_numbers();
+        if record.is_patch() {
+            let frame = record.changes[0].new.frame();
+            return frame.is_some_and(|frame| numbers.contains(&frame.0));
+        }
         let mut page = [0; PAGE_BYTES];
         record
             .changes
             .iter()
             .all(|change| match change.new.frame() {
                 None => true,
-                Some(frame) if !self.view.geometry.frame_numbers().contains(&frame.0) => false,
+                Some(frame) if !numbers.contains(&frame.0) => false,
                 Some(frame) => {
                     self.view.data.read(frame_at(frame), &mut page);
                     record.level > 0 || crc32c(&page) == change.sums.crc

@@ -17,8 +17,8 @@
 
 use crate::defect::{self, Defect};
 use crate::record::{
-    Entry, NoRecord, ObjectRecord, Place, Record, Standing, encode_pad, is_pad, lines,
-    lines_claimed, was_pad,
+    Entry, NoRecord, ObjectRecord, Place, Record, Standing, encode_pad, is_pad, lines_claimed,
+    was_pad,
 };
 use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
@@ -348,7 +348,7 @@ impl Lane {
             return Ok(Followed::Pad);
         }
         if record.decode_from(from, &place).is_ok() {
-            self.next.position += lines(record.changes.len()) as u64;
+            self.next.position += record.lines() as u64;
             return Ok(Followed::Map);
         }
         let entry = Entry::decode(from, &place)?;

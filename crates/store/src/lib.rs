@@ -34,6 +34,9 @@ mod leaves;
 mod models;
 pub mod moment;
 pub mod object;
+pub mod patch;
+#[cfg(test)]
+mod patched;
 pub mod pool;
 pub mod record;
 pub mod recovery;

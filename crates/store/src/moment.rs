@@ -40,6 +40,7 @@ struct Found {
     page: PageNo,
     at: usize,
     bits: u64,
+    is_changing: bool,
     frame: FrameNo,
 }
 
@@ -166,8 +167,10 @@ impl<M: Media> Session<M> {
                 if !session.find(handle, ranges, found)? {
                     return Ok(false);
                 }
-                // Behind the loads of the slots.
-                if !session.is_free(handle, ranges) {
+                // Behind the loads of the slots. Who changes a page in place holds its word,
+                // but may have let go of it since its slot was loaded.
+                let is_changing = found.iter().any(|found| found.is_changing);
+                if is_changing || !session.is_free(handle, ranges) {
                     wait::pause();
                     continue;
                 }
@@ -204,6 +207,7 @@ impl<M: Media> Session<M> {
                     page,
                     at,
                     bits,
+                    is_changing: slot.is_changing(),
                     frame,
                 });
             }

@@ -17,7 +17,7 @@ use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{Sums, crc32c, crc32c_append, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
-use pagemesh_base::units::LINE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_words;
 use uuid::Uuid;
@@ -44,6 +44,17 @@ const KIND_PAD: u8 = 3;
 /// A map whose data has a second sum. Slots have no check bits in it: these places hold
 /// the sum, the lower byte in that of the old slot.
 const KIND_SUMMED_MAP: u8 = 4;
+/// A map of one page that is changed in place: the bytes lie in the lines behind the head.
+/// In place of the count it has how many, and where a summed map has the sum, their first
+/// byte's place in the page.
+const KIND_PATCH: u8 = 5;
+/// What the lines behind that head have where others have their kind: neither is it one,
+/// nor one bit from it. So no user's bytes are ever taken for a record, whatever they are.
+const KIND_BYTES: u8 = 0xf0;
+/// Bytes of a page in such a line.
+pub(crate) const PATCH_LINE_BYTES: usize = LINE_BYTES - 1;
+/// Those before the kind.
+const BEFORE_KIND: usize = 4;
 /// Lines of an object record: its head, and the entry.
 const OBJECT_LINES: usize = 1 + OBJECT_BYTES as usize / LINE_BYTES;
 /// Where a head has the first change, and its checksum, `open` behind it.
@@ -80,6 +91,22 @@ pub struct Change {
     /// Of the frame that `new` names; zeroes where it names none. The second one where the
     /// record has those.
     pub sums: Sums,
+}
+
+/// Bytes of a part of a page, to be written where the page lies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Patch {
+    /// The first byte's place in the page.
+    pub within: usize,
+    /// Less than a page; none: the record is no patch.
+    pub bytes: Vec<u8>,
+}
+
+impl Patch {
+    /// Whether the page has room for it.
+    fn fits(&self) -> bool {
+        self.bytes.len() < PAGE_BYTES && self.within + self.bytes.len() <= PAGE_BYTES
+    }
 }
 
 /// Of no page.
@@ -120,6 +147,10 @@ pub struct Record {
     pub is_summed: bool,
     /// One to [`PAGES_MAX`] pages, in order.
     pub changes: Vec<Change>,
+    /// Of a record that changes one page in place: what it puts there. Both slots name
+    /// the same frame, and the page's CRC32C is that of all of it afterwards. Such a
+    /// record is alone, and has no second sum: nothing that it needs can be missing.
+    pub patch: Patch,
 }
 
 /// An entry of the object table replaced as a whole, except for its root slot.
@@ -164,6 +195,12 @@ pub enum NoRecord {
 #[must_use]
 pub fn lines(pages: usize) -> usize {
     1 + pages.saturating_sub(1).div_ceil(ENTRIES_PER_LINE)
+}
+
+/// Lines that a record takes with so many bytes of a page.
+#[must_use]
+pub fn patch_lines(bytes: usize) -> usize {
+    1 + bytes.div_ceil(PATCH_LINE_BYTES)
 }
 
 impl Place {
@@ -217,6 +254,18 @@ fn to_line(words: &Words) -> Line {
         *bytes = word.to_le_bytes();
     }
     line
+}
+
+/// A line of the bytes of a patch.
+fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
+    // By words, as the line is streamed: see `Session::begin`.
+    let first = get_u64(bytes, 0);
+    let low = first & u64::from(u32::MAX);
+    let high = (first << 8) & !(u64::MAX >> 24);
+    to_line(&std::array::from_fn(|i| match i {
+        0 => low | u64::from(KIND_BYTES) << KIND_SHIFT | high,
+        _ => get_u64(bytes, i * 8 - 1),
+    }))
 }
 
 /// Adds the checksum of a record that is encoded whole, for this place.
@@ -290,9 +339,11 @@ pub fn was_pad(line: &Line, place: &Place) -> bool {
 #[must_use]
 pub fn lines_claimed(line: &Line) -> usize {
     let [.., kind, _, low, high] = get_u64(line, 0).to_le_bytes();
-    match (kind, count_of(u16::from_le_bytes([low, high]))) {
-        (KIND_MAP | KIND_SUMMED_MAP, count) if count <= PAGES_MAX => lines(count),
-        (KIND_OBJECT, _) => OBJECT_LINES,
+    let packed = u16::from_le_bytes([low, high]);
+    match (kind, count_of(packed), usize::from(packed)) {
+        (KIND_MAP | KIND_SUMMED_MAP, count, _) if count <= PAGES_MAX => lines(count),
+        (KIND_PATCH, _, bytes) if bytes < PAGE_BYTES => patch_lines(bytes),
+        (KIND_OBJECT, ..) => OBJECT_LINES,
         _ => 1,
     }
 }
@@ -318,6 +369,21 @@ impl Record {
     pub(crate) fn is_in<M: Media>(&self, media: &M, at: usize) -> bool {
         let mut changes = (at..).step_by(8).zip(&self.changes);
         changes.any(|(at, change)| media.load(at) == change.new.encode())
+    }
+
+    /// Whether it changes a page in place.
+    #[must_use]
+    pub fn is_patch(&self) -> bool {
+        !self.patch.bytes.is_empty()
+    }
+
+    /// Lines that it takes.
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        match self.is_patch() {
+            true => patch_lines(self.patch.bytes.len()),
+            false => lines(self.changes.len()),
+        }
     }
 
     /// Appends the record to `into`, for [`seal`] to finish.
@@ -348,6 +414,17 @@ impl Record {
             pair(first.sums.crc, self.open),
             self.op,
         ]));
+        if self.is_patch() {
+            assert!(count == 1 && self.patch.fits(), "a part of one page");
+            let (chunks, rest) = self.patch.bytes.as_chunks();
+            into.extend(chunks.iter().map(bytes_line));
+            if !rest.is_empty() {
+                let mut chunk = [0; PATCH_LINE_BYTES];
+                chunk[..rest.len()].copy_from_slice(rest);
+                into.push(bytes_line(&chunk));
+            }
+            return;
+        }
         if count == 1 {
             return;
         }
@@ -366,13 +443,17 @@ impl Record {
     /// The slots of a change as they are encoded.
     fn slots(&self, change: &Change) -> [u64; 2] {
         let slots = [change.old.encode(), change.new.encode()];
-        match self.is_summed {
-            true => with_sum(slots, change.sums.words),
-            false => slots,
+        match (self.is_patch(), self.is_summed) {
+            (true, _) => with_sum(slots, self.patch.within as u16),
+            (false, true) => with_sum(slots, change.sums.words),
+            (false, false) => slots,
         }
     }
 
     fn first_word(&self) -> u64 {
+        if self.is_patch() {
+            return first_word(KIND_PATCH, self.level, self.patch.bytes.len() as u16);
+        }
         let Standing {
             lines_before,
             goes_on,
@@ -400,6 +481,7 @@ impl Record {
             standing: Standing::default(),
             is_summed: false,
             changes: Vec::new(),
+            patch: Patch::default(),
         }
     }
 
@@ -413,23 +495,32 @@ impl Record {
         let head = lane.first().ok_or(NoRecord::Malformed)?;
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
-        let (level, count) = (packed_level & !GOES_ON, count_of(packed));
-        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
+        let is_patch = kind == KIND_PATCH;
+        let (level, count) = match is_patch {
+            true => (packed_level, 1),
+            false => (packed_level & !GOES_ON, count_of(packed)),
+        };
+        let is_map = is_patch || matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
         if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
-        let record = lane.get(..lines(count)).ok_or(NoRecord::Malformed)?;
+        let record = lane.get(..lines_claimed(head));
+        let record = record.ok_or(NoRecord::Malformed)?;
         if place.checksum(record) != get_u32(head, 0) {
             return Err(NoRecord::Checksum);
         }
         self.is_summed = kind == KIND_SUMMED_MAP;
         self.changes.clear();
         self.changes
-            .push(get_change(head, FIRST_AT, self.is_summed)?);
+            .push(get_change(head, FIRST_AT, self.is_summed || is_patch)?);
         for index in 1..count {
             let (line, at) = entry_at(index);
             self.changes
                 .push(get_change(&record[line], at, self.is_summed)?);
+        }
+        self.patch.bytes.clear();
+        if is_patch {
+            self.take_patch(usize::from(packed), level, record)?;
         }
         let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.seq = Seq(head[1]);
@@ -442,11 +533,38 @@ impl Record {
         }
         self.op = head[7];
         self.open = (head[6] >> 32) as u32;
-        self.standing = Standing {
-            lines_before: (packed >> COUNT_BITS) as u8,
-            goes_on: packed_level != level,
+        self.standing = match is_patch {
+            true => Standing::default(),
+            false => Standing {
+                lines_before: (packed >> COUNT_BITS) as u8,
+                goes_on: packed_level != level,
+            },
         };
         Ok(())
+    }
+
+    /// Takes in the bytes of a patch; its place stands where the change has its second
+    /// sum so far.
+    fn take_patch(&mut self, len: usize, level: u8, record: &[Line]) -> Result<(), NoRecord> {
+        let change = &mut self.changes[0];
+        self.patch.within = usize::from(std::mem::take(&mut change.sums.words));
+        for line in &record[1..] {
+            if line[BEFORE_KIND] != KIND_BYTES {
+                return Err(NoRecord::Malformed);
+            }
+            self.patch.bytes.extend_from_slice(&line[..BEFORE_KIND]);
+            self.patch.bytes.extend_from_slice(&line[BEFORE_KIND + 1..]);
+        }
+        let has_rest = self.patch.bytes.iter().skip(len).any(|&byte| byte != 0);
+        self.patch.bytes.truncate(len);
+        let is_changing = change.old.is_changing() || change.new.is_changing();
+        let frames = [change.old, change.new].map(Slot::frame);
+        let is_in_place = frames[0].is_some() && frames[0] == frames[1] && !is_changing;
+        let is_whole = len > 0 && self.patch.bytes.len() == len && !has_rest;
+        match level == 0 && is_whole && self.patch.fits() && is_in_place {
+            true => Ok(()),
+            false => Err(NoRecord::Malformed),
+        }
     }
 }
 
@@ -491,7 +609,7 @@ impl Entry {
     #[must_use]
     pub fn lines(&self) -> usize {
         match self {
-            Entry::Map(record) => lines(record.changes.len()),
+            Entry::Map(record) => record.lines(),
             Entry::Object(_) => OBJECT_LINES,
         }
     }
@@ -600,7 +718,21 @@ mod tests {
             standing: Standing::default(),
             is_summed: false,
             changes: (0..pages as u64).map(change).collect(),
+            patch: Patch::default(),
         }
+    }
+
+    /// A part of a page.
+    fn patch(within: usize, len: usize) -> Record {
+        let mut record = record(1);
+        let change = &mut record.changes[0];
+        change.old = Slot::EMPTY.map(FrameNo(77), 0);
+        change.new = change.old.map(FrameNo(77), 3);
+        record.patch = Patch {
+            within,
+            bytes: (0..len).map(|at| at as u8 ^ 0x5a).collect(),
+        };
+        record
     }
 
     fn encode(record: &Record) -> Vec<Line> {
@@ -692,6 +824,91 @@ mod tests {
             torn[kept] = [0; LINE_BYTES];
             assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
         }
+    }
+
+    #[test]
+    fn a_patch_lies_behind_its_head() {
+        for (within, len) in [(0, 1), (4095, 1), (5, 63), (9, 64), (1, 4095), (0, 4095)] {
+            let record = patch(within, len);
+            let mut lines = encode(&record);
+            assert_eq!(lines.len(), 1 + len.div_ceil(63));
+            assert_eq!(lines_claimed(&lines[0]), lines.len());
+            assert_eq!(
+                usize::from(lines[0][39]) | usize::from(lines[0][47]) << 8,
+                within
+            );
+            assert!(lines[1..].iter().all(|line| line[4] == KIND_BYTES));
+            let bytes: Vec<u8> = [&lines[1][..4], &lines[1][5..]].concat();
+            let first = len.min(63);
+            assert_eq!(bytes[..first], record.patch.bytes[..first]);
+            assert!(bytes[first..].iter().all(|&byte| byte == 0));
+            lines.push([0xaa; LINE_BYTES]);
+            assert_eq!(Entry::decode(&lines, &place()), Ok(Entry::Map(record)));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_patch_is_mended_and_every_missing_line_found() {
+        let record = patch(1000, 130);
+        let lines = encode(&record);
+        for bit in 0..lines.len() * LINE_BYTES * 8 {
+            let mut damaged = lines.clone();
+            damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
+            assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
+            let mended = Entry::mend(&damaged, &place());
+            assert_eq!(mended, Some(Entry::Map(record.clone())), "bit {bit}");
+        }
+        for kept in 0..lines.len() {
+            assert!(Entry::decode(&lines[..kept], &place()).is_err());
+            let mut torn = lines.clone();
+            torn[kept] = [0; LINE_BYTES];
+            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
+        }
+    }
+
+    /// Not even such as were made for the place where they come to lie.
+    #[test]
+    fn the_bytes_of_a_patch_are_no_record() {
+        let mut record = patch(0, 63 * 3);
+        let second = place().at(place().position + 2);
+        for entry in [
+            Entry::Map(super::tests::record(1)),
+            Entry::Map(record.clone()),
+        ] {
+            let mut lines = Vec::new();
+            entry.encode(&second, &mut lines);
+            let [first, rest @ ..] = &lines[..1] else {
+                panic!("a head");
+            };
+            assert!(rest.is_empty());
+            record.patch.bytes[63..126].copy_from_slice(&[&first[..4], &first[5..]].concat());
+            let lines = encode(&record);
+            assert!(Entry::decode(&lines[2..], &second).is_err());
+            record.patch.bytes[63..126].copy_from_slice(&first[..63]);
+            let lines = encode(&record);
+            assert!(Entry::decode(&lines[2..], &second).is_err());
+        }
+    }
+
+    /// Whatever has the right checksum, of what no writer makes.
+    #[test]
+    fn a_patch_that_cannot_be_is_refused() {
+        let sound = encode(&patch(4000, 96));
+        let refused = |change: &dyn Fn(&mut Vec<Line>)| {
+            let mut lines = sound.clone();
+            change(&mut lines);
+            let claimed = lines_claimed(&lines[0]);
+            seal(&mut lines[..claimed], &place());
+            let found = Entry::decode(&lines, &place());
+            assert_eq!(found, Err(NoRecord::Malformed));
+        };
+        // Beyond the page, of a node, of another frame, with bytes behind its end.
+        refused(&|lines| lines[0][39] = 0xff);
+        refused(&|lines| lines[0][5] = 1);
+        refused(&|lines| lines[0][40] ^= 1);
+        refused(&|lines| lines[2][63] = 1);
+        refused(&|lines| lines[1][4] = 0);
+        refused(&|lines| put(&mut lines[0], 6, 0u16.to_le_bytes()));
     }
 
     /// Where pools have it.

@@ -259,6 +259,7 @@ pub(crate) fn recover<M: Media>(
         torn.push(scan.torn);
     }
     let read = scans.iter().flat_map(|(entries, _)| entries);
+    replay.note_patched(read.clone().filter(|entry| entry.seq() >= block.checkpoint));
     let read = read.chain(torn.iter().flatten());
     let needed = read.filter(|entry| entry.seq() >= block.checkpoint);
     let mended_slots = ways::mend(media, &block.geometry, &bitmap, needed, &mut stores);
@@ -528,6 +529,8 @@ struct Replay<'m, M> {
     in_use: BTreeMap<u64, (bool, bool)>,
     /// What they do to frames, in order, where a line of the bitmap is bad.
     changes: Option<Vec<(u64, bool)>>,
+    /// Frames that records change in place, and the last that does.
+    patched: BTreeMap<u64, Seq>,
     stores: Vec<Unfenced>,
 }
 
@@ -539,8 +542,34 @@ impl<'m, M: Media> Replay<'m, M> {
             objects_end: block.objects_end,
             in_use: BTreeMap::new(),
             changes: keeps_changes.then(Vec::new),
+            patched: BTreeMap::new(),
             stores: Vec::new(),
         }
+    }
+
+    /// Takes in which frames these records change in place.
+    fn note_patched<'e>(&mut self, entries: impl Iterator<Item = &'e Entry>) {
+        for entry in entries {
+            if let Entry::Map(record) = entry
+                && let (true, Some(frame)) = (record.is_patch(), record.changes[0].new.frame())
+            {
+                let last = self.patched.entry(frame.0).or_insert(record.seq);
+                *last = record.seq.max(*last);
+            }
+        }
+    }
+
+    /// Whether the frame's bytes are not those that the record knows, for patches: of a
+    /// fresh frame those behind it. Who made one had found the record's slot, so it was
+    /// committed. A record that keeps the frame had nothing to write, and bytes of
+    /// patches before it need not be there yet.
+    fn is_patched(&self, record: &Record, change: &Change) -> bool {
+        if defect::is(Defect::PatchedPageTorn) {
+            return false;
+        }
+        let frame = change.new.frame();
+        let last = frame.and_then(|frame| self.patched.get(&frame.0));
+        last.is_some_and(|&last| change.old.frame() == frame || last > record.seq)
     }
 
     fn data(&self, entry: &Entry) -> Data {
@@ -563,7 +592,7 @@ impl<'m, M: Media> Replay<'m, M> {
         if !self.geometry.frame_numbers().contains(&frame.0) {
             return Data::Torn;
         }
-        if record.level > 0 {
+        if record.level > 0 || record.is_patch() || self.is_patched(record, change) {
             return Data::Whole;
         }
         let mut page = [0; PAGE_BYTES];
@@ -673,6 +702,7 @@ impl<'m, M: Media> Replay<'m, M> {
     }
 
     fn apply_all(&mut self, entries: &[Entry], ordered: bool) -> Result<(), PoolError> {
+        let moved = moves_of(entries);
         for group in entries.chunk_by(|one, next| one.seq() == next.seq()) {
             let seq = group[0].seq();
             if seq.0 >= COUNT_MAX {
@@ -685,9 +715,35 @@ impl<'m, M: Media> Replay<'m, M> {
             }
             for entry in group {
                 self.apply(entry, ordered)?;
+                if let Entry::Map(record) = entry
+                    && record.is_patch()
+                {
+                    self.apply_patch(record, &moved);
+                }
             }
         }
         Ok(())
+    }
+
+    /// Puts the bytes of a patch into the page, unless its frame was given up behind it:
+    /// with the older superblock patches are replayed whose frames others have by now. A
+    /// page that cannot be read stays so.
+    fn apply_patch(&mut self, record: &Record, moved: &BTreeMap<u64, Seq>) {
+        let Some(frame) = record.changes[0].new.frame() else {
+            return;
+        };
+        let is_moved = moved.get(&frame.0).is_some_and(|&last| last > record.seq);
+        if is_moved && !defect::is(Defect::PatchOnMovedFrame) {
+            return;
+        }
+        let at = frame_at(frame) + record.patch.within;
+        let mut found = vec![0; record.patch.bytes.len()];
+        self.media.read(at, &mut found);
+        if self.media.is_unreadable(at) {
+            return;
+        }
+        self.media.write(at, &record.patch.bytes);
+        self.stores.push(self.media.flush(at, found.len()));
     }
 
     /// Whether every leaf that a group changes is linked.
@@ -923,6 +979,29 @@ impl<'m, M: Media> Replay<'m, M> {
         bitmap.restore(bad(), |_, _| u64::MAX);
         bitmap.used() - known
     }
+}
+
+/// Frames that records put to use or give up, and the last that does. None, where nothing
+/// is changed in place.
+fn moves_of(entries: &[Entry]) -> BTreeMap<u64, Seq> {
+    let records = || {
+        entries.iter().filter_map(|entry| match entry {
+            Entry::Map(record) => Some(record),
+            Entry::Object(_) => None,
+        })
+    };
+    if !records().any(Record::is_patch) {
+        return BTreeMap::new();
+    }
+    let mut moves = BTreeMap::new();
+    for record in records() {
+        for change in &record.changes {
+            let (old, new) = (change.old.frame(), change.new.frame());
+            let both = [old, new].into_iter().flatten().filter(|_| old != new);
+            moves.extend(both.map(|frame| (frame.0, record.seq)));
+        }
+    }
+    moves
 }
 
 /// Whether some record replaced what this one had put into a slot.

@@ -3,6 +3,8 @@
 //! Several runs of pages as a whole: [`transact`](crate::transaction::transact).
 //! What the members of an operation do together: [`window`].
 //!
+//! A part of a page, changed in place: [`patch`].
+//!
 //! One write of a page, over one to three pools at once:
 //! [`write()`] → `Session::prepare` (frames granted, room in the lane) →
 //! `Session::enter` (not revoked, object live, epoch new enough) → lock words →
@@ -26,6 +28,7 @@ use crate::defect::{self, Defect};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
+use crate::patch::{self, PATCH_MAX};
 use crate::record::{Change, NO_SUMS, Place, Record, lines, seal, set_sums};
 use crate::slot::Slot;
 use crate::table::Location;
@@ -72,7 +75,7 @@ pub struct Session<M> {
     /// Whether the bell was rung for the present state of lane and grants.
     rung: Option<(u64, u64)>,
     /// The round that the operation at hand stamps.
-    round: u8,
+    pub(crate) round: u8,
     ticket: u32,
     /// The session of the owner itself: it must not wait for itself.
     is_owner: bool,
@@ -88,6 +91,10 @@ pub struct Session<M> {
     unsettled: Option<(usize, usize)>,
     /// Those of all records before the one at hand, flushed for its fence.
     settling: Option<Unfenced>,
+    /// Bytes that were put into pages, flushed since the last record.
+    patched: Option<Unfenced>,
+    /// What a patch changes in its page: kept for its memory.
+    pub(crate) delta: Box<[u8; PATCH_MAX]>,
     /// Whether the record at hand settles all before it.
     settles: bool,
     /// Slots were flushed that cannot be read: nothing is settled any more.
@@ -162,6 +169,8 @@ impl<M: Media> Session<M> {
             range: Range::of(ObjectId(0), PageNo(0), 1),
             unsettled: None,
             settling: None,
+            patched: None,
+            delta: Box::new([0; PATCH_MAX]),
             settles: false,
             is_lost: false,
             view,
@@ -629,7 +638,7 @@ impl<M: Media> Session<M> {
     /// the data is streamed: what is stored then and loaded again at once, in
     /// other pieces, would wait until every streamed byte has left.
     fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp, is_summed: bool) {
-        self.reserve(lines(self.record.changes.len()));
+        self.reserve(self.record.lines());
         self.take_seq();
         let record = &mut self.record;
         record.object = handle.object;
@@ -696,15 +705,26 @@ impl<M: Media> Session<M> {
     pub(crate) fn append(&mut self) -> Unfenced {
         self.settles = self.settling.is_some() && !self.is_lost;
         let stores = self.lane.append(&*self.view.data, &self.encoded);
-        match self.settling.take() {
-            Some(flushed) => flushed.and(stores),
-            None => stores,
-        }
+        let flushed = [self.settling.take(), self.patched.take()];
+        flushed.into_iter().fold(stores, Unfenced::after)
+    }
+
+    /// Bytes of a page were put there, and flushed for the next fence: they count as
+    /// settled with the slot.
+    pub(crate) fn note_patched(&mut self, flushed: Unfenced) {
+        self.patched = Some(flushed.after(self.patched.take()));
     }
 
     /// Shows the pages of the committed record, whose first slot lies at `at`:
     /// their checksums first.
     pub(crate) fn show(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+        if self.record.is_patch() {
+            self.note_unsettled(at, 1);
+            return match self.show_patch(at) {
+                true => Ok(()),
+                false => Err(damaged_page(page)),
+            };
+        }
         for change in &self.record.changes {
             if let Some(frame) = change.new.frame() {
                 let at = self.view.geometry.frame_entry_at(frame);
@@ -716,21 +736,9 @@ impl<M: Media> Session<M> {
 
     /// Swaps the slots of the committed record, the first at `at`.
     fn swap_slots(&mut self, at: usize, page: PageNo) -> Result<(), StoreError> {
+        self.note_unsettled(at, self.record.changes.len());
         let mut result = Ok(());
         let meta = &*self.view.meta;
-        if !self.view.has_overlay() {
-            let (first, end) = self.unsettled.unwrap_or((at, at));
-            // One range is remembered. If it grew from one place to another no
-            // slot would be lost, but its flush would take all that lies between,
-            // be it most of the pool.
-            let line = |byte: usize| byte / LINE_BYTES;
-            debug_assert!(
-                line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
-                "slots at {first} and {at} are unsettled at once"
-            );
-            let own_end = at + self.record.changes.len() * 8;
-            self.unsettled = Some((first.min(at), end.max(own_end)));
-        }
         for (i, change) in self.record.changes.iter().enumerate() {
             // We hold the lock, so a locked instruction is not needed: only
             // damage can have changed the slot. What does not check is damage.
@@ -743,6 +751,23 @@ impl<M: Media> Session<M> {
             }
         }
         result
+    }
+
+    /// So many slots, the first at `at`, are about to be swapped.
+    fn note_unsettled(&mut self, at: usize, slots: usize) {
+        if self.view.has_overlay() {
+            return;
+        }
+        let (first, end) = self.unsettled.unwrap_or((at, at));
+        // One range is remembered. If it grew from one place to another no
+        // slot would be lost, but its flush would take all that lies between,
+        // be it most of the pool.
+        let line = |byte: usize| byte / LINE_BYTES;
+        debug_assert!(
+            line(first) == line(at) && line(end.max(at + 1) - 1) == line(at),
+            "slots at {first} and {at} are unsettled at once"
+        );
+        self.unsettled = Some((first.min(at), end.max(at + slots * 8)));
     }
 
     /// Publishes the committed record.
@@ -921,18 +946,15 @@ fn whole_pages<'d, M: Media>(
     &pages[..count as usize]
 }
 
-/// Enters the windows for one run of pages and returns where its slots lie.
+/// Enters the windows for one run of pages, with what it `needs`, and returns where its
+/// slots lie.
 fn enter_all<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
-    count: usize,
+    needs: Needs,
     epoch: Epoch,
 ) -> Result<[(usize, u8); 3], Failure> {
     let mut places = [(0, 0); 3];
-    let needs = Needs {
-        frames: count as u64,
-        entry_lines: lines(count),
-    };
     window::enter(members, needs, epoch, |index, member, gate| {
         let at = member.session.slot_at(&member.handle, page)?;
         Ok(match at {
@@ -981,7 +1003,11 @@ fn write_pages<M: Media>(
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
-    let places = enter_all(members, page, pages.len(), epoch)?;
+    let needs = Needs {
+        frames: pages.len() as u64,
+        entry_lines: lines(pages.len()),
+    };
+    let places = enter_all(members, page, needs, epoch)?;
     let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, pages.len() as u64) {
         members.iter_mut().for_each(|m| m.session.leave());
@@ -1059,6 +1085,11 @@ fn commit<M: Media>(
             session.view.control.unlock(&session.range);
         }
     }
+    if defect::is(Defect::PatchedBeforeFence) {
+        for Member { session, .. } in members.iter() {
+            session.put_early();
+        }
+    }
     if !defect::is(Defect::NoCommitFence) && !defect::is(Defect::SwapBeforeFence) {
         window::fence(members, stores.take().expect("a record"));
     }
@@ -1087,7 +1118,7 @@ fn commit<M: Media>(
     result
 }
 
-/// Writes a part of a page.
+/// Writes a part of a page: in place, if that is possible.
 fn write_part<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
@@ -1096,48 +1127,81 @@ fn write_part<M: Media>(
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
-    match members.len() == 1 || merging == Merging::First {
-        true => write_merged::<1, M>(members, page, part, epoch, stamp),
-        false => write_merged::<3, M>(members, page, part, epoch, stamp),
-    }
-}
-
-/// The same, from the pages of so many members at most: each one's own, or the first's for
-/// all.
-fn write_merged<const SOURCES: usize, M: Media>(
-    members: &mut [Member<'_, M>],
-    page: PageNo,
-    (within, part): (usize, &[u8]),
-    epoch: Epoch,
-    stamp: &impl Fn() -> Stamp,
-) -> Result<(), Failure> {
-    let places = enter_all(members, page, 1, epoch)?;
+    let needs = Needs {
+        frames: 1,
+        entry_lines: patch::entry_lines(part.1.len()),
+    };
+    let places = enter_all(members, page, needs, epoch)?;
     let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, 1) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
     }
+    if let Err(failure) = take_up_all(members, page, &places) {
+        members.iter_mut().for_each(unlock_and_leave);
+        return Err(failure);
+    }
+    let place = (page, places);
+    let stamp = || early.unwrap_or_else(stamp);
+    if patch::fill(members, part, merging == Merging::First) {
+        return write_patch(members, place, stamp());
+    }
+    match members.len() == 1 || merging == Merging::First {
+        true => write_merged::<1, M>(members, place, part, stamp),
+        false => write_merged::<3, M>(members, place, part, stamp),
+    }
+}
+
+/// Loads each member's slot of a page of which a part is written. Under locks.
+fn take_up_all<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    places: &[(usize, u8); 3],
+) -> Result<(), Failure> {
+    for (member, &place) in (0..members.len()).zip(places) {
+        let taken = members[member].session.take_up(page, place);
+        taken.map_err(|cause| Failure { member, cause })?;
+    }
+    Ok(())
+}
+
+/// Commits what [`patch::fill`] prepared.
+fn write_patch<M: Media>(
+    members: &mut [Member<'_, M>],
+    (page, places): (PageNo, [(usize, u8); 3]),
+    stamp: Stamp,
+) -> Result<(), Failure> {
+    for member in members.iter_mut() {
+        member.session.begin(&member.handle, 0, page, stamp, false);
+    }
+    settle_all(members, &places);
+    commit(members, page, places, stamp, None)
+}
+
+/// Writes a part of a page, with the rest of it, into another frame: from the pages of so
+/// many members at most, each one's own, or the first's for all.
+fn write_merged<const SOURCES: usize, M: Media>(
+    members: &mut [Member<'_, M>],
+    (page, places): (PageNo, [(usize, u8); 3]),
+    (within, part): (usize, &[u8]),
+    stamp: impl FnOnce() -> Stamp,
+) -> Result<(), Failure> {
     // What can fail comes before the seqs.
     let mut merged = [[0; PAGE_BYTES]; SOURCES];
-    for (index, &place) in (0..members.len()).zip(&places) {
-        let session = &mut *members[index].session;
-        let taken = session.take_up(page, place).and_then(|()| {
-            let Some(bytes) = merged.get_mut(index) else {
-                return Ok(());
-            };
-            session.view.read_slot(place.0, page, bytes)?;
-            bytes[within..within + part.len()].copy_from_slice(part);
-            Ok(())
-        });
-        if let Err(cause) = taken {
+    for ((index, bytes), &place) in merged.iter_mut().enumerate().zip(&places) {
+        let Some(member) = members.get(index) else {
+            break;
+        };
+        if let Err(cause) = member.session.view.read_slot(place.0, page, bytes) {
             members.iter_mut().for_each(unlock_and_leave);
             return Err(Failure {
                 member: index,
                 cause,
             });
         }
+        bytes[within..within + part.len()].copy_from_slice(part);
     }
-    let stamp = early.unwrap_or_else(stamp);
+    let stamp = stamp();
     for member in members.iter_mut() {
         member.session.take_changes(1);
         member.session.begin(&member.handle, 0, page, stamp, true);

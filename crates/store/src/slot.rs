@@ -10,8 +10,9 @@ const TRACK_SHIFT: u32 = 40;
 const GENERATION_SHIFT: u32 = 44;
 const CHECK_SHIFT: u32 = 56;
 const GENERATION_MASK: u64 = 0xfff;
-/// Bits 37 (flash tier) to 39 are zero until something uses them.
-const RESERVED: u64 = 0b111 << 37;
+const CHANGING_BIT: u32 = 37;
+/// Bits 38 (flash tier) and 39 are zero until something uses them.
+const RESERVED: u64 = 0b11 << 38;
 
 /// Frames a slot can name: 256 TiB of them.
 pub const FRAMES_MAX: u64 = 1 << FRAME_BITS;
@@ -51,6 +52,29 @@ impl Slot {
         self.next(1 << HOLE_BIT, track)
     }
 
+    /// The same while bytes of its frame are changed in place: whoever finds it, or
+    /// finds another one behind a copy of the page, has seen a page that never was.
+    ///
+    /// # Panics
+    /// When it maps no frame.
+    #[must_use]
+    pub fn changing(self) -> Slot {
+        assert!(self.frame().is_some(), "a hole is not changed in place");
+        Slot::with_check(self.0 | 1 << CHANGING_BIT)
+    }
+
+    /// Whether the page is being changed in place.
+    #[must_use]
+    pub fn is_changing(self) -> bool {
+        self.0 >> CHANGING_BIT & 1 != 0
+    }
+
+    /// The slot of these low bits.
+    fn with_check(bits: u64) -> Slot {
+        let bits = bits & ((1 << CHECK_SHIFT) - 1);
+        Slot(bits | u64::from(check(bits)) << CHECK_SHIFT)
+    }
+
     fn next(self, target: u64, track: u8) -> Slot {
         assert!(track <= TRACK_MAX, "track {track} is beyond {TRACK_MAX}");
         // Zero is skipped, so that no slot but EMPTY has all bits zero.
@@ -58,8 +82,7 @@ impl Slot {
             0 => 1,
             generation => generation,
         };
-        let bits = target | u64::from(track) << TRACK_SHIFT | generation << GENERATION_SHIFT;
-        Slot(bits | u64::from(check(bits)) << CHECK_SHIFT)
+        Slot::with_check(target | u64::from(track) << TRACK_SHIFT | generation << GENERATION_SHIFT)
     }
 
     /// Reads a slot that came from media.
@@ -78,8 +101,9 @@ impl Slot {
     fn of_checked(bits: u64) -> Result<Slot, DamagedSlot> {
         let slot = Slot(bits);
         let empty_hole = slot.is_hole() && bits & (FRAMES_MAX - 1) != 0;
+        let changing_hole = slot.is_hole() && slot.is_changing();
         let ungenerated = bits != 0 && slot.generation() == 0;
-        match bits & RESERVED == 0 && !empty_hole && !ungenerated {
+        match bits & RESERVED == 0 && !empty_hole && !changing_hole && !ungenerated {
             true => Ok(slot),
             false => Err(DamagedSlot(bits)),
         }
@@ -90,8 +114,7 @@ impl Slot {
     /// # Errors
     /// When it sets bits that no version uses.
     pub(crate) fn decode_unchecked(bits: u64) -> Result<Slot, DamagedSlot> {
-        let bits = bits & ((1 << CHECK_SHIFT) - 1);
-        Slot::of_checked(bits | u64::from(check(bits)) << CHECK_SHIFT)
+        Slot::of_checked(Slot::with_check(bits).0)
     }
 
     /// The slot that damaged bits were, if one of them was flipped: check bits
@@ -135,6 +158,7 @@ impl fmt::Debug for Slot {
             .field("frame", &self.frame())
             .field("track", &self.track())
             .field("generation", &self.generation())
+            .field("is_changing", &self.is_changing())
             .finish()
     }
 }
@@ -226,6 +250,11 @@ mod tests {
             let slot = old.map(FrameNo(frame), track);
             prop_assert_eq!(Slot::decode(slot.encode()), Ok(slot));
             prop_assert_eq!((slot.frame(), slot.track()), (Some(FrameNo(frame)), track));
+            let changing = slot.changing();
+            prop_assert!(changing.is_changing() && !slot.is_changing());
+            prop_assert_eq!(Slot::decode(changing.encode()), Ok(changing));
+            prop_assert_eq!((changing.frame(), changing.track()), (Some(FrameNo(frame)), track));
+            prop_assert_eq!(changing.map(FrameNo(frame), track), slot.map(FrameNo(frame), track));
             let hole = slot.unmap(track);
             prop_assert_eq!(Slot::decode(hole.encode()), Ok(hole));
             prop_assert_eq!((hole.frame(), hole.track()), (None, track));

@@ -6,7 +6,7 @@ use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Image, Media, Recorder, Unfenced};
 use pagemesh_store::lane::{Lane, LaneFull, Scan};
-use pagemesh_store::record::{Change, Place, Record, Standing, lines, seal};
+use pagemesh_store::record::{Change, Patch, Place, Record, Standing, lines, seal};
 use pagemesh_store::slot::Slot;
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -37,6 +37,7 @@ fn record(seq: u64, pages: usize) -> Record {
         open: 0,
         standing: Standing::default(),
         is_summed: false,
+        patch: Patch::default(),
         changes: (0..pages as u64).map(change).collect(),
     }
 }

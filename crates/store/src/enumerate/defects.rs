@@ -113,7 +113,11 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Sequences(Kind::Memory, false),
         "opening",
     ),
-    (Defect::TablesWithSuperblock, Pairs(Kind::Memory), "reading"),
+    (
+        Defect::TablesWithSuperblock,
+        Pairs(Kind::Memory),
+        "ending a session",
+    ),
     (Defect::FrameTableNotFlushed, Pairs(Kind::Memory), "reading"),
     (Defect::FrameReuse, Laps(Kind::File), "reading"),
     (Defect::LaneReuse, Laps(Kind::Memory), "opening"),
@@ -174,6 +178,19 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Deaths(Dead::Session),
         "operations",
     ),
+    (
+        Defect::PatchedBeforeFence,
+        Operations(Kind::Memory),
+        "reading",
+    ),
+    (
+        Defect::PatchNotSettled,
+        Sequences(Kind::Memory, false),
+        "reading",
+    ),
+    (Defect::PatchedFrameFreed, Pairs(Kind::Memory), "tending"),
+    (Defect::PatchedPageTorn, Pairs(Kind::Memory), "damage"),
+    (Defect::DeadPatchNotPut, Deaths(Dead::Session), "reading"),
     (Defect::NewerNotLookedAt, Mendings(Kind::Memory), "opening"),
     (Defect::NewerNotLookedAt, Mendings(Kind::File), "opening"),
     (

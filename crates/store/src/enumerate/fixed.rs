@@ -177,6 +177,8 @@ pub(super) fn all() -> Vec<Op> {
         // The first record in a lane that was never used.
         write(2, MAIN, 5 * PAGE, PAGE, 0),
         write(0, MAIN, PAGE + 100, 300, 0),
+        // Bytes of the same page, some of them the same, by another.
+        write(1, MAIN, PAGE + 350, 200, 1),
         // Three records: part, whole, part.
         write(0, MAIN, PAGE + 8, 2 * PAGE, 2),
         // A node is linked in a frame that held other bytes.

@@ -60,6 +60,18 @@ impl Medium {
     }
 }
 
+/// The parts of bytes that lie in a line each, and where.
+pub(super) fn lines_of(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let (mut at, mut rest) = (offset, bytes);
+    std::iter::from_fn(move || {
+        let count = rest.len().min(LINE_BYTES - at % LINE_BYTES);
+        let (part, after) = rest.split_at(count);
+        let found = (at, part);
+        (at, rest) = (at + count, after);
+        (count > 0).then_some(found)
+    })
+}
+
 impl Media for Medium {
     fn len_bytes(&self) -> usize {
         self.recorder.len_bytes()
@@ -73,6 +85,13 @@ impl Media for Medium {
     fn store(&self, offset: usize, word: u64) {
         self.step();
         self.recorder.store(offset, word);
+    }
+    /// A line at a time.
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        for (at, part) in lines_of(offset, bytes) {
+            self.step();
+            self.recorder.write(at, part);
+        }
     }
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         self.step();

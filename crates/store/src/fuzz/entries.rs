@@ -5,7 +5,8 @@ use super::target;
 use crate::geometry::{Geometry, LANES_MAX, OBJECT_BYTES};
 use crate::object::{Object, State};
 use crate::record::{
-    Change, Entry, ObjectRecord, PAGES_MAX, Place, Record, Standing, encode_pad, is_pad, seal,
+    Change, Entry, ObjectRecord, PAGES_MAX, Patch, Place, Record, Standing, encode_pad, is_pad,
+    seal,
 };
 use crate::slot::{Slot, TRACK_MAX};
 use crate::superblock::{BadSuperblock, Superblock};
@@ -124,6 +125,23 @@ fn map(pages: usize, level: u8) -> Vec<u8> {
         standing: Standing::default(),
         is_summed: pages > 4,
         changes: (0..pages).map(change).collect(),
+        patch: Patch::default(),
+    };
+    let mut lines = Vec::new();
+    Entry::Map(record).encode(&place(), &mut lines);
+    flat(&lines)
+}
+
+/// A part of a page.
+fn patch(within: usize, len: usize) -> Vec<u8> {
+    let mut record = Record::empty();
+    let alone = map(1, 0);
+    let (lines, _) = alone.as_chunks();
+    record.decode_from(lines, &place()).expect("a record");
+    record.changes[0].new = record.changes[0].old.map(FrameNo(100), 3);
+    record.patch = Patch {
+        within,
+        bytes: (1..=len).map(|at| at as u8).collect(),
     };
     let mut lines = Vec::new();
     Entry::Map(record).encode(&place(), &mut lines);
@@ -181,6 +199,8 @@ fn fuzz_record() {
             map(4, 0),
             map(20, 1),
             group(),
+            patch(4000, 96),
+            patch(8, 200),
             flat(&lines),
             encode_pad(&place()).to_vec(),
         ])
@@ -204,6 +224,7 @@ fn fuzz_record() {
             assert_eq!(again.len(), entry.lines());
             assert_eq!(Entry::decode(&again, &place()), Ok(entry.clone()));
             Ok(match entry {
+                Entry::Map(record) if record.is_patch() => (8, record.lines().min(4)),
                 Entry::Map(record) => (record.level, record.changes.len().min(5)),
                 Entry::Object(_) => (9, 0),
             })

@@ -128,6 +128,17 @@ impl Media for Medium {
         self.recorder.store(offset, word);
     }
 
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let (mut at, mut rest) = (offset, bytes);
+        while !rest.is_empty() {
+            let count = rest.len().min(HALF_BYTES - at % HALF_BYTES);
+            let (part, after) = rest.split_at(count);
+            step(POOL, lines(at, count), Access::Change);
+            self.recorder.write(at, part);
+            (at, rest) = (at + count, after);
+        }
+    }
+
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         step(POOL, lines(offset, 8), Access::Change);
         self.recorder.swap(offset, old, new)

@@ -10,6 +10,7 @@ mod grants;
 mod locks;
 mod medium;
 mod mending;
+mod patches;
 mod scrub;
 mod slots;
 mod transactions;

@@ -1,6 +1,7 @@
 //! Two recorded media that are fenced at once. At some access their user dies, or
 //! another goes on before it.
 
+use super::super::medium::lines_of;
 use super::judge::Oracle;
 use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
@@ -138,6 +139,13 @@ impl Media for Half {
     fn store(&self, offset: usize, word: u64) {
         step();
         self.media().store(offset, word);
+    }
+    /// A line at a time.
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        for (at, part) in lines_of(offset, bytes) {
+            step();
+            self.media().write(at, part);
+        }
     }
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
         step();

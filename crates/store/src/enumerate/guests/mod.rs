@@ -554,7 +554,7 @@ fn guests_leave_what_some_order_of_their_writes_makes() {
 /// Each, and the check that it fails first.
 const DEFECTS: [(Defect, &str); 4] = [
     (Defect::NumberedFirst, "numbers are in the order of slots"),
-    (Defect::UnlockBeforeShown, "the store's own assertions"),
+    (Defect::UnlockBeforeShown, "frames in use"),
     (Defect::LastLegFirst, "what guests read is on all legs"),
     (Defect::NoCommitFence, "damage"),
 ];

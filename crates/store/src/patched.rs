@@ -1,0 +1,316 @@
+//! Tests of pages that are changed in place: who makes the bytes persistent, which frames
+//! recovery may put them into, what damage becomes, and where pages are copied after all.
+
+use crate::control::Run;
+use crate::defect::{self, Defect};
+use crate::pool::{Pool, format};
+use crate::session::{Member, Session, write};
+use crate::slot::Slot;
+use crate::table::Location;
+use crate::view::{Handle, StoreError, frame_at};
+use pagemesh_base::checksum::Sums;
+use pagemesh_base::ids::{Epoch, FrameNo, PageNo};
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_pmem::{Fenced, Image, MapError, Media, Recorder, Unfenced};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(5));
+const PAGE: u64 = PAGE_BYTES as u64;
+const PAGES: u64 = 400;
+
+/// A medium that can be told to do nothing for a flush: that of another processor, whose
+/// fence has not come yet, is worth nothing.
+struct Medium {
+    recorder: Arc<Recorder>,
+    flushes: AtomicBool,
+}
+
+impl Media for Medium {
+    fn len_bytes(&self) -> usize {
+        self.recorder.len_bytes()
+    }
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        self.recorder.read(offset, into);
+    }
+    fn load(&self, offset: usize) -> u64 {
+        self.recorder.load(offset)
+    }
+    fn store(&self, offset: usize, word: u64) {
+        self.recorder.store(offset, word);
+    }
+    fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
+        self.recorder.swap(offset, old, new)
+    }
+    fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
+        self.recorder.stream_line(offset, line)
+    }
+    fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
+        let inner = targets.iter().map(|(it, at)| (&*it.recorder, *at));
+        Recorder::stream_page(&inner.collect::<Vec<_>>(), page)
+    }
+    fn flush(&self, offset: usize, len: usize) -> Unfenced {
+        let is_real = self.flushes.load(Ordering::Relaxed);
+        self.recorder.flush(offset, if is_real { len } else { 0 })
+    }
+    fn fence(&self, stores: Unfenced) -> Fenced {
+        self.recorder.fence(stores)
+    }
+    fn sync(&self) -> Result<(), MapError> {
+        self.recorder.sync()
+    }
+}
+
+struct World {
+    medium: Arc<Medium>,
+    pool: Pool<Medium>,
+    session: Session<Medium>,
+    handle: Handle,
+    op: u64,
+}
+
+impl World {
+    fn open(recorder: Recorder) -> World {
+        let medium = Arc::new(Medium {
+            recorder: Arc::new(recorder),
+            flushes: AtomicBool::new(true),
+        });
+        let (mut pool, _) = Pool::open(medium.clone(), medium.clone()).expect("sound");
+        if pool.handle(SLICE).is_err() {
+            pool.create(SLICE, PAGES * PAGE).expect("room");
+        }
+        let number = pool.open_session(1, 1).expect("a session");
+        World {
+            session: Session::new(pool.view().clone(), number),
+            handle: pool.handle(SLICE).expect("the object"),
+            medium,
+            pool,
+            op: 0,
+        }
+    }
+
+    /// The first page is full of ones, and a checkpoint has passed it.
+    fn new() -> World {
+        let recorder = Recorder::new(2 << 20);
+        format(&recorder, Uuid::from_u128(1)).expect("a pool");
+        let mut world = World::open(recorder);
+        world.put(0, &[1; PAGE_BYTES]);
+        world.pool.tend().expect("sound");
+        world
+    }
+
+    fn put(&mut self, at: u64, data: &[u8]) {
+        self.op += 1;
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op: self.op,
+            open: 0,
+        };
+        let (session, handle) = (&mut self.session, self.handle);
+        write(&mut [Member { session, handle }], at, data, stamp).expect("room");
+    }
+
+    fn page(&mut self, page: u64) -> Result<[u8; PAGE_BYTES], StoreError> {
+        let mut bytes = [0; PAGE_BYTES];
+        let read = self
+            .session
+            .read(&self.handle, page * PAGE, &mut bytes, Epoch(1));
+        read.map(|()| bytes)
+    }
+
+    fn slot(&self, page: u64) -> Slot {
+        let view = self.pool.view();
+        match view.locate(self.handle.object(), 0, PageNo(page)) {
+            Ok(Location::At(at)) => view.slot(at, PageNo(page)).expect("sound"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn frame(&self, page: u64) -> FrameNo {
+        self.slot(page).frame().expect("it is mapped")
+    }
+
+    /// The pool as it is opened from an image.
+    fn after(image: Image) -> World {
+        World::open(Recorder::from_image(image))
+    }
+}
+
+/// A page of ones, a part of which is twos.
+fn patched(within: usize, len: usize) -> [u8; PAGE_BYTES] {
+    std::array::from_fn(|at| 1 + u8::from((within..within + len).contains(&at)))
+}
+
+#[test]
+fn a_patch_keeps_the_frame_and_no_other_write_does() {
+    let mut world = World::new();
+    for (within, len) in [
+        (0, 1),
+        (4095, 1),
+        (100, 300),
+        (1000, crate::patch::PATCH_MAX),
+    ] {
+        let before = world.slot(0);
+        world.put(0, &[1; PAGE_BYTES]);
+        let fresh = world.slot(0);
+        assert_ne!(fresh.frame(), before.frame());
+        world.put(within, &vec![2; len]);
+        let frame = fresh.frame().expect("it is mapped");
+        assert_eq!(world.slot(0), fresh.map(frame, 0), "{len} at {within}");
+        let expected = patched(within as usize, len);
+        assert_eq!(world.page(0), Ok(expected), "{len} at {within}");
+        world.pool.tend().expect("sound");
+    }
+    let before = world.frame(0);
+    world.put(0, &[1; crate::patch::PATCH_MAX + 1]);
+    assert_ne!(world.frame(0), before, "too long");
+    world.put(7 * PAGE + 5, &[2; 10]);
+    let page = world.page(7).expect("sound");
+    assert_eq!(
+        (page[4], page[5], page[14], page[15]),
+        (0, 2, 2, 0),
+        "a hole"
+    );
+}
+
+#[test]
+fn a_file_is_changed_by_copies_alone() {
+    let data = Arc::new(Recorder::of_file(Image::filled(2 << 20, 0)));
+    format(&*data, Uuid::from_u128(1)).expect("a pool");
+    let overlay = Arc::new(data.overlay());
+    let (mut pool, _) = Pool::open(data, overlay).expect("sound");
+    pool.create(SLICE, PAGES * PAGE).expect("room");
+    let number = pool.open_session(1, 1).expect("a session");
+    let mut session = Session::new(pool.view().clone(), number);
+    let handle = pool.handle(SLICE).expect("the object");
+    let stamp = Stamp {
+        epoch: Epoch(1),
+        op: 0,
+        open: 0,
+    };
+    let mut frames = Vec::new();
+    for data in [&[1; PAGE_BYTES][..], &[2; 300], &[3; 300]] {
+        let session = &mut session;
+        write(&mut [Member { session, handle }], 0, data, stamp).expect("room");
+        let view = pool.view();
+        let Ok(Location::At(at)) = view.locate(handle.object(), 0, PageNo(0)) else {
+            panic!("no slot");
+        };
+        frames.push(view.slot(at, PageNo(0)).expect("sound").frame());
+    }
+    frames.dedup();
+    assert_eq!(frames.len(), 3, "{frames:?}");
+}
+
+/// Whether a crash behind a checkpoint leaves what was changed in place, though its session
+/// never came to a fence.
+fn is_kept_by_the_checkpoint() -> bool {
+    let mut world = World::new();
+    world.medium.flushes.store(false, Ordering::Relaxed);
+    world.put(200, &[2; 300]);
+    world.medium.flushes.store(true, Ordering::Relaxed);
+    world.pool.checkpoint().expect("sound");
+    let image = world.medium.recorder.crash_point().image(0);
+    World::after(image).page(0) == Ok(patched(200, 300))
+}
+
+#[test]
+fn a_checkpoint_flushes_what_its_session_has_not_settled() {
+    assert!(is_kept_by_the_checkpoint());
+    defect::set(Some(Defect::PatchNotFlushed));
+    assert!(!is_kept_by_the_checkpoint(), "the check cannot fail");
+    defect::set(None);
+}
+
+/// Whether a page is as it was written though recovery, with the older superblock, meets
+/// a patch of the frame that it has now.
+fn is_left_alone() -> bool {
+    let mut world = World::new();
+    let frame = world.frame(0);
+    // Of all frames one is left to the session.
+    while world.pool.frames.take(PAGES).is_some() {}
+    let number = world.session.number();
+    let left = |pool: &Pool<Medium>| {
+        let cells = pool.view().control().cells(number);
+        let granted = cells.granted().load(Ordering::SeqCst);
+        granted - cells.consumed().load(Ordering::SeqCst)
+    };
+    let mut page = 10;
+    while left(&world.pool) > 1 {
+        world.put(page * PAGE, &[9; PAGE_BYTES]);
+        world.pool.checkpoint().expect("sound");
+        page += 1;
+    }
+    world.put(50, &[2; 300]);
+    world.put(0, &[3; PAGE_BYTES]);
+    world.pool.checkpoint().expect("sound");
+    let Pool {
+        lanes,
+        frames,
+        view,
+        ..
+    } = &mut world.pool;
+    lanes.book(number).refill(view, number, frames, 1);
+    world.put(page * PAGE, &[4; PAGE_BYTES]);
+    assert_eq!(world.frame(page), frame, "it is used again");
+    let mut image = world.medium.recorder.crash_point().everything();
+    let newest = world.pool.block.offset();
+    image.set_word(newest + 40, !image.word(newest + 40));
+    let mut again = World::after(image);
+    assert_eq!(again.page(0), Ok([3; PAGE_BYTES]));
+    again.page(page) == Ok([4; PAGE_BYTES])
+}
+
+#[test]
+fn recovery_puts_no_bytes_into_a_frame_that_another_page_has() {
+    assert!(is_left_alone());
+    defect::set(Some(Defect::PatchOnMovedFrame));
+    assert!(!is_left_alone(), "the check cannot fail");
+    defect::set(None);
+}
+
+#[test]
+fn what_was_damaged_is_so_behind_a_patch() {
+    for flipped in [64, 904] {
+        let mut world = World::new();
+        let at = frame_at(world.frame(0)) + flipped;
+        world.medium.store(at, world.medium.load(at) ^ 1 << 5);
+        assert!(world.page(0).is_err());
+        world.put(32, &[2; 300]);
+        assert_eq!(world.page(0), Err(StoreError::Damaged { offset: 0 }));
+        world.put(0, &[3; PAGE_BYTES]);
+        assert_eq!(world.page(0), Ok([3; PAGE_BYTES]));
+    }
+}
+
+/// Laps of a slot's generation, and of the lane.
+#[test]
+fn a_page_is_changed_in_place_without_end() {
+    let mut world = World::new();
+    let frame = world.frame(0);
+    let mut expected = [1; PAGE_BYTES];
+    for round in 0..5000u32 {
+        let (within, len) = (round as usize * 97 % 3500, 1 + round as usize * 31 % 200);
+        let byte = round as u8;
+        world.put(within as u64, &vec![byte; len]);
+        expected[within..within + len].fill(byte);
+        if round % 4 == 0 {
+            world.pool.tend().expect("sound");
+        }
+        if round % 500 == 0 {
+            let image = world.medium.recorder.crash_point().image(0);
+            assert_eq!(World::after(image).page(0), Ok(expected), "{round}");
+        }
+    }
+    assert_eq!((world.page(0), world.frame(0)), (Ok(expected), frame));
+    let number = world.session.number();
+    world.pool.close_session(number).expect("sound");
+    let runs: Vec<Run> = std::iter::from_fn(|| world.pool.frames.take(PAGES)).collect();
+    let named = runs
+        .iter()
+        .any(|run| (run.start..run.start + run.len).contains(&frame.0));
+    assert!(!named, "the frame is free and in use");
+}

@@ -1,0 +1,172 @@
+//! Threads that change parts of pages in place, beside others that read the pages, or look
+//! at them where they lie. What they do is drawn from seeds; when, the machine decides.
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_pmem::{Mapped, Media};
+use pagemesh_store::patch::PATCH_MAX;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::session::{Member, Session, write};
+use pagemesh_store::view::Handle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use uuid::Uuid;
+
+const POOL_BYTES: usize = 32 << 20;
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const PAGES: u64 = 4;
+const PAGE: u64 = PAGE_BYTES as u64;
+/// Writes of a thread.
+const WRITES: u64 = 20_000;
+/// Parts of a page that are always written as a whole, and so must be of one byte: from
+/// a few words to more than goes into a record.
+const PARTS: [(usize, usize); 4] = [(0, 24), (100, 300), (1000, PATCH_MAX), (2100, 1900)];
+
+/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % sides
+    }
+}
+
+fn put(session: &mut Session<Mapped>, handle: Handle, at: u64, data: &[u8], op: u64) {
+    let stamp = Stamp {
+        epoch: Epoch(1),
+        op,
+        open: 0,
+    };
+    write(&mut [Member { session, handle }], at, data, stamp).expect("room");
+}
+
+/// Whether each part of a page is of one byte.
+fn check(page: &[u8; PAGE_BYTES], by: &str) {
+    for (first, len) in PARTS {
+        let part = &page[first..first + len];
+        let is_whole = part.iter().all(|&byte| byte == part[0]);
+        assert!(is_whole, "{len} bytes at {first} are torn: {by}");
+    }
+}
+
+struct World {
+    media: Arc<Mapped>,
+    ops: AtomicU64,
+    handle: Handle,
+    is_over: AtomicBool,
+}
+
+impl World {
+    fn writes(&self, mut session: Session<Mapped>, seed: u64) {
+        let mut dice = Dice(seed);
+        for _ in 0..WRITES {
+            let (first, len) = PARTS[dice.roll(8).min(3) as usize];
+            let at = dice.roll(PAGES) * PAGE + first as u64;
+            let op = self.ops.fetch_add(1, Ordering::Relaxed);
+            put(
+                &mut session,
+                self.handle,
+                at,
+                &vec![dice.roll(256) as u8; len],
+                op,
+            );
+        }
+    }
+
+    fn reads(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
+        let (mut dice, mut page, mut count) = (Dice(seed), [0; PAGE_BYTES], 0);
+        while !self.is_over.load(Ordering::Relaxed) {
+            let at = dice.roll(PAGES) * PAGE;
+            let read = session.read(&self.handle, at, &mut page, Epoch(1));
+            read.expect("nothing is damaged");
+            check(&page, "a read");
+            count += 1;
+        }
+        count
+    }
+
+    /// Looks at pages where they lie; how often they had stayed the same.
+    fn guards(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
+        let (mut dice, mut page, mut count) = (Dice(seed), [0; PAGE_BYTES], 0);
+        while !self.is_over.load(Ordering::Relaxed) {
+            let ranges = [(dice.roll(PAGES) * PAGE, PAGE)];
+            let found = session.moment(&self.handle, &ranges, Epoch(1));
+            let Some(moment) = found.expect("nothing is damaged") else {
+                continue;
+            };
+            for place in moment.places() {
+                self.media.read(place, &mut page);
+            }
+            if moment.is_same() {
+                check(&page, "a guard");
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+#[test]
+fn readers_and_guards_see_no_torn_page() {
+    let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+    file.set_len(POOL_BYTES as u64).expect("room");
+    let media = Arc::new(Mapped::new(file, POOL_BYTES).expect("a mapping"));
+    format(&*media, Uuid::from_u128(1)).expect("a pool");
+    let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
+    pool.create(SLICE, PAGES * PAGE).expect("room");
+    let mut sessions = (0..4).map(|_| {
+        let number = pool.open_session(1, 1).expect("a session");
+        Session::new(pool.view().clone(), number)
+    });
+    let [mut one, two, three, four] = std::array::from_fn(|_| sessions.next().expect("one"));
+    drop(sessions);
+    let handle = pool.handle(SLICE).expect("the slice");
+    put(&mut one, handle, 0, &[1; PAGES as usize * PAGE_BYTES], 1);
+    let world = World {
+        media: media.clone(),
+        ops: AtomicU64::new(2),
+        handle,
+        is_over: AtomicBool::new(false),
+    };
+    let (reads, guards) = std::thread::scope(|scope| {
+        let writers = [
+            scope.spawn(|| world.writes(one, 1)),
+            scope.spawn(|| world.writes(two, 2)),
+        ];
+        let reader = scope.spawn(|| world.reads(three, 3));
+        let guard = scope.spawn(|| world.guards(four, 4));
+        while writers.iter().any(|writer| !writer.is_finished()) {
+            let rung = pool.view().control().rung();
+            pool.tend().expect("sound");
+            pool.view()
+                .control()
+                .await_bell(rung, Some(Duration::from_millis(1)));
+        }
+        world.is_over.store(true, Ordering::Relaxed);
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().expect("no panic"));
+        let ended = [reader, guard].map(|thread| thread.join().expect("no panic"));
+        (ended[0], ended[1])
+    });
+    println!("{reads} reads, {guards} guards of what stayed the same");
+    assert!(reads > 0 && guards > 0, "{reads} reads, {guards} guards");
+    // As everybody dies now, and the machine goes on.
+    drop(pool);
+    let (mut pool, found) = Pool::open(media.clone(), media).expect("sound");
+    assert_eq!(found.damaged, 0);
+    let number = pool.open_session(1, 1).expect("a session");
+    let mut session = Session::new(pool.view().clone(), number);
+    let mut page = [0; PAGE_BYTES];
+    for at in (0..PAGES).map(|page| page * PAGE) {
+        let read = session.read(&handle, at, &mut page, Epoch(1));
+        read.expect("nothing is damaged");
+        check(&page, "what is left");
+    }
+}
