@@ -12,7 +12,7 @@
 
 use crate::cpu::{Copy, cpu};
 use pagemesh_base::checksum::{Sums, WordSums, crc32c, crc32c_append};
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::x86_64::*;
 
 /// Copies a legged write can have: the design's mirrors have at most three.
@@ -70,14 +70,78 @@ pub fn crc32c_patched(crc: u32, delta: &[u8], behind: usize) -> u32 {
 #[inline]
 pub unsafe fn crc32c_patched_by(kernel: Copy, crc: u32, delta: &[u8], behind: usize) -> u32 {
     assert!(delta.len() + behind <= PAGE_BYTES, "a part of a page");
-    // Begins with the register inverted, and inverts it again at the end.
-    let alone = !crc32c_append(u32::MAX, delta);
-    let multiplier = FORWARD[behind];
-    crc ^ match kernel {
-        // SAFETY: both kernels need carry-less multiplication and SSE4.2.
-        Copy::Avx512 | Copy::Avx2 => unsafe { forward_pclmul(alone, multiplier) },
-        Copy::Sse42 | Copy::Sse2 => forward(alone, multiplier),
+    // SAFETY: the caller's promise, forwarded.
+    unsafe { crc ^ forward_by(kernel, alone_by(kernel, delta), behind) }
+}
+
+/// The CRC32C of what `seed` is the CRC32C of, followed by these lines.
+#[must_use]
+#[inline]
+pub fn crc32c_lines(seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
+    // SAFETY: `cpu` reports what the processor has.
+    unsafe { crc32c_lines_by(cpu().copy, seed, lines) }
+}
+
+/// As [`crc32c_lines`], with a kernel named by the caller.
+///
+/// # Safety
+/// The processor has the kernel's instructions.
+#[must_use]
+#[inline]
+pub unsafe fn crc32c_lines_by(kernel: Copy, seed: u32, lines: &[[u8; LINE_BYTES]]) -> u32 {
+    if kernel != Copy::Avx512 {
+        return crc32c_append(seed, lines.as_flattened());
     }
+    lines
+        .chunks(PAGE_BYTES / LINE_BYTES)
+        .fold(seed, |seed, lines| {
+            let bytes = lines.as_flattened();
+            // SAFETY: the caller's promise, forwarded.
+            !unsafe { forward_by(kernel, !seed, bytes.len()) ^ alone_by(kernel, bytes) }
+        })
+}
+
+/// What these bytes make of a register of zeroes.
+///
+/// # Safety
+/// The processor has the kernel's instructions.
+#[inline]
+unsafe fn alone_by(kernel: Copy, bytes: &[u8]) -> u32 {
+    match kernel {
+        // SAFETY: as the caller promised.
+        Copy::Avx512 => unsafe { alone_avx512(bytes) },
+        // Begins with the register inverted, and inverts it again at the end.
+        _ => !crc32c_append(u32::MAX, bytes),
+    }
+}
+
+/// A register moved forward by so many bytes of zeroes, at most a page.
+///
+/// # Safety
+/// The processor has the kernel's instructions.
+#[inline]
+unsafe fn forward_by(kernel: Copy, value: u32, bytes: usize) -> u32 {
+    let multiplier = FORWARD[bytes];
+    match kernel {
+        // SAFETY: both kernels need carry-less multiplication and SSE4.2.
+        Copy::Avx512 | Copy::Avx2 => unsafe { forward_pclmul(value, multiplier) },
+        Copy::Sse42 | Copy::Sse2 => forward(value, multiplier),
+    }
+}
+
+/// Zeroes in front change nothing; so the first block has as many as make it whole.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+unsafe fn alone_avx512(bytes: &[u8]) -> u32 {
+    let (head, blocks) = bytes.split_at(bytes.len() % BLOCK);
+    let mut folded = Folded512::of_zeroes();
+    if !head.is_empty() {
+        let mut block = [0; BLOCK];
+        block[BLOCK - head.len()..].copy_from_slice(head);
+        folded.add_block(&block);
+    }
+    let (blocks, _) = blocks.as_chunks::<BLOCK>();
+    blocks.iter().for_each(|block| folded.add_block(block));
+    folded.register()
 }
 
 /// x^(8n - 32) modulo the polynomial, reflected, by n: what moves a CRC forward by n
@@ -296,6 +360,25 @@ impl Folded512 {
         }
     }
 
+    /// The same from a register of zeroes.
+    #[target_feature(enable = "avx512f")]
+    fn of_zeroes() -> Folded512 {
+        Folded512 {
+            start: _mm512_setzero_si512(),
+            ..Folded512::new()
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq")]
+    fn add_block(&mut self, block: &[u8; BLOCK]) {
+        for line in 0..LINES_PER_BLOCK {
+            // SAFETY: a line of the block.
+            let data = unsafe { _mm512_loadu_si512(block.as_ptr().add(line * 64).cast()) };
+            self.add(line, data);
+        }
+    }
+
     /// Takes in the line of this number of the next block.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
@@ -308,6 +391,12 @@ impl Folded512 {
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
     fn finish(self) -> u32 {
+        !self.register()
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+    fn register(self) -> u32 {
         let by_lane = spread(const { fold_by(512) });
         let [first, rest @ ..] = self.lanes;
         let folded = rest
@@ -319,7 +408,7 @@ impl Folded512 {
         let crc = words
             .into_iter()
             .fold(0, |crc, word| _mm_crc32_u64(crc, word));
-        !(crc as u32)
+        crc as u32
     }
 }
 
@@ -535,6 +624,21 @@ mod tests {
         }
         check_patched(&page, 0, &[0x11; PAGE_BYTES]);
         check_patched(&page, 17, &[]);
+    }
+
+    #[test]
+    fn lines_go_on_from_any_sum() {
+        let line = |at: usize| std::array::from_fn(|i| (at * 31 + i * 7) as u8);
+        let lines: Vec<[u8; LINE_BYTES]> = (0..150).map(line).collect();
+        for kernel in kernels() {
+            for count in 0..lines.len() {
+                let (lines, seed) = (&lines[..count], 0x1234_5678 ^ count as u32);
+                // SAFETY: a kernel this CPU has.
+                let found = unsafe { crc32c_lines_by(kernel, seed, lines) };
+                let expected = crc32c_append(seed, lines.as_flattened());
+                assert_eq!(found, expected, "{kernel:?}: {count} lines");
+            }
+        }
     }
 
     #[test]

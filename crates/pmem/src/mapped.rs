@@ -373,6 +373,14 @@ impl Media for Mapped {
         copy::prefetch_load(unsafe { self.base.as_ptr().add(offset) });
     }
 
+    fn prefetch_all(&self, offset: usize, len: usize) {
+        check_range(self.len, offset, len, 1);
+        for line in offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES) {
+            // SAFETY: the line holds a byte in range, and mappings are pages.
+            copy::prefetch(unsafe { self.base.as_ptr().add(line * LINE_BYTES) });
+        }
+    }
+
     fn tolerate(&self, from: usize) {
         check_range(self.len, from, 0, PAGE_BYTES);
         self.watched.tolerate(from);

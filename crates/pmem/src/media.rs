@@ -72,6 +72,9 @@ pub trait Media {
     /// Tells the processor that the line will be stored to soon.
     fn prefetch(&self, _offset: usize) {}
 
+    /// The same for every line that holds a byte of the range.
+    fn prefetch_all(&self, _offset: usize, _len: usize) {}
+
     /// Tells the processor that the line will be loaded soon.
     fn prefetch_load(&self, _offset: usize) {}
 

@@ -696,21 +696,25 @@ impl<M: Media> Pool<M> {
     }
 
     /// The same of a patch, unless the session has come to show it. Its bytes may be there
-    /// in part: they are put there as a whole. The session's lock word is still taken, so
-    /// the slot is its own, or damaged.
+    /// in part: they are put there as a whole, but not where the page cannot be read any
+    /// more, which then is told by whoever reads it. The session's lock word is still taken,
+    /// so the slot is its own, or damaged.
     fn show_patch(&self, at: usize, record: &Record) {
         let Change { old, new, .. } = record.changes[0];
-        if defect::is(Defect::DeadPatchNotPut) {
-            self.view.meta.store(at, new.encode());
-            return;
-        }
         let found = Slot::decode(self.view.meta.load(at));
         if found.is_ok_and(|found| ![old, new.changing()].contains(&found)) {
             return;
         }
-        // Durable with the checkpoint that passes the record, as the session never
-        // said that they are settled.
-        let _flushed = self.view.apply_patch(at, record);
+        let bytes_at = new.frame().map_or(0, frame_at) + record.patch.within;
+        let mut bytes = vec![0; record.patch.bytes.len()];
+        self.view.data.read(bytes_at, &mut bytes);
+        if self.view.data.is_unreadable(bytes_at) || defect::is(Defect::DeadPatchNotPut) {
+            self.view.meta.store(at, new.encode());
+            return;
+        }
+        // Flushed by the checkpoint that passes the record: the session never said that
+        // they are settled.
+        self.view.apply_patch(at, record);
     }
 
     /// Whether a group that a dead session left was committed.

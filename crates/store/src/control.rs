@@ -35,7 +35,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmcntrl\0");
-const VERSION: u32 = 0;
+/// 1: pages may be changed in place. Who does not know that would take them for damaged.
+const VERSION: u32 = 1;
 const SEQ_AT: usize = 64;
 const BELL_AT: usize = 128;
 const SLEEPING_AT: usize = 132;

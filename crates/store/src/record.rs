@@ -14,12 +14,12 @@ use crate::geometry::OBJECT_BYTES;
 use crate::slot::{DamagedSlot, Slot};
 use crate::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
-use pagemesh_base::checksum::{Sums, crc32c, crc32c_append, flipped_bit};
+use pagemesh_base::checksum::{Sums, crc32c, flipped_bit};
 use pagemesh_base::ids::{Epoch, Incarnation, ObjectId, PageNo, Seq};
 use pagemesh_base::space::TRANSACTION_PAGES_MAX;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
-use pagemesh_pmem::copy::crc32c_words;
+use pagemesh_pmem::copy::{crc32c_lines, crc32c_words};
 use uuid::Uuid;
 
 /// Pages in one record: the slots of one page-table node.
@@ -240,7 +240,7 @@ impl Place {
         }
         match rest {
             [] => crc,
-            rest => crc32c_append(crc, rest.as_flattened()),
+            rest => crc32c_lines(crc, rest),
         }
     }
 }
@@ -548,12 +548,15 @@ impl Record {
     fn take_patch(&mut self, len: usize, level: u8, record: &[Line]) -> Result<(), NoRecord> {
         let change = &mut self.changes[0];
         self.patch.within = usize::from(std::mem::take(&mut change.sums.words));
-        for line in &record[1..] {
+        let behind = &record[1..];
+        self.patch.bytes.resize(behind.len() * PATCH_LINE_BYTES, 0);
+        let chunks = self.patch.bytes.as_chunks_mut::<PATCH_LINE_BYTES>().0;
+        for (line, chunk) in behind.iter().zip(chunks) {
             if line[BEFORE_KIND] != KIND_BYTES {
                 return Err(NoRecord::Malformed);
             }
-            self.patch.bytes.extend_from_slice(&line[..BEFORE_KIND]);
-            self.patch.bytes.extend_from_slice(&line[BEFORE_KIND + 1..]);
+            chunk[..BEFORE_KIND].copy_from_slice(&line[..BEFORE_KIND]);
+            chunk[BEFORE_KIND..].copy_from_slice(&line[BEFORE_KIND + 1..]);
         }
         let has_rest = self.patch.bytes.iter().skip(len).any(|&byte| byte != 0);
         self.patch.bytes.truncate(len);

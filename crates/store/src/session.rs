@@ -91,8 +91,10 @@ pub struct Session<M> {
     unsettled: Option<(usize, usize)>,
     /// Those of all records before the one at hand, flushed for its fence.
     settling: Option<Unfenced>,
-    /// Bytes that were put into pages, flushed since the last record.
-    patched: Option<Unfenced>,
+    /// Bytes that the last record put into a page, not flushed: first byte, end.
+    patched: Option<(usize, usize)>,
+    /// Those of all records before, flushed for the fence of the one at hand.
+    flushed: Option<Unfenced>,
     /// What a patch changes in its page: kept for its memory.
     pub(crate) delta: Box<[u8; PATCH_MAX]>,
     /// Whether the record at hand settles all before it.
@@ -170,6 +172,7 @@ impl<M: Media> Session<M> {
             unsettled: None,
             settling: None,
             patched: None,
+            flushed: None,
             delta: Box::new([0; PATCH_MAX]),
             settles: false,
             is_lost: false,
@@ -449,7 +452,7 @@ impl<M: Media> Session<M> {
     #[inline]
     pub fn expect_write(&self, handle: &Handle, page: PageNo) {
         self.view.control.prefetch(handle.object, page);
-        if let Some(at) = self.leaves.guess(handle.object, page) {
+        if let Some(at) = self.guess_slot(handle, page) {
             self.view.meta.prefetch(at);
         }
     }
@@ -457,7 +460,7 @@ impl<M: Media> Session<M> {
     /// A read of this page will come: fetches its slot.
     #[inline]
     pub fn expect_read(&self, handle: &Handle, page: PageNo) {
-        if let Some(at) = self.leaves.guess(handle.object, page) {
+        if let Some(at) = self.guess_slot(handle, page) {
             self.view.meta.prefetch_load(at);
         }
     }
@@ -465,7 +468,7 @@ impl<M: Media> Session<M> {
     /// A read of this page comes next: fetches where it begins, as far as one can tell.
     #[inline]
     pub fn expect_page(&self, handle: &Handle, page: PageNo) {
-        if let Some(at) = self.leaves.guess(handle.object, page)
+        if let Some(at) = self.guess_slot(handle, page)
             && let Ok(slot) = self.view.slot(at, page)
             && let Some(frame) = slot.frame()
         {
@@ -476,6 +479,12 @@ impl<M: Media> Session<M> {
                 .take(LINES_FETCHED)
                 .for_each(|at| view.data.prefetch_load(at));
         }
+    }
+
+    /// Where the page's slot lies, if its leaf was used before: a hint.
+    #[inline]
+    pub(crate) fn guess_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
+        self.leaves.guess(handle.object, page)
     }
 
     /// Forgets the places of leaves: an object's number may be used anew.
@@ -657,6 +666,7 @@ impl<M: Media> Session<M> {
     /// not be when a checkpoint needs them persistent. Those in the same line
     /// wait for each other: a flush may take the line from the cache.
     fn settle(&mut self, at: usize) {
+        self.flush_patched();
         if let Some((first, end)) = self.unsettled
             && !(first / LINE_BYTES == at / LINE_BYTES && (end - 1) / LINE_BYTES == at / LINE_BYTES)
         {
@@ -669,8 +679,20 @@ impl<M: Media> Session<M> {
     /// range over both costs what lies between. No crash shows whether they do, as
     /// such a range has every slot; `swap_slots` asserts it.
     pub(crate) fn settle_now(&mut self) {
+        self.flush_patched();
         if let Some((first, end)) = self.unsettled {
             self.flush_slots(first, end);
+        }
+    }
+
+    /// Flushes what the record before put into its page: not at once, as the unlocking
+    /// would wait for it.
+    fn flush_patched(&mut self) {
+        if let Some((first, end)) = self.patched.take()
+            && !defect::is(Defect::PatchNotSettled)
+        {
+            let flushed = self.view.data.flush(first, end - first);
+            self.flushed = Some(flushed.after(self.flushed.take()));
         }
     }
 
@@ -705,14 +727,15 @@ impl<M: Media> Session<M> {
     pub(crate) fn append(&mut self) -> Unfenced {
         self.settles = self.settling.is_some() && !self.is_lost;
         let stores = self.lane.append(&*self.view.data, &self.encoded);
-        let flushed = [self.settling.take(), self.patched.take()];
+        let flushed = [self.settling.take(), self.flushed.take()];
         flushed.into_iter().fold(stores, Unfenced::after)
     }
 
-    /// Bytes of a page were put there, and flushed for the next fence: they count as
-    /// settled with the slot.
-    pub(crate) fn note_patched(&mut self, flushed: Unfenced) {
-        self.patched = Some(flushed.after(self.patched.take()));
+    /// Bytes of a page were put there, and wait for the next record: they count as settled
+    /// with the slot.
+    pub(crate) fn note_patched(&mut self, first: usize, len: usize) {
+        debug_assert!(self.patched.is_none(), "a record settles the one before");
+        self.patched = Some((first, first + len));
     }
 
     /// Shows the pages of the committed record, whose first slot lies at `at`:
@@ -1131,6 +1154,10 @@ fn write_part<M: Media>(
         frames: 1,
         entry_lines: patch::entry_lines(part.1.len()),
     };
+    for member in members.iter() {
+        let bytes = (part.0, part.1.len());
+        member.session.expect_patch(&member.handle, page, bytes);
+    }
     let places = enter_all(members, page, needs, epoch)?;
     let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, 1) {

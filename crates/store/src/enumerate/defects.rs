@@ -78,7 +78,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::SettledTooFar,
         Sequences(Kind::Memory, false),
-        "frames in use",
+        "reading",
     ),
     (Defect::PassOpenWindow, Deaths(Dead::Session), "reading"),
     (Defect::HoleKept, Deaths(Dead::Session), "checkpoints"),
@@ -188,6 +188,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         Sequences(Kind::Memory, false),
         "reading",
     ),
+    (Defect::PatchNotFlushed, Pairs(Kind::Memory), "reading"),
     (Defect::PatchedFrameFreed, Pairs(Kind::Memory), "tending"),
     (Defect::PatchedPageTorn, Pairs(Kind::Memory), "damage"),
     (Defect::DeadPatchNotPut, Deaths(Dead::Session), "reading"),

@@ -262,7 +262,8 @@ fn fuzz_slot() {
     let mapped = Slot::EMPTY.map(FrameNo(77), 3);
     target("slot")
         .seeds(
-            [mapped, mapped.unmap(0), Slot::EMPTY].map(|slot| slot.encode().to_le_bytes().to_vec()),
+            [mapped, mapped.changing(), mapped.unmap(0), Slot::EMPTY]
+                .map(|slot| slot.encode().to_le_bytes().to_vec()),
         )
         .cases(50_000)
         .bytes_max(8)
@@ -273,6 +274,11 @@ fn fuzz_slot() {
             assert!(slot.track() <= TRACK_MAX);
             let flipped = |bit: u32| Slot::decode(bits ^ 1 << bit).is_ok();
             assert!(!(0..64).any(flipped), "{bits:#x}: a flipped bit");
-            Some((slot.frame().is_some(), slot == Slot::EMPTY))
+            assert!(!slot.is_changing() || slot.frame().is_some());
+            Some((
+                slot.frame().is_some(),
+                slot == Slot::EMPTY,
+                slot.is_changing(),
+            ))
         });
 }
