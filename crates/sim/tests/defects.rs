@@ -93,7 +93,7 @@ const OF_FILES: &[(Defect, &[&str])] = &[
         Defect::OneLegAcknowledged,
         &[FOUND, UNREADABLE, LEGS_DIFFER],
     ),
-    (Defect::NotSettled, &[FOUND]),
+    (Defect::NotSettled, &[FOUND, UNREADABLE]),
 ];
 
 #[test]
