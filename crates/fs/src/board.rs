@@ -328,7 +328,10 @@ impl Fs {
     }
 
     /// Notes when guests wrote. To be called once in a while, before
-    /// [`Fs::put_times`]. Returns the files that they wrote to since.
+    /// [`Fs::put_times`]. Returns the files that they wrote to since, and that the kernel may
+    /// be told of. Not while they make one longer: its attributes are not kept then, and the
+    /// kernel takes no answer for the size that was asked for before it was told; who seeks
+    /// the end would find that of the last time (Linux, `fuse_file_llseek` and `attr_version`).
     pub fn note_guests(&self) -> Vec<Ino> {
         let mut core = self.core();
         let mut boards = std::mem::take(&mut core.boards);
@@ -337,6 +340,9 @@ impl Fs {
         let files = boards.iter().copied();
         changed.extend(files.filter(|&ino| core.note_guests(ino)));
         core.boards = boards;
-        changed.into_iter().collect()
+        let grows = |ino: &Ino| core.inode(*ino).is_ok_and(|inode| inode.growth.is_some());
+        let (later, now): (Vec<Ino>, Vec<Ino>) = changed.into_iter().partition(grows);
+        core.beside.extend(later);
+        now
     }
 }

@@ -33,7 +33,7 @@ struct Told {
 }
 
 #[derive(Default)]
-struct Guests(Mutex<Told>);
+struct Guests(Mutex<Told>, Mutex<Option<Time>>);
 
 impl Board for Guests {
     fn close(&self) {
@@ -59,7 +59,7 @@ impl Board for Guests {
     }
 
     fn written(&self) -> Option<Time> {
-        None
+        *self.1.lock().unwrap()
     }
 
     fn is_outdated(&self) -> bool {
@@ -551,4 +551,30 @@ fn a_limit_holds_for_guests() {
     file.fs.release(file.ino);
     assert!(file.fs.usage().used_bytes < used);
     file.check(&data, "settled");
+}
+
+/// Else the kernel would take no answer about its size that was asked for before, and
+/// whoever seeks the end would find an earlier one.
+#[test]
+fn the_kernel_is_not_told_of_a_file_while_it_grows() {
+    let memory = Memory::new(SIZE);
+    let mut file = File::new(&memory);
+    assert!(file.grow());
+    let append = |file: &File| {
+        let space = memory.shared();
+        assert!(file.guests.write(&space, 0, &[2; 100], Ending::Well));
+        *file.guests.1.lock().unwrap() = Some(support::clock());
+    };
+    append(&file);
+    assert_eq!(file.fs.note_guests(), []);
+    append(&file);
+    assert_eq!(file.fs.note_guests(), []);
+    let data = Bytes::from(vec![2; 100]);
+    file.fs
+        .write(&mut file.port, file.ino, None, &data, false)
+        .unwrap();
+    // Settled: of what was written before, too.
+    assert_eq!(file.fs.note_guests(), [file.ino]);
+    file.check(&[2; 300], "settled");
+    assert_eq!(file.fs.note_guests(), []);
 }
