@@ -59,8 +59,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
-        self.making_room(|| self.settle(ino))?;
-        self.finish_redo(port, ino)?;
+        self.making_room(|| self.settle_all(port, ino))?;
         let inode = self.look(|core| {
             core.check_running()?;
             core.file(ino)

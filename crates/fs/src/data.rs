@@ -177,13 +177,13 @@ impl Fs {
     pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
         let lock = self.data_lock(ino)?;
         let shared = lock.read();
-        if let Some(bytes) = self.read_held(port, ino, offset, len)? {
+        if let Some(bytes) = self.read_held(port, ino, &lock, offset, len)? {
             return Ok(bytes);
         }
         drop(shared);
         let _alone = lock.write();
         self.finish_redo(port, ino)?;
-        let bytes = self.read_held(port, ino, offset, len)?;
+        let bytes = self.read_held(port, ino, &lock, offset, len)?;
         Ok(bytes.unwrap_or_default())
     }
 
@@ -192,27 +192,26 @@ impl Fs {
         &self,
         port: &mut Port,
         ino: Ino,
+        data: &Data,
         offset: u64,
         len: u32,
     ) -> Result<Option<Vec<u8>>> {
         let now = self.now();
-        let (range, runs, data) = {
-            let found = self.look(|core| {
-                let inode = core.file(ino)?;
-                let data = Arc::clone(&core.live(ino).data);
-                if inode.redo.is_some() && !data.has_held() {
-                    return Ok(None);
-                }
-                core.note_read(ino, now);
-                let end = core
-                    .end_of(ino, &inode)?
-                    .min(offset.saturating_add(u64::from(len)));
-                let range = offset.min(end)..end;
-                let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
-                Ok(Some((range, runs, data)))
-            })?;
-            let Some(found) = found else { return Ok(None) };
-            found
+        let found = self.look(|core| {
+            let inode = core.file(ino)?;
+            if inode.redo.is_some() && !data.has_held() {
+                return Ok(None);
+            }
+            core.note_read(ino, now);
+            let end = core
+                .end_of(ino, &inode)?
+                .min(offset.saturating_add(u64::from(len)));
+            let range = offset.min(end)..end;
+            let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
+            Ok(Some((range, runs)))
+        })?;
+        let Some((range, runs)) = found else {
+            return Ok(None);
         };
         let first = range.start;
         let mut bytes = read_runs(port, range, &runs)?;
@@ -255,8 +254,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
-        self.settle(ino)?;
-        self.finish_redo(port, ino)?;
+        self.settle_all(port, ino)?;
         let inode = self.look(|core| core.file(ino))?;
         let offset = offset.unwrap_or(inode.size);
         let room = FILE_BYTES_MAX.saturating_sub(offset);
@@ -420,6 +418,20 @@ impl Fs {
         Ok(holes)
     }
 
+    /// The same of several ranges of pages.
+    pub(crate) fn holes_of(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+    ) -> Result<BTreeSet<u64>> {
+        let mut holes = BTreeSet::new();
+        for pages in ranges {
+            holes.append(&mut self.holes(port, ino, pages)?);
+        }
+        Ok(holes)
+    }
+
     /// Overwrites bytes of several places of a file, all of them or none, for whoever
     /// reads meanwhile and after a crash. They lie within the file and in at most
     /// [`TOGETHER_PAGES_MAX`] pages, and do not overlap. Once nobody else has the file any
@@ -442,8 +454,7 @@ impl Fs {
         if !is_wanted() {
             return Err(Errno::INTR.into());
         }
-        self.settle(ino)?;
-        self.finish_redo(port, ino)?;
+        self.settle_all(port, ino)?;
         let inode = self.look(|core| core.file(ino))?;
         if lock.is_mapped() || inode.is_armed() {
             return Err(Errno::OPNOTSUPP.into());
@@ -454,10 +465,7 @@ impl Fs {
             self.unshare(port, ino, pages(range))?;
         }
         self.take_spans(ino, ranges.iter().flat_map(pages))?;
-        let mut holes = BTreeSet::new();
-        for range in &ranges {
-            holes.append(&mut self.holes(port, ino, pages(range))?);
-        }
+        let holes = self.holes_of(port, ino, ranges.iter().map(pages))?;
         let now = self.now();
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
@@ -483,8 +491,7 @@ impl Fs {
         }
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
-        self.making_room(|| self.settle(ino))?;
-        self.finish_redo(port, ino)?;
+        self.making_room(|| self.settle_all(port, ino))?;
         let set = match size < self.look(|core| core.file(ino))?.size {
             true => self.making_room(|| self.set_size_alone(port, ino, size)),
             false => self.set_size_alone(port, ino, size),

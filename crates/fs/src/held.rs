@@ -22,7 +22,7 @@ use crate::map;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -55,28 +55,20 @@ impl Held {
 
     /// Has the pages that are held show these bytes, too.
     fn patch(&mut self, offset: u64, data: &[u8]) {
-        let end = offset + data.len() as u64;
-        for (&page, bytes) in self.pages.range_mut(offset / PAGE..pages_of(end)) {
-            let first = (page * PAGE).max(offset);
-            let last = ((page + 1) * PAGE).min(end);
-            let part = &data[(first - offset) as usize..(last - offset) as usize];
-            let within = (first - page * PAGE) as usize;
-            Arc::make_mut(bytes)[within..within + part.len()].copy_from_slice(part);
+        let bytes = offset..offset + data.len() as u64;
+        for (&page, held) in self.pages.range_mut(pages_with(&bytes)) {
+            let (within, at) = common(page, &bytes);
+            Arc::make_mut(held)[within].copy_from_slice(&data[at]);
         }
     }
 
     /// Nothing of these bytes is held any more: they are zeroes.
     fn clear(&mut self, bytes: Range<u64>) {
-        let (first, last) = (pages_of(bytes.start), bytes.end / PAGE);
-        let is_gone = |page: &u64| (first..last).contains(page);
-        self.pages.retain(|page, _| !is_gone(page));
-        for (&page, held) in self
-            .pages
-            .range_mut(bytes.start / PAGE..pages_of(bytes.end))
-        {
-            let from = bytes.start.max(page * PAGE) - page * PAGE;
-            let to = bytes.end.min((page + 1) * PAGE) - page * PAGE;
-            Arc::make_mut(held)[from as usize..to as usize].fill(0);
+        let whole = pages_of(bytes.start)..bytes.end / PAGE;
+        self.pages.retain(|page, _| !whole.contains(page));
+        for (&page, held) in self.pages.range_mut(pages_with(&bytes)) {
+            let (within, _) = common(page, &bytes);
+            Arc::make_mut(held)[within].fill(0);
         }
     }
 }
@@ -133,15 +125,10 @@ impl Data {
 
     /// Lays what is held over bytes that were read.
     pub(crate) fn lay_over(&self, offset: u64, bytes: &mut [u8]) {
-        let held = self.held();
-        let end = offset + bytes.len() as u64;
-        for (&page, from) in held.pages.range(offset / PAGE..pages_of(end)) {
-            let first = (page * PAGE).max(offset);
-            let last = ((page + 1) * PAGE).min(end);
-            let within = (first - page * PAGE) as usize;
-            let len = (last - first) as usize;
-            let at = (first - offset) as usize;
-            bytes[at..at + len].copy_from_slice(&from[within..within + len]);
+        let range = offset..offset + bytes.len() as u64;
+        for (&page, held) in self.held().pages.range(pages_with(&range)) {
+            let (within, at) = common(page, &range);
+            bytes[at].copy_from_slice(&held[within]);
         }
     }
 
@@ -158,12 +145,12 @@ impl Fs {
     /// # Errors
     /// `EISDIR`, `EINVAL`, what the volume says, and as [`Fs::sync`] where too much is held.
     pub fn hold(&self, port: &mut Port, ino: Ino, offset: u64, data: &Bytes) -> Result<()> {
-        if !self.data_lock(ino)?.is_mapped() {
+        let lock = self.data_lock(ino)?;
+        if !lock.is_mapped() {
             self.bar_guests(ino)?;
         }
         self.make_room_to_hold(port, pages_of(data.len() as u64) + 1)?;
-        let data_of = self.data_lock(ino)?;
-        let _alone = data_of.write();
+        let _alone = lock.write();
         self.finish_redo(port, ino)?;
         let now = self.now();
         let size = self.look(|core| {
@@ -182,7 +169,7 @@ impl Fs {
             let is_whole = at == first && to == last;
             let mut bytes = match is_whole {
                 true => Box::new([0; PAGE_BYTES]),
-                false => self.shown_page(port, ino, page)?,
+                false => self.shown_page(port, ino, &lock, page)?,
             };
             let part = &data[(at - offset) as usize..(to - offset) as usize];
             bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
@@ -190,16 +177,16 @@ impl Fs {
             at = last;
         }
         for (page, bytes) in pages {
-            data_of.held().put(page, bytes, now);
+            lock.held().put(page, bytes, now);
         }
-        self.count_held(ino, &data_of);
+        self.count_held(ino, &lock);
         Ok(())
     }
 
     /// A page of a file as whoever reads it sees it. The caller holds the file.
-    fn shown_page(&self, port: &mut Port, ino: Ino, page: u64) -> Result<Box<Page>> {
+    fn shown_page(&self, port: &mut Port, ino: Ino, data: &Data, page: u64) -> Result<Box<Page>> {
         let mut bytes = Box::new([0; PAGE_BYTES]);
-        let read = self.read_held(port, ino, page * PAGE, PAGE_BYTES as u32)?;
+        let read = self.read_held(port, ino, data, page * PAGE, PAGE_BYTES as u32)?;
         let read = read.unwrap_or_default();
         bytes[..read.len()].copy_from_slice(&read);
         Ok(bytes)
@@ -275,8 +262,7 @@ impl Fs {
     }
 
     fn put_held_alone(&self, port: &mut Port, ino: Ino, data: &Data, how: How) -> Result<()> {
-        self.settle(ino)?;
-        self.finish_redo(port, ino)?;
+        self.settle_all(port, ino)?;
         let end = pages_of(self.look(|core| core.file(ino))?.size);
         let pages: Vec<(u64, Arc<Page>)> = {
             let held = data.held();
@@ -311,10 +297,7 @@ impl Fs {
     /// Puts pages into a file in one transaction. The caller holds the file alone; there
     /// are spans for them that are its own.
     pub(crate) fn put_pages(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
-        let mut holes = BTreeSet::new();
-        for run in runs(pages) {
-            holes.append(&mut self.holes(port, ino, run)?);
-        }
+        let holes = self.holes_of(port, ino, runs(pages))?;
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             for (page, bytes) in pages {
@@ -361,8 +344,12 @@ impl Fs {
 
     /// What is held of all files goes into them; the first error counts.
     pub(crate) fn put_all_held(&self, port: &mut Port) -> Result<()> {
-        let inos = self.core().held.by_pages();
-        let put = inos.into_iter().map(|ino| self.put_pinned(port, ino));
+        let all = self.core().held.by_pages();
+        self.put_each_held(port, all)
+    }
+
+    fn put_each_held(&self, port: &mut Port, files: Vec<Ino>) -> Result<()> {
+        let put = files.into_iter().map(|ino| self.put_pinned(port, ino));
         put.fold(Ok(()), Result::and)
     }
 
@@ -384,9 +371,7 @@ impl Fs {
         if old.is_empty() {
             return Ok(());
         }
-        let mut port = self.borrow()?;
-        let put = old.into_iter().map(|ino| self.put_pinned(&mut port, ino));
-        put.fold(Ok(()), Result::and)
+        self.put_each_held(&mut *self.borrow()?, old)
     }
 
     /// Pages that are held of all files.
@@ -419,6 +404,19 @@ impl Fs {
         }
         false
     }
+}
+
+/// Pages that have some of these bytes.
+fn pages_with(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / PAGE..pages_of(bytes.end)
+}
+
+/// What a page has of these bytes: where in the page, and where among them.
+fn common(page: u64, bytes: &Range<u64>) -> (Range<usize>, Range<usize>) {
+    let first = bytes.start.max(page * PAGE);
+    let last = bytes.end.min((page + 1) * PAGE);
+    let from = |base: u64| (first - base) as usize..(last - base) as usize;
+    (from(page * PAGE), from(bytes.start))
 }
 
 /// Pages that follow each other.

@@ -115,8 +115,7 @@ impl Fs {
     /// Frees some of what is marked of a file, which the caller holds alone. Returns
     /// whether more is left.
     fn finish_some(&self, port: &mut Port, ino: Ino) -> Result<bool> {
-        self.settle(ino)?;
-        self.finish_redo(port, ino)?;
+        self.settle_all(port, ino)?;
         self.free_spare(port, ino)?;
         if self.look(|core| core.inode(ino))?.flags & TRIM == 0 {
             return Ok(false);

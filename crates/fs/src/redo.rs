@@ -11,7 +11,7 @@
 
 use crate::Fs;
 use crate::core::damaged_inode;
-use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of, write_pages};
+use crate::data::{PAGE, TOGETHER_PAGES_MAX, pages_of};
 use crate::error::{FsError, Result};
 use crate::format::{Damaged, Ino, Inode, Kind, Page};
 use crate::held::{HELD_PAGES_MAX, Pages, runs};
@@ -21,7 +21,6 @@ use bytes::Bytes;
 use pagemesh_base::bytes::{get_u64, put};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const MAGIC: [u8; 8] = *b"pmeshlog";
@@ -49,14 +48,9 @@ impl Fs {
         let log = self.create_unnamed(Ino::ROOT, 0o600, Caller { uid: 0, gid: 0 })?;
         let log = log.ino;
         self.core().logs.insert(log);
-        let named = self.write_log(port, ino, log, pages).and_then(|()| {
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                inode.redo = Some(log);
-                tx.make_durable();
-                tx.put(ino, &inode)
-            })
-        });
+        let named = self
+            .write_log(port, ino, log, pages)
+            .and_then(|()| self.name_log(ino, Some(log)));
         if let Err(error) = named {
             self.end_log(log, Some(port));
             return Err(error);
@@ -64,26 +58,26 @@ impl Fs {
         self.finish_redo(port, ino)
     }
 
+    /// Has a file name this log, or none any more.
+    fn name_log(&self, ino: Ino, log: Option<Ino>) -> Result<()> {
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            inode.redo = log;
+            tx.make_durable();
+            tx.put(ino, &inode)
+        })
+    }
+
     /// Has all of these pages mapped, those that are not with zeroes.
     fn fill_holes(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+        let zeroes = Arc::new([0; PAGE_BYTES]);
         for pages in pages.chunks(TOGETHER_PAGES_MAX as usize) {
-            let mut holes = BTreeSet::new();
-            for run in runs(pages) {
-                holes.append(&mut self.holes(port, ino, run)?);
+            let holes = self.holes_of(port, ino, runs(pages))?;
+            let holes = holes.into_iter().map(|page| (page, Arc::clone(&zeroes)));
+            let holes: Vec<(u64, Arc<Page>)> = holes.collect();
+            if !holes.is_empty() {
+                self.put_pages(port, ino, &holes)?;
             }
-            if holes.is_empty() {
-                continue;
-            }
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                let size = inode.size;
-                for &page in &holes {
-                    let len = size.saturating_sub(page * PAGE).min(PAGE) as usize;
-                    let zeroes = &[0; PAGE_BYTES][..len];
-                    write_pages(tx, &mut inode, page * PAGE, zeroes, &holes)?;
-                }
-                tx.put(ino, &inode)
-            })?;
         }
         Ok(())
     }
@@ -123,6 +117,13 @@ impl Fs {
         write(&mut bytes)
     }
 
+    /// Finishes what guests and a long sync have left of a file, before it is changed
+    /// otherwise. The caller holds it alone.
+    pub(crate) fn settle_all(&self, port: &mut Port, ino: Ino) -> Result<()> {
+        self.settle(ino)?;
+        self.finish_redo(port, ino)
+    }
+
     /// Copies what a log holds for a file, if it names one. The caller holds the file
     /// alone.
     pub(crate) fn finish_redo(&self, port: &mut Port, ino: Ino) -> Result<()> {
@@ -157,14 +158,7 @@ impl Fs {
             self.making_room(|| self.put_pages(port, ino, &pages))?;
             at += len as u64;
         }
-        self.making_room(|| {
-            self.change(|tx| {
-                let mut inode = tx.inode(ino)?;
-                inode.redo = None;
-                tx.make_durable();
-                tx.put(ino, &inode)
-            })
-        })?;
+        self.making_room(|| self.name_log(ino, None))?;
         self.end_log(log, Some(port));
         Ok(())
     }

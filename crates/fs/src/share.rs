@@ -290,10 +290,8 @@ impl Fs {
         let second_lock = (first != second).then(|| self.data_lock(second));
         let second_lock = second_lock.transpose()?;
         let _second = second_lock.as_ref().map(|lock| lock.write());
-        self.settle(first)?;
-        self.settle(second)?;
-        self.finish_redo(port, first)?;
-        self.finish_redo(port, second)?;
+        self.settle_all(port, first)?;
+        self.settle_all(port, second)?;
         let has_held = |lock: &Arc<Data>| lock.has_held();
         if has_held(&first_lock) || second_lock.as_ref().is_some_and(has_held) {
             return Ok(0);
