@@ -224,6 +224,15 @@ pub fn prefetch(byte: *const u8) {
     }
 }
 
+/// The same for every line that holds one of so many bytes.
+#[inline]
+pub fn prefetch_all(first: *const u8, len: usize) {
+    let within = first.addr() % LINE_BYTES;
+    for line in (0..within + len).step_by(LINE_BYTES) {
+        prefetch(first.wrapping_sub(within).wrapping_add(line));
+    }
+}
+
 /// Tells the processor that the line of this byte will be loaded soon.
 #[inline]
 pub fn prefetch_load(byte: *const u8) {

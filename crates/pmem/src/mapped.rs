@@ -375,10 +375,8 @@ impl Media for Mapped {
 
     fn prefetch_all(&self, offset: usize, len: usize) {
         check_range(self.len, offset, len, 1);
-        for line in offset / LINE_BYTES..(offset + len).div_ceil(LINE_BYTES) {
-            // SAFETY: the line holds a byte in range, and mappings are pages.
-            copy::prefetch(unsafe { self.base.as_ptr().add(line * LINE_BYTES) });
-        }
+        // SAFETY: in range.
+        copy::prefetch_all(unsafe { self.base.as_ptr().add(offset) }, len);
     }
 
     fn tolerate(&self, from: usize) {

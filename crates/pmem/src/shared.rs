@@ -3,9 +3,9 @@
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
 
-use crate::copy::{copy_shared, prefetch};
+use crate::copy::{copy_shared, prefetch, prefetch_all};
 use crate::mapped::MapError;
-use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
+use pagemesh_base::units::PAGE_BYTES;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
@@ -169,10 +169,8 @@ impl Shared {
     #[inline]
     pub fn prefetch_all(&self, at: usize, len: usize) {
         self.check(at, len);
-        for line in (at..at + len).step_by(LINE_BYTES) {
-            // SAFETY: in range, as just checked.
-            prefetch(unsafe { self.base.as_ptr().add(line) });
-        }
+        // SAFETY: in range, as just checked.
+        prefetch_all(unsafe { self.base.as_ptr().add(at) }, len);
     }
 
     /// Copies bytes to a place, in no order, so whoever reads them needs to be told when they

@@ -112,8 +112,7 @@ impl<M: Media> Session<M> {
     }
 
     /// A write of this part of a page will come: fetches what it will load and store to,
-    /// while the locked instructions before it are under way. A hint: without the lock
-    /// words somebody may be changing the slot.
+    /// while the locked instructions before it are under way.
     pub(crate) fn expect_patch(
         &self,
         handle: &Handle,
@@ -123,9 +122,7 @@ impl<M: Media> Session<M> {
         if len > PATCH_MAX {
             return;
         }
-        let at = self.guess_slot(handle, page);
-        let slot = at.and_then(|at| self.view.slot(at, page).ok());
-        let Some(frame) = slot.and_then(Slot::frame) else {
+        let Some(frame) = self.guess_frame(handle, page) else {
             return;
         };
         self.view.data.prefetch_all(frame_at(frame) + within, len);

@@ -813,6 +813,16 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn check_missing_lines(lines: &[Line]) {
+        for kept in 0..lines.len() {
+            assert!(Entry::decode(&lines[..kept], &place()).is_err());
+            let mut torn = lines.to_vec();
+            torn[kept] = [0; LINE_BYTES];
+            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
+        }
+    }
+
     #[test]
     fn every_flipped_bit_and_every_missing_line_is_found() {
         let lines = encode(&record(7));
@@ -821,12 +831,7 @@ mod tests {
             damaged.as_flattened_mut()[bit / 8] ^= 1 << (bit % 8);
             assert!(Entry::decode(&damaged, &place()).is_err(), "bit {bit}");
         }
-        for kept in 0..lines.len() {
-            assert!(Entry::decode(&lines[..kept], &place()).is_err());
-            let mut torn = lines.clone();
-            torn[kept] = [0; LINE_BYTES];
-            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
-        }
+        check_missing_lines(&lines);
     }
 
     #[test]
@@ -861,12 +866,7 @@ mod tests {
             let mended = Entry::mend(&damaged, &place());
             assert_eq!(mended, Some(Entry::Map(record.clone())), "bit {bit}");
         }
-        for kept in 0..lines.len() {
-            assert!(Entry::decode(&lines[..kept], &place()).is_err());
-            let mut torn = lines.clone();
-            torn[kept] = [0; LINE_BYTES];
-            assert!(Entry::decode(&torn, &place()).is_err(), "line {kept}");
-        }
+        check_missing_lines(&lines);
     }
 
     /// Not even such as were made for the place where they come to lie.

@@ -468,10 +468,7 @@ impl<M: Media> Session<M> {
     /// A read of this page comes next: fetches where it begins, as far as one can tell.
     #[inline]
     pub fn expect_page(&self, handle: &Handle, page: PageNo) {
-        if let Some(at) = self.guess_slot(handle, page)
-            && let Ok(slot) = self.view.slot(at, page)
-            && let Some(frame) = slot.frame()
-        {
+        if let Some(frame) = self.guess_frame(handle, page) {
             let view = &*self.view;
             view.meta.prefetch_load(view.geometry.frame_entry_at(frame));
             let lines = (frame_at(frame)..).step_by(LINE_BYTES);
@@ -483,8 +480,16 @@ impl<M: Media> Session<M> {
 
     /// Where the page's slot lies, if its leaf was used before: a hint.
     #[inline]
-    pub(crate) fn guess_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
+    fn guess_slot(&self, handle: &Handle, page: PageNo) -> Option<usize> {
         self.leaves.guess(handle.object, page)
+    }
+
+    /// The page's frame, if its leaf was used before: a hint. Without the lock words
+    /// somebody may be changing the slot.
+    #[inline]
+    pub(crate) fn guess_frame(&self, handle: &Handle, page: PageNo) -> Option<FrameNo> {
+        let slot = self.view.slot(self.guess_slot(handle, page)?, page);
+        slot.ok()?.frame()
     }
 
     /// Forgets the places of leaves: an object's number may be used anew.

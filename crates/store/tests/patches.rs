@@ -5,6 +5,7 @@ use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fuzz::Random;
 use pagemesh_pmem::{Mapped, Media};
 use pagemesh_store::patch::PATCH_MAX;
 use pagemesh_store::pool::{Pool, format};
@@ -24,18 +25,6 @@ const WRITES: u64 = 20_000;
 /// Parts of a page that are always written as a whole, and so must be of one byte: from
 /// a few words to more than goes into a record.
 const PARTS: [(usize, usize); 4] = [(0, 24), (100, 300), (1000, PATCH_MAX), (2100, 1900)];
-
-/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
 
 fn put(session: &mut Session<Mapped>, handle: Handle, at: u64, data: &[u8], op: u64) {
     let stamp = Stamp {
@@ -64,25 +53,25 @@ struct World {
 
 impl World {
     fn writes(&self, mut session: Session<Mapped>, seed: u64) {
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         for _ in 0..WRITES {
-            let (first, len) = PARTS[dice.roll(8).min(3) as usize];
-            let at = dice.roll(PAGES) * PAGE + first as u64;
+            let (first, len) = PARTS[random.below(8).min(3)];
+            let at = (random.draw() % PAGES) * PAGE + first as u64;
             let op = self.ops.fetch_add(1, Ordering::Relaxed);
             put(
                 &mut session,
                 self.handle,
                 at,
-                &vec![dice.roll(256) as u8; len],
+                &vec![random.draw() as u8; len],
                 op,
             );
         }
     }
 
     fn reads(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
-        let (mut dice, mut page, mut count) = (Dice(seed), [0; PAGE_BYTES], 0);
+        let (mut random, mut page, mut count) = (Random::new(seed), [0; PAGE_BYTES], 0);
         while !self.is_over.load(Ordering::Relaxed) {
-            let at = dice.roll(PAGES) * PAGE;
+            let at = (random.draw() % PAGES) * PAGE;
             let read = session.read(&self.handle, at, &mut page, Epoch(1));
             read.expect("nothing is damaged");
             check(&page, "a read");
@@ -93,9 +82,9 @@ impl World {
 
     /// Looks at pages where they lie; how often they had stayed the same.
     fn guards(&self, mut session: Session<Mapped>, seed: u64) -> u64 {
-        let (mut dice, mut page, mut count) = (Dice(seed), [0; PAGE_BYTES], 0);
+        let (mut random, mut page, mut count) = (Random::new(seed), [0; PAGE_BYTES], 0);
         while !self.is_over.load(Ordering::Relaxed) {
-            let ranges = [(dice.roll(PAGES) * PAGE, PAGE)];
+            let ranges = [((random.draw() % PAGES) * PAGE, PAGE)];
             let found = session.moment(&self.handle, &ranges, Epoch(1));
             let Some(moment) = found.expect("nothing is damaged") else {
                 continue;

@@ -20,6 +20,7 @@ mod budget;
 mod changes;
 mod crashes;
 mod defects;
+mod dice;
 mod fixed;
 pub(crate) mod guests;
 mod medium;

@@ -2,6 +2,7 @@
 //! that is nearly full, and crashes from which the sequence goes on.
 
 use super::budget::{Budget, COUNTED, EXTREMES, Part, number};
+use super::dice::Dice;
 use super::fixed::base;
 use super::model::Wrong;
 use super::ops::{self, MAIN, MAIN_PAGES, OTHER, Op, Run};
@@ -28,22 +29,6 @@ pub(super) struct Plan {
     /// Whether some operations are transactions.
     pub(super) transacts: bool,
     pub(super) budget: Budget,
-}
-
-/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-
-    fn any<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.roll(of.len() as u64) as usize]
-    }
 }
 
 /// Few pages, so that operations meet: near each other, in a second leaf, and
@@ -143,7 +128,7 @@ fn choose(dice: &mut Dice, plan: Plan) -> Op {
 
 /// One sequence.
 pub(super) fn run(plan: Plan, seed: u64, tally: &mut Tally) -> Result<(), Wrong> {
-    let mut dice = Dice(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let mut dice = Dice::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     tally.sequences += 1;
     let mut tag = 0;
     let mut world = base(plan.kind, plan.is_full).open(2, Some(EXTREMES), tally)?;

@@ -15,6 +15,7 @@ mod judge;
 mod media;
 
 use super::budget::number;
+use super::dice::Dice;
 use super::model::{Wrong, wrong};
 use super::recover::{self, Kind};
 use super::{POOL_BYTES, guard};
@@ -517,20 +518,8 @@ fn every_access(tally: &mut Tally) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Numbers from a seed: SplitMix64 (Steele et al. 2014).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % sides
-    }
-}
-
 fn random(seed: u64) -> Story {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let mut place = || PLACES[dice.roll(PLACES.len() as u64) as usize];
     let writes = [place(), place(), place()];
     // About as many as a write of a page has.
