@@ -7,7 +7,7 @@ use pagemesh_manage::Kind;
 use pagemesh_manage::api::{BODY_BYTES_MAX, REQUESTS_MAX, SLOW_REQUESTS_MAX};
 use pagemesh_manage::token::token;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -55,6 +55,22 @@ fn parse(text: &str) -> Answer {
         head: head.to_lowercase(),
         body: body.to_owned(),
     }
+}
+
+/// Reads one answer of a connection that stays.
+fn read_answer(reader: &mut BufReader<TcpStream>) -> Answer {
+    let mut text = String::new();
+    while !text.ends_with("\r\n\r\n") {
+        let read = reader.read_line(&mut text).expect("an answer");
+        assert!(read > 0, "the connection ended after {text:?}");
+    }
+    let mut answer = parse(&text);
+    let length = answer.head.split("content-length: ").nth(1);
+    let length = length.and_then(|rest| rest.lines().next()?.parse().ok());
+    let mut body = vec![0; length.expect("a length")];
+    reader.read_exact(&mut body).expect("a body");
+    answer.body = String::from_utf8(body).expect("text");
+    answer
 }
 
 impl Peer<'_> {
@@ -377,6 +393,35 @@ fn bodies_have_a_limit() {
         let body = format!("{{\"client\":\"{client}\"}}");
         assert_eq!(body.len(), BODY_BYTES_MAX);
         peer.refused(&peer.ask("POST", path, &body), 400, "bad-request");
+    });
+}
+
+/// A refusal that came before the body leaves a connection that the client can
+/// use again, or says that it does not.
+#[test]
+fn a_refusal_keeps_the_connection_or_says_so() {
+    with_peer(|peer| {
+        let head = |length: usize| {
+            format!(
+                "POST /api/v1/volumes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\n\
+                 Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            )
+        };
+        let mut stream = peer.connect();
+        let mut reader = BufReader::new(stream.try_clone().expect("cloned"));
+        for _ in 0..3 {
+            stream.write_all(head(1000).as_bytes()).expect("sent");
+            // The head has been read by the time that others are answered.
+            peer.assert_well();
+            stream.write_all(&[b' '; 1000]).expect("still open");
+            let said = read_answer(&mut reader);
+            peer.refused(&said, 401, "unauthorized");
+            assert!(!said.head.contains("connection: close"), "{}", said.head);
+        }
+        stream.write_all(head(100_000).as_bytes()).expect("sent");
+        let said = read_answer(&mut reader);
+        peer.refused(&said, 401, "unauthorized");
+        assert!(said.head.contains("connection: close"), "{}", said.head);
     });
 }
 

@@ -6,30 +6,37 @@ use super::{Api, BODY_BYTES_MAX, REQUEST_TIMEOUT};
 use crate::fault::Code;
 use crate::token::is_authorized;
 use axum::extract::{Request, State};
-use axum::http::header::AUTHORIZATION;
+use axum::http::HeaderValue;
+use axum::http::header::{AUTHORIZATION, CONNECTION};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Body;
+use std::time::Duration;
 
 /// The one path for everybody: says that the manager runs, and no more.
 const OPEN_PATH: &str = "/healthz";
+/// How much of a refused request's body is read, and for how long, to keep
+/// its connection.
+const UNREAD_BYTES_MAX: usize = 64 << 10;
+const UNREAD_TIME: Duration = Duration::from_secs(2);
 
 pub(super) async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
     if request.uri().path() != OPEN_PATH && !may_pass(&api, &request) {
-        return Refusal::new(
+        let refusal = Refusal::new(
             Code::Unauthorized,
             "the request does not carry this cluster's token",
             "use the cluster's key file: --key FILE or PAGEMESH_KEY",
-        )
-        .into_response();
+        );
+        return refuse_unread(refusal, request).await;
     }
     // Before it is sent; what comes without a length is counted as it comes.
     if request.body().size_hint().lower() > BODY_BYTES_MAX as u64 {
         let error = format!("the body is longer than {BODY_BYTES_MAX} bytes");
-        return Refusal::new(Code::TooLarge, error, "send less at once").into_response();
+        let refusal = Refusal::new(Code::TooLarge, error, "send less at once");
+        return refuse_unread(refusal, request).await;
     }
     let Ok(_permit) = api.requests.clone().try_acquire_owned() else {
-        return Refusal::overloaded().into_response();
+        return refuse_unread(Refusal::overloaded(), request).await;
     };
     let answer = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request));
     answer.await.unwrap_or_else(|_| {
@@ -40,6 +47,24 @@ pub(super) async fn guard(State(api): State<Api>, request: Request, next: Next) 
         )
         .into_response()
     })
+}
+
+/// Refuses a request whose body was not looked at, and leaves its connection
+/// as the client expects it: free for the next request, or said to be closed
+/// (RFC 9112, section 9.6). Closing it without a word would make the client's
+/// next request fail, and might take this answer from it, too.
+async fn refuse_unread(refusal: Refusal, request: Request) -> Response {
+    let mut response = refusal.into_response();
+    let body = request.into_body();
+    let is_read = body.size_hint().lower() <= UNREAD_BYTES_MAX as u64 && {
+        let unread = axum::body::to_bytes(body, UNREAD_BYTES_MAX);
+        matches!(tokio::time::timeout(UNREAD_TIME, unread).await, Ok(Ok(_)))
+    };
+    if !is_read {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    response
 }
 
 fn may_pass(api: &Api, request: &Request) -> bool {
