@@ -32,7 +32,7 @@ use pagemesh_pmem::{Mapped, Pane};
 use pagemesh_store::moment::{MOMENT_PAGES_MAX, Moment};
 use pagemesh_store::view::View;
 use pagemesh_volume::guests::{Picture, Place, RUNS_MAX, Row, Segment};
-use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
+use pagemesh_volume::ring::{RECORD_BYTES_MAX, Stash, places_of, record_len};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -142,6 +142,8 @@ struct Station {
     picture: Option<Picture>,
     /// What is written where a copy follows: what a program has there may change meanwhile.
     copied: Vec<u8>,
+    /// What is known of the row's pages there.
+    stash: Option<Stash>,
     legs: ArrayVec<MappedLeg, COPIES_MAX>,
     /// Where pages are composed. They begin with the last page of the file that `tail` tells.
     pages: Vec<u8>,
@@ -550,6 +552,7 @@ impl Mount {
         };
         station.link = Some(link);
         station.row = row as usize;
+        station.stash = None;
         let picture = picture.ok_or(Lack::Picture)?;
         let mut legs = ArrayVec::new();
         for seat in &picture.seats {
@@ -909,7 +912,8 @@ impl File {
         let segment = &self.mount.segment;
         let ring = segment.ring();
         let len = data.len() as u64;
-        if !ring.has_room() || record_len(offset, len) != len {
+        let stash = station.stash.get_or_insert_with(|| ring.stash());
+        if !ring.has_room(stash) || record_len(offset, len) != len {
             return None;
         }
         let epoch = station.picture.as_ref()?.epoch;
@@ -920,12 +924,12 @@ impl File {
         let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
             debug_assert!(claimed.get().is_none(), "one record, one claim");
             let place = ring.claim(row, places);
-            ring.expect(place, data.len().min(PAGE_BYTES));
+            ring.expect(place);
             claimed.set(Some(place));
             segment.next_op()
         });
         let must_call = match (&written, claimed.get()) {
-            (Ok(()), Some(place)) => ring.fill(place, offset, copied),
+            (Ok(()), Some(place)) => ring.fill_by(row, stash, place, offset, copied),
             (Err(_), Some(place)) => ring.give_up(place, places),
             (_, None) => false,
         };

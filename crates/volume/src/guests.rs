@@ -43,7 +43,7 @@ pub const SEGMENT_BYTES: usize = ring::END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
@@ -250,6 +250,11 @@ impl Segment {
 
 impl<'s> Row<'s> {
     #[inline]
+    pub(crate) fn number(self) -> usize {
+        (self.at - ROWS_AT) / ROW_BYTES
+    }
+
+    #[inline]
     fn word(self, index: usize) -> &'s AtomicU64 {
         self.shared.word(self.at + index * 8)
     }
@@ -258,7 +263,7 @@ impl<'s> Row<'s> {
     #[inline]
     fn step(self) {
         const NAMES: [&str; 3] = ["first row", "second row", "third row"];
-        if let Some(name) = NAMES.get((self.at - ROWS_AT) / ROW_BYTES) {
+        if let Some(name) = NAMES.get(self.number()) {
             step(name);
         }
     }

@@ -3,15 +3,21 @@
 //!
 //! ```text
 //!   136  places claimed 8                         (on the line of the numbers)
-//!   192  places taken 8, a copy follows 4, kept away 4, taker sleeps 4, spoiled 4
+//!   192  a copy follows 4, kept away 4, spoiled 4   (seldom changed)
+//!   256  places taken 8                           (the taker's line)
+//!   320  taker sleeps 4
 //! 151552  heads of places, 32 bytes each:
-//!     0  filled 8 (the place's number and one), first byte 8, bytes 8
+//!     0  filled 8 (the place's number and one), first byte 8, bytes 8,
+//!    24  where the bytes lie 8 (0: in the pages of its places; else that page of rows, and one)
 //! 217088  pages of places
+//! 8605696  pages of rows, eight for each
 //! ```
 //!
 //! Places have numbers that are never used again; each lies at its number modulo
 //! [`PLACES`]. A record has as many in a row as pages, and a head in the first. A head of
-//! no bytes says that nothing was changed, and counts for one place.
+//! no bytes says that nothing was changed, and counts for one place. The bytes of a page or
+//! less lie in a page of the row, if one is free: a few that come again soon are in some
+//! cache, while all pages of places are in none.
 //!
 //! Invariants: whoever claims has found room before, and claims once, so that no
 //! place is claimed that is not free. A place is taken only when it is filled, in
@@ -35,16 +41,19 @@ pub const RECORD_BYTES_MAX: usize = RECORD_PLACES_MAX as usize * PAGE_BYTES;
 const _: () = assert!(ROWS as u64 * RECORD_PLACES_MAX <= PLACES / 2, "room");
 
 const TAIL_AT: usize = 136;
-const HEAD_AT: usize = 192;
-const FOLLOWED_AT: usize = 200;
-const SHUT_AT: usize = 204;
-const SLEEPS_AT: usize = 208;
-const SPOILED_AT: usize = 212;
+const FOLLOWED_AT: usize = 192;
+const SHUT_AT: usize = 196;
+const SPOILED_AT: usize = 200;
+const HEAD_AT: usize = 256;
+const SLEEPS_AT: usize = 320;
 const HEADS_AT: usize = RUNS_END_AT;
 const HEAD_BYTES: usize = 32;
 const DATA_AT: usize = HEADS_AT + PLACES as usize * HEAD_BYTES;
+/// Pages of a row.
+const ROW_PAGES: usize = 8;
+const ROW_PAGES_AT: usize = DATA_AT + PLACES as usize * PAGE_BYTES;
 /// Where it ends in the segment.
-pub(crate) const END_AT: usize = DATA_AT + PLACES as usize * PAGE_BYTES;
+pub(crate) const END_AT: usize = ROW_PAGES_AT + ROWS * ROW_PAGES * PAGE_BYTES;
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A row that may have claimed places, and did not say which.
@@ -56,6 +65,15 @@ pub struct Ring<'s> {
     shared: &'s Shared,
 }
 
+/// What whoever has a row knows of its pages, and of the taker.
+#[derive(Debug)]
+pub struct Stash {
+    /// For each page: so many places must have been taken before it is free.
+    until: [u64; ROW_PAGES],
+    /// So many are known to be taken.
+    taken: u64,
+}
+
 /// A change that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -65,6 +83,21 @@ pub(crate) struct Entry {
     pub offset: u64,
     /// Empty if nothing was changed.
     pub data: Bytes,
+}
+
+/// What a head says.
+#[derive(Default)]
+struct Told {
+    offset: u64,
+    len: u64,
+    /// The page of rows that has the bytes, if one has.
+    row_page: Option<usize>,
+}
+
+impl Told {
+    fn range(&self) -> (u64, u64) {
+        (self.offset, self.len)
+    }
 }
 
 /// What a dead guest left.
@@ -145,13 +178,25 @@ impl Ring<'_> {
         self.flag(FOLLOWED_AT).load(Ordering::SeqCst) != 0
     }
 
+    /// Of a row that was just given. What its last owner filled may be untaken.
+    #[must_use]
+    pub fn stash(self) -> Stash {
+        Stash {
+            until: [self.tail(); ROW_PAGES],
+            taken: 0,
+        }
+    }
+
     /// Whether one record may be claimed now. If not, the kernel's way waits as it
-    /// should.
+    /// should. The taker's line is looked at only where what is known of it is too old.
     #[inline]
     #[must_use]
-    pub fn has_room(self) -> bool {
-        let head = self.head();
-        self.tail() - head < PLACES / 2 && self.flag(SHUT_AT).load(Ordering::Relaxed) == 0
+    pub fn has_room(self, stash: &mut Stash) -> bool {
+        let tail = self.tail();
+        if tail - stash.taken >= PLACES / 2 {
+            stash.taken = self.head();
+        }
+        tail - stash.taken < PLACES / 2 && self.flag(SHUT_AT).load(Ordering::Relaxed) == 0
     }
 
     /// Claims places for a record of the row's place, behind the lock words of its pages.
@@ -167,13 +212,45 @@ impl Ring<'_> {
         place
     }
 
-    /// Claimed places will be filled soon: fetches their lines, which the taker had last.
+    /// A claimed place will be filled soon.
     #[inline]
-    pub fn expect(self, place: u64, len: usize) {
+    pub fn expect(self, place: u64) {
         self.shared.prefetch(Ring::head_at(place));
-        for (at, range) in Ring::parts(place, len) {
-            self.shared.prefetch_all(at, range.len());
-        }
+    }
+
+    /// Says what was changed, by who has the row. True: the taker has to be called.
+    #[inline]
+    #[must_use]
+    pub fn fill_by(
+        self,
+        row: Row<'_>,
+        stash: &mut Stash,
+        place: u64,
+        offset: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let free = match bytes.len() <= PAGE_BYTES {
+            true => self.free_page(stash),
+            false => None,
+        };
+        let Some(free) = free else {
+            return self.fill(place, offset, bytes);
+        };
+        stash.until[free] = place + 1;
+        let page = row.number() * ROW_PAGES + free;
+        self.shared.put(ROW_PAGES_AT + page * PAGE_BYTES, bytes);
+        self.finish(place, offset, bytes.len() as u64, page as u64 + 1);
+        self.must_call()
+    }
+
+    /// The first, so that few are in use.
+    #[inline]
+    fn free_page(self, stash: &mut Stash) -> Option<usize> {
+        let find = |stash: &Stash| stash.until.iter().position(|&it| it <= stash.taken);
+        find(stash).or_else(|| {
+            stash.taken = self.head();
+            find(stash)
+        })
     }
 
     /// Says what was changed. True: the taker has to be called.
@@ -183,7 +260,7 @@ impl Ring<'_> {
         for (at, range) in Ring::parts(place, bytes.len()) {
             self.shared.put(at, &bytes[range]);
         }
-        self.finish(place, offset, bytes.len() as u64);
+        self.finish(place, offset, bytes.len() as u64, 0);
         self.must_call()
     }
 
@@ -202,9 +279,10 @@ impl Ring<'_> {
         self.flag(SLEEPS_AT).store(1, Ordering::SeqCst);
     }
 
-    fn finish(self, place: u64, offset: u64, len: u64) {
+    fn finish(self, place: u64, offset: u64, len: u64, at: u64) {
         self.head_word(place, 1).store(offset, Ordering::Relaxed);
         self.head_word(place, 2).store(len, Ordering::Relaxed);
+        self.head_word(place, 3).store(at, Ordering::Relaxed);
         step("ring");
         self.head_word(place, 0).store(place + 1, Ordering::Release);
     }
@@ -244,7 +322,8 @@ impl Ring<'_> {
     pub(crate) fn has_next(self) -> bool {
         let head = self.head();
         step("ring");
-        head < self.tail() && self.is_filled(head)
+        // It was claimed, then; who claims would wait for a look at that line.
+        self.is_filled(head)
     }
 
     /// Takes the next change. None: there is none, or it is not filled yet.
@@ -253,10 +332,19 @@ impl Ring<'_> {
             return None;
         }
         let place = self.head();
-        let (offset, len) = self.told(place);
+        let Told {
+            offset,
+            len,
+            row_page,
+        } = self.told(place);
         let mut data = vec![0; len as usize];
-        for (at, range) in Ring::parts(place, data.len()) {
-            self.shared.get(at, &mut data[range]);
+        match row_page {
+            Some(page) => self.shared.get(ROW_PAGES_AT + page * PAGE_BYTES, &mut data),
+            None => {
+                for (at, range) in Ring::parts(place, data.len()) {
+                    self.shared.get(at, &mut data[range]);
+                }
+            }
         }
         let places = places_of(offset, len).max(1);
         step("ring");
@@ -272,20 +360,26 @@ impl Ring<'_> {
 
     /// What the head of a filled place says, if that can be; else that nothing was
     /// changed, and not all is there.
-    fn told(self, place: u64) -> (u64, u64) {
-        let offset = self.head_word(place, 1).load(Ordering::Relaxed);
-        let len = self.head_word(place, 2).load(Ordering::Relaxed);
+    fn told(self, place: u64) -> Told {
+        let [offset, len, at] =
+            [1, 2, 3].map(|index| self.head_word(place, index).load(Ordering::Relaxed));
         let is_one = len == 0 || record_len(offset, len) == len;
-        if !is_one || offset.checked_add(len).is_none() {
+        let is_there = at == 0 || at <= (ROWS * ROW_PAGES) as u64 && len <= PAGE;
+        if !is_one || !is_there || offset.checked_add(len).is_none() {
             self.spoil();
-            return (0, 0);
+            return Told::default();
         }
-        (offset, len)
+        let row_page = at.checked_sub(1).map(|page| page as usize);
+        Told {
+            offset,
+            len,
+            row_page,
+        }
     }
 
     /// Nothing comes of this place.
     pub(crate) fn void(self, place: u64) {
-        self.finish(place, 0, 0);
+        self.finish(place, 0, 0, 0);
     }
 
     /// Not all that was changed is here: the copy must not follow any more.
@@ -368,11 +462,11 @@ impl Ring<'_> {
     /// What a claim is for, if anybody knows.
     fn named(self, segment: &Segment, place: u64) -> Option<(u64, u64)> {
         if self.is_filled(place) {
-            return Some(self.told(place));
+            return Some(self.told(place).range());
         }
         // Whoever is not inside any more has filled it.
         let claimed = claimed_by(segment, place);
-        claimed.or_else(|| self.is_filled(place).then(|| self.told(place)))
+        claimed.or_else(|| self.is_filled(place).then(|| self.told(place).range()))
     }
 
     /// Voids what is claimed by nobody. False: a guest is just claiming.

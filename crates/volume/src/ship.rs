@@ -17,7 +17,7 @@
 use crate::guests::Segment;
 use crate::hub::{Member, guard};
 use crate::limits::{SHIP_AGE_MAX, SHIP_BYTES_MAX, SHIP_CHANGES_MAX};
-use crate::ring::{Entry, Ring};
+use crate::ring::{Entry, PLACES, Ring};
 use crate::status::Lag;
 use crate::steps;
 use pagemesh_base::defect::{self, Defect};
@@ -217,10 +217,13 @@ impl Ship {
 
     /// Whether acknowledgements have to wait.
     fn is_at_bound(&self, queue: &Queue) -> bool {
-        let untaken = self.untaken(queue);
-        let count = queue.costs.each.len() + queue.ring_costs.each.len() + untaken as usize;
-        let bytes = queue.costs.sum + queue.ring_costs.sum + untaken * PLACE_COST_BYTES;
-        bytes > SHIP_BYTES_MAX || count > SHIP_CHANGES_MAX || queue.is_late
+        let is_beyond = |untaken: u64| {
+            let count = queue.costs.each.len() + queue.ring_costs.each.len() + untaken as usize;
+            let bytes = queue.costs.sum + queue.ring_costs.sum + untaken * PLACE_COST_BYTES;
+            bytes > SHIP_BYTES_MAX || count > SHIP_CHANGES_MAX
+        };
+        // Who claims would wait for a look at how many places are claimed.
+        queue.is_late || is_beyond(PLACES) && is_beyond(self.untaken(queue))
     }
 
     fn keep_guests(&self, out: bool) {

@@ -93,10 +93,12 @@ impl World {
     fn write(&self, me: usize, page: usize, value: u64) {
         let (row, ring) = (self.segment.row(me), self.segment.ring());
         let (file, offset, len) = (FILE, page as u64 * PAGE, 8);
+        step("ring");
+        let mut stash = ring.stash();
         step("rows");
         row.enter(Place { file, offset, len });
         step("rows");
-        if self.segment.is_closed() || !ring.has_room() {
+        if self.segment.is_closed() || !ring.has_room(&mut stash) {
             return row.leave();
         }
         let seen = self.see();
@@ -105,7 +107,7 @@ impl World {
         self.store(page, value, seen);
         step("lock words");
         self.memory(|memory| memory.locked[page] = None);
-        if ring.fill(place, offset, &value.to_le_bytes()) {
+        if ring.fill_by(row, &mut stash, place, offset, &value.to_le_bytes()) {
             step("calls");
             self.is_called.store(true, Ordering::SeqCst);
         }
@@ -217,11 +219,16 @@ impl World {
     }
 }
 
-fn guests_write_beside_the_kernel(pages: [usize; 2]) {
+fn guests_write_beside_the_kernel(pages: [usize; 2], second: &[u64]) {
     let world = World::new();
     race(vec![
         Box::new(|| world.write(MORTAL, pages[0], 11)),
-        Box::new(|| world.write(1, pages[1], 22)),
+        Box::new(|| {
+            // Each time as who was given the row.
+            for value in second {
+                world.write(1, pages[1], *value);
+            }
+        }),
         Box::new(|| world.write_by_kernel(33)),
         Box::new(|| world.send()),
     ]);
@@ -242,11 +249,14 @@ fn guests_write_beside_the_kernel(pages: [usize; 2]) {
 #[test]
 fn what_guests_write_is_sent_in_its_order() {
     let alone = Model::new("a ring", 2);
-    let found = alone.check(|| guests_write_beside_the_kernel([0, 1]));
+    let found = alone.check(|| guests_write_beside_the_kernel([0, 1], &[22]));
     assert!(found.executions > 1000, "{found:?}");
     let mortal = Model::new("a ring whose guest dies", 1).with_mortal(MORTAL);
     for pages in [[0, 1], [0, 0], [1, 0]] {
-        let found = mortal.check(move || guests_write_beside_the_kernel(pages));
+        let found = mortal.check(move || guests_write_beside_the_kernel(pages, &[22]));
         assert!(found.executions > 500, "{found:?}");
     }
+    let again = Model::new("a ring whose row is given again", 1);
+    let found = again.check(|| guests_write_beside_the_kernel([0, 1], &[22, 44]));
+    assert!(found.executions > 500, "{found:?}");
 }

@@ -161,7 +161,10 @@ fn nothing_overtakes_what_a_guest_has_yet_to_say() {
 fn guests_are_kept_away_at_a_bound() {
     let mut world = followed();
     let guest = Guest::of(&world, 3);
-    let has_room = |guest: &Guest| guest.segment.ring().has_room();
+    let has_room = |guest: &Guest| {
+        let ring = guest.segment.ring();
+        ring.has_room(&mut ring.stash())
+    };
     assert!(has_room(&guest));
     world.freeze(1, true);
     guest.write(&world, 0, 2);
