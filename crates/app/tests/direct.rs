@@ -5,6 +5,8 @@
 
 #[path = "direct/crowd.rs"]
 mod crowd;
+#[path = "direct/end.rs"]
+mod end;
 #[path = "direct/pairs.rs"]
 mod pairs;
 mod support;

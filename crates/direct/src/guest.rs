@@ -939,6 +939,16 @@ impl File {
         Some(written)
     }
 
+    /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.
+    /// Nothing is begun for it: each end that a board tells was the file's at some moment since
+    /// the look, since who changes more than that outdates it first.
+    #[must_use]
+    pub fn size(&self) -> Option<u64> {
+        let board = self.board.get()?;
+        let may = self.is_open() && !board.is_closed() && !board.is_outdated();
+        may.then(|| board.size())
+    }
+
     /// Whether everything that the file was given is durable as it is.
     #[must_use]
     pub fn is_durable(&self) -> bool {

@@ -298,7 +298,24 @@ pub fn written(
 /// In its turn among the calls that move the offset.
 #[inline(never)]
 pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
-    at_offset(fd, 0, |_, _| None, || sys::lseek(fd, offset, whence))
+    let from_end = match whence {
+        libc::SEEK_END => seek_from_end(fd, offset),
+        _ => None,
+    };
+    match from_end {
+        Some(result) => sys::returned(result),
+        None => at_offset(fd, 0, |_, _| None, || sys::lseek(fd, offset, whence)),
+    }
+}
+
+/// By the end that the engine knows: the kernel goes by what it was told last, and others may
+/// have made the file longer since. One call sets the offset, so that it may be shared with
+/// other processes. None: the kernel's.
+fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
+    let call = Call::begin(fd)?;
+    let _held = call.entry.offset.hold();
+    let end = off64_t::try_from(any_file(&call)?.size()?).ok()?;
+    Some(sys::lseek(fd, end.checked_add(offset)?, libc::SEEK_SET))
 }
 
 #[inline(never)]
@@ -311,7 +328,7 @@ pub extern "C" fn sync(fd: c_int) -> isize {
     }
 }
 
-/// Syncing needs no right to read or write.
+/// Neither syncing nor asking for the size needs a right to read or write.
 fn any_file(call: &Call) -> Option<&File> {
     let entry: &Entry = &call.entry;
     // SAFETY: it is used, and the mode is looked at.

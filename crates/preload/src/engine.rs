@@ -1,8 +1,8 @@
 //! The way to a file's pages without the kernel: the seam to whoever knows it.
 //!
 //! What it has to keep: `open`, `forked` and the end of a [`File`] are never called in a
-//! signal handler of the program, and may allocate; `read`, `write`, `append` and `sync` may be
-//! called in one, though never inside another call of the same thread, and so neither
+//! signal handler of the program, and may allocate; `read`, `write`, `append`, `size` and `sync` may
+//! be called in one, though never inside another call of the same thread, and so neither
 //! allocate nor wait for what a thread outside the engine may hold. All are called with the
 //! thread *inside*: no handler of the program runs until they return, so that they should
 //! not wait long. Calls of the C library that the engine makes reach the kernel.
@@ -71,6 +71,16 @@ impl File {
             File::Mounted(file) => file.append(data),
             #[cfg(any(debug_assertions, feature = "probe"))]
             File::Probed(file) => file.append(data),
+        }
+    }
+
+    /// Bytes of the file, with all that others have made it longer by. None: by the kernel.
+    #[inline]
+    pub fn size(&self) -> Option<u64> {
+        match self {
+            File::Mounted(file) => file.size(),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(file) => file.size(),
         }
     }
 

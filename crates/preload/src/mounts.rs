@@ -67,6 +67,11 @@ impl File {
     }
 
     #[inline]
+    pub fn size(&self) -> Option<u64> {
+        self.0.size()
+    }
+
+    #[inline]
     pub fn sync(&self) -> bool {
         self.0.is_durable()
     }

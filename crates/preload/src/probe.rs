@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// opens, reads, writes, syncs, ends, forks, calls that are wrong (inside another of the same
 /// thread, or of a file that was ended or was the parent's), calls that began, calls that
-/// ended
-const COUNTS: usize = 9;
+/// ended, questions for the size
+const COUNTS: usize = 10;
 
 /// The order of the words, for the tests.
 #[derive(Clone, Copy)]
@@ -35,6 +35,7 @@ enum Count {
     Wrong,
     Begun,
     Ended,
+    Sizes,
 }
 
 static DIRECTORY: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
@@ -182,6 +183,11 @@ impl File {
             count(Count::Wrong);
         }
         visit
+    }
+
+    pub fn size(&self) -> Option<u64> {
+        let _visit = self.visit(Count::Sizes)?;
+        u64::try_from(sys::fstat(self.fd)?.st_size).ok()
     }
 
     pub fn sync(&self) -> bool {

@@ -20,6 +20,7 @@ pub struct Counts {
     pub wrong: u64,
     pub begun: u64,
     pub ended: u64,
+    pub sizes: u64,
 }
 
 /// A run of a program: what it said, how it ended, and the files that it left.
@@ -102,7 +103,7 @@ impl Stage {
     /// With the library, and these settings of its engine.
     pub fn direct(&self, command: &mut Command, settings: &[(&str, &str)]) -> (Run, Counts) {
         let counts = self.root.path().join("counts");
-        fs::write(&counts, [0u8; 72]).expect("a file for counts");
+        fs::write(&counts, [0u8; 80]).expect("a file for counts");
         command
             .env("LD_PRELOAD", library())
             .env("PAGEMESH_PROBE_DIR", self.root.path().join("direct"))
@@ -178,5 +179,6 @@ fn counts_in(path: &Path) -> Counts {
         wrong: word(6),
         begun: word(7),
         ended: word(8),
+        sizes: word(9),
     }
 }

@@ -1,0 +1,94 @@
+//! Where a file ends, for who makes it longer: the kernel knows it by what it was told last.
+
+use super::support::mounted::{self, Mounted, library};
+use super::support::{PAGEMESH, program};
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+/// Appends until nothing of that is the kernel's, and waits; then it appends, seeks the end,
+/// and looks what is there.
+const SEEK: &str = r#"
+import os, sys
+
+def writes():
+    for line in open('/proc/self/io'):
+        if line.startswith('syscw:'):
+            return int(line.split()[1])
+
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+other = os.dup(fd)
+end = 200 << 10
+os.pwrite(fd, b'.' * end, 0)
+
+def append(data):
+    global end
+    assert os.pwrite(fd, data, end) == len(data)
+    end += len(data)
+
+def look():
+    for back in [0, 7, -1000]:
+        assert os.lseek(fd, -back, os.SEEK_END) == end - back
+        assert os.lseek(other, 0, os.SEEK_CUR) == end - back
+    assert os.lseek(other, -4, os.SEEK_END) == end - 4
+    assert os.pread(fd, 9, os.lseek(fd, 0, os.SEEK_CUR)) == b'last'
+    try:
+        os.lseek(fd, -end - 1, os.SEEK_END)
+        raise AssertionError('it is before the file')
+    except OSError as error:
+        assert error.errno == 22
+    assert os.lseek(fd, 0, os.SEEK_CUR) == end - 4
+
+for round in range(2):
+    before = None
+    while before != writes():
+        before = writes()
+        for _ in range(5):
+            append(b'a few: last')
+    print('ready', flush=True)
+    sys.stdin.readline()
+    for number in range(100):
+        append(b'.' * number + b'last')
+        look()
+    print('done', flush=True)
+    sys.stdin.readline()
+    # Others may move the offset from now on.
+    child = os.fork()
+    if child == 0:
+        look()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    os.ftruncate(fd, end - 300)
+    end -= 300
+    assert os.lseek(fd, 0, os.SEEK_END) == end
+"#;
+
+/// Nobody is asked: the mount stands still.
+#[test]
+fn guests_find_the_end_by_themselves() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = program::limited(PAGEMESH);
+    command.args(["exec", "--library"]).arg(library());
+    command.args(["--", "python3", "-c", SEEK]);
+    command.arg(mount.path("log"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut seeks = super::Child(command.spawn().unwrap());
+    let mut tell = seeks.0.stdin.take().unwrap();
+    let mut lines = BufReader::new(seeks.0.stdout.take().unwrap()).lines();
+    let mut said = || lines.next().map(Result::unwrap).unwrap_or_default();
+    let daemon = mount.daemon.as_ref().unwrap();
+    for _ in 0..2 {
+        assert_eq!(said(), "ready");
+        daemon.freeze();
+        tell.write_all(b"\n").unwrap();
+        let done = said();
+        daemon.signal("CONT");
+        assert_eq!(done, "done");
+        tell.write_all(b"\n").unwrap();
+    }
+    assert!(seeks.0.wait().unwrap().success());
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
