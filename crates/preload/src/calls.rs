@@ -178,6 +178,23 @@ before! {
 }
 
 export! {
+    // It takes the terminal's other descriptor from the caller.
+    login_tty(fd: c_int) -> c_int {
+        descriptors::forget(fd);
+        descriptors::forget_range(0, 2);
+        // SAFETY: it touches no memory.
+        unsafe { real::login_tty(fd) }
+    }
+
+    forkpty(control: *mut c_int, name: *mut c_char, settings: Buffer, size: Buffer) -> pid_t {
+        // SAFETY: the arguments are the caller's.
+        let result = unsafe { real::forkpty(control, name, settings, size) };
+        if result == 0 {
+            descriptors::forget_range(0, 2);
+        }
+        result
+    }
+
     daemon(stay: c_int, keep: c_int) -> c_int {
         // SAFETY: the arguments are the caller's.
         let result = unsafe { real::daemon(stay, keep) };
@@ -339,5 +356,28 @@ export! {
             thread::this().set_cancelled_anywhere(is_anywhere);
         }
         result
+    }
+}
+
+// Other names that the C library has for the same, and some programs call.
+export! {
+    __close(fd: c_int) -> c_int {
+        // SAFETY: the arguments are the caller's, here and below.
+        unsafe { close(fd) }
+    }
+
+    __dup2(fd: c_int, to: c_int) -> c_int {
+        // SAFETY: as above.
+        unsafe { dup2(fd, to) }
+    }
+
+    __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        // SAFETY: as above.
+        unsafe { fcntl(fd, command, argument) }
+    }
+
+    __sigaction(signal: c_int, new: *const action, old: *mut action) -> c_int {
+        // SAFETY: as above.
+        unsafe { sigaction(signal, new, old) }
     }
 }

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// opens, reads, writes, syncs, ends, forks, calls that are wrong (inside another of the same
-/// thread, or of a file that was ended or was the parent's), calls that began, calls that
-/// ended, questions for the size
+/// thread, of a file that was ended or was the parent's, or asking for a file by a descriptor
+/// that does not lead to it), calls that began, calls that ended, questions for the size
 const COUNTS: usize = 10;
 
 /// The order of the words, for the tests.
@@ -116,7 +116,11 @@ pub fn is_on_all() -> bool {
     !DIRECTORY.load(Relaxed).is_null()
 }
 
-pub fn open(fd: c_int, _dev: u64, _ino: u64, _reads: bool, _writes: bool) -> Option<File> {
+pub fn open(fd: c_int, dev: u64, ino: u64, _reads: bool, _writes: bool) -> Option<File> {
+    // The one on mounts does not ask where a descriptor leads.
+    if sys::fstat(fd).is_none_or(|stat| (stat.st_dev, stat.st_ino) != (dev, ino)) {
+        count(Count::Wrong);
+    }
     if !is_on_all() || !is_below(fd) {
         return None;
     }

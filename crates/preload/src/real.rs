@@ -99,6 +99,8 @@ real! {
     freopen(path: Path, mode: Path, stream: *mut c_void) -> *mut c_void;
     freopen64(path: Path, mode: Path, stream: *mut c_void) -> *mut c_void;
     daemon(stay: c_int, keep: c_int) -> c_int;
+    login_tty(fd: c_int) -> c_int;
+    forkpty(control: *mut c_int, name: *mut c_char, settings: *mut c_void, size: *mut c_void) -> pid_t;
 
     read(fd: c_int, into: Buffer, len: size_t) -> ssize_t;
     write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;

@@ -12,7 +12,7 @@ use support::check;
 
 #[test]
 fn every_way_to_read_and_write_is_the_kernels() {
-    let counts = check("data", &[], &[]);
+    let counts = check("data", &[]);
     // The others are the kernel's: errors, appends at a given place, lengths, limits, rights.
     let done = (counts.reads, counts.writes, counts.sizes);
     assert_eq!(done, (READS, WRITES, SIZES), "{counts:?}");
@@ -21,13 +21,13 @@ fn every_way_to_read_and_write_is_the_kernels() {
 #[test]
 fn what_the_engine_declines_the_kernel_does() {
     for every in ["1", "2", "3"] {
-        check("data", &[], &[("DECLINE", every)]);
+        check("data", &[("DECLINE", every)]);
     }
 }
 
 #[test]
 fn a_number_is_what_it_was_opened_as_last() {
-    let counts = check("descriptors", &[], &[]);
+    let counts = check("descriptors", &[]);
     assert!(counts.reads > 20_000 && counts.writes > 900, "{counts:?}");
     // All but what the end of the process closed.
     assert!(counts.opens - counts.ends < 10, "{counts:?}");

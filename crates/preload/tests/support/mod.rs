@@ -35,9 +35,9 @@ pub struct Stage {
     root: TempDir,
 }
 
-/// The one that was built for this test, which lies beside it. What lies above, where `cargo
+/// The library that was built for this test, which lies beside it. What lies above, where `cargo
 /// build` puts it, may be older.
-fn library() -> PathBuf {
+pub fn library() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let library = test.with_file_name("libpagemesh_preload.so");
     assert!(library.exists(), "{} was not built", library.display());
@@ -53,8 +53,8 @@ impl Stage {
         Stage { root }
     }
 
-    /// The program `name`, built from `tests/programs`.
-    pub fn build(&self, name: &str) -> PathBuf {
+    /// The program `name`, built from `tests/programs` with these options.
+    pub fn build(&self, name: &str, options: &[&str]) -> PathBuf {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         let program = self.root.path().join(name);
         let output = Command::new("cc")
@@ -67,6 +67,7 @@ impl Stage {
                 "-Wno-stringop-overflow",
                 "-Wno-deprecated-declarations",
             ])
+            .args(options)
             .args(["-D_GNU_SOURCE", "-pthread", "-o"])
             .arg(&program)
             .arg(programs.join(format!("{name}.c")))
@@ -131,16 +132,23 @@ impl Stage {
     }
 }
 
+/// How most programs are built today: for long files, and their calls checked.
+pub const AS_PACKAGES: &[&str] = &[
+    "-D_FILE_OFFSET_BITS=64",
+    "-D_FORTIFY_SOURCE=2",
+    "-Wno-unused-result",
+];
+
 /// Builds a program and runs it in both ways.
-pub fn check(name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Counts {
+pub fn check(name: &str, settings: &[(&str, &str)]) -> Counts {
+    check_built(name, &[], settings)
+}
+
+/// The same of one that is built with these options.
+pub fn check_built(name: &str, options: &[&str], settings: &[(&str, &str)]) -> Counts {
     let stage = Stage::new();
-    let program = stage.build(name);
-    let make = || {
-        let mut command = Command::new(&program);
-        command.args(arguments);
-        command
-    };
-    stage.same(make, settings)
+    let program = stage.build(name, options);
+    stage.same(|| Command::new(&program), settings)
 }
 
 fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {

@@ -1,0 +1,96 @@
+//! Every name that stands in front of the C library's.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use support::{AS_PACKAGES, Counts, Stage, check, check_built, library};
+
+/// What of `names.c` the engine does.
+const OPENS: u64 = 37;
+const READS: u64 = 28;
+const WRITES: u64 = 41;
+/// One by each name of `lseek`.
+const SIZES: u64 = 2;
+
+/// All of `tests/programs`.
+const PROGRAMS: [&str; 7] = [
+    "cancel",
+    "data",
+    "descriptors",
+    "names",
+    "processes",
+    "signals",
+    "threads",
+];
+
+#[test]
+fn every_name_does_what_the_kernel_does() {
+    let counts = check("names", &[]);
+    // A name that is not in front has its file opened, or read, or written past the engine.
+    let (opens, reads, writes) = (counts.opens, counts.reads, counts.writes);
+    assert_eq!(
+        (opens, reads, writes, counts.sizes),
+        (OPENS, READS, WRITES, SIZES),
+        "{counts:?}"
+    );
+}
+
+#[test]
+fn what_the_engine_declines_is_done_under_every_name() {
+    for every in ["1", "2", "3"] {
+        check("names", &[("DECLINE", every)]);
+    }
+}
+
+#[test]
+fn programs_of_packages_are_the_same() {
+    let reached = |counts: &Counts| (counts.opens, counts.reads, counts.writes, counts.sizes);
+    for name in ["data", "names"] {
+        let plain = check(name, &[]);
+        let counts = check_built(name, AS_PACKAGES, &[]);
+        assert_eq!(reached(&counts), reached(&plain), "{name}: {counts:?}");
+    }
+    for name in ["descriptors", "processes", "threads"] {
+        let counts = check_built(name, AS_PACKAGES, &[]);
+        assert!(counts.writes > 300, "{name}: {counts:?}");
+    }
+    for (name, dwell_us) in [("signals", "200"), ("cancel", "20")] {
+        let counts = check_built(name, AS_PACKAGES, &[("DWELL_US", dwell_us)]);
+        assert!(counts.writes > 200, "{name}: {counts:?}");
+    }
+}
+
+/// Dynamic symbols of a program or library, without their versions.
+fn symbols(file: &Path, which: &str) -> BTreeSet<String> {
+    let listed = Command::new("nm").args(["-D", which]).arg(file).output();
+    let listed = listed.expect("binutils come with a C compiler");
+    assert!(listed.status.success(), "{listed:?}");
+    let text = String::from_utf8(listed.stdout).expect("names are ASCII");
+    let last = |line: &str| {
+        let name = line.split_ascii_whitespace().last()?;
+        name.split('@').next().map(str::to_owned)
+    };
+    text.lines().filter_map(last).collect()
+}
+
+#[test]
+fn every_name_is_called_by_a_program() {
+    let listed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let listed = listed.read_dir().expect("a directory");
+    let listed = listed.map(|entry| entry.expect("an entry").path());
+    let sources = listed.filter(|path| path.extension().is_some_and(|kind| kind == "c"));
+    let stems = sources.map(|path| path.file_stem().map(|name| name.to_owned()));
+    let found: BTreeSet<_> = stems.flatten().collect();
+    assert_eq!(found, PROGRAMS.map(Into::into).into(), "all are built here");
+    let stage = Stage::new();
+    let builds = PROGRAMS.iter().flat_map(|name| {
+        [&[], AS_PACKAGES].map(|options| symbols(&stage.build(name, options), "--undefined-only"))
+    });
+    let called: BTreeSet<String> = builds.flatten().collect();
+    let names = symbols(&library(), "--defined-only");
+    assert!(names.len() > 60 && names.contains("pread64"), "{names:?}");
+    let untested: Vec<_> = names.difference(&called).collect();
+    assert!(untested.is_empty(), "no program calls {untested:?}");
+}
