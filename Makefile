@@ -50,7 +50,7 @@ kills: setup
 guests: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
-	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed two_pages
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed guests_work two_pages
 
 # PostgreSQL on the direct path, killed with the mount and all bricks so many times: make
 # databases ROUNDS=50. Needs root.

@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "direct/beside.rs"]
+mod beside;
+#[path = "direct/bounds.rs"]
+mod bounds;
 #[path = "direct/crowd.rs"]
 mod crowd;
 #[path = "direct/end.rs"]

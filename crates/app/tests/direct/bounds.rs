@@ -1,0 +1,279 @@
+//! How long others wait for a guest that dies, or stands still, inside of an operation.
+
+use super::beside::{Model, PAGES, Programs, prepare};
+use super::support::mounted::{self, Mounted};
+use super::support::{Cluster, until};
+use super::{Child, Direct, direct, filled, guest};
+use pagemesh_direct::wire::{self, Question};
+use pagemesh_volume::guests::Segment;
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
+
+/// Guests that are killed inside of an operation.
+const KILLS: usize = 20;
+/// From the signal on, for half of them: cleaning up takes a millisecond or two, and the end
+/// of a process some more.
+const CLEAR_MAX: Duration = Duration::from_millis(50);
+/// From one acknowledgement of another guest to its next, whatever happens to the one.
+const GAP_MAX: Duration = Duration::from_secs(1);
+/// When somebody who waits for one that stands still ends it (`STILL_MAX` of the server).
+const STILL_MAX: Duration = Duration::from_secs(2);
+/// When it is cleaned up behind by then.
+const ENDED_MAX: Duration = Duration::from_secs(5);
+/// So long nobody comes by the kernel, and so nobody ends who stands still.
+const UNNOTICED: Duration = Duration::from_millis(700);
+/// What an operation takes that waits for nobody, many times over.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Pages whose lock words are not the same: the peer goes on while the victim has its own.
+const VICTIM: [u64; 3] = [0, 0, PAGES];
+const PEER: [u64; 3] = [1, 40, PAGES];
+/// Of another file: all pages.
+const FAR: [u64; 3] = [0, 0, 1];
+
+/// The rows of a mount, which all its guests have mapped.
+fn segment(mount: &Mounted) -> Segment {
+    let device = std::fs::metadata(&mount.dir).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let socket = wire::socket().unwrap();
+    let address = wire::address(&format!("{major}:{minor}")).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
+    let (_, memory) = wire::receive(socket.as_fd()).unwrap().unwrap();
+    Segment::join(File::from(memory.expect("it was let in"))).unwrap()
+}
+
+/// A row, and what its guest said when it went in.
+type Inside = (usize, u64);
+
+/// One guest that dies or stands still, and a peer, write pages of a file; another one writes
+/// a file of its own.
+struct Case {
+    cluster: Cluster,
+    mount: Mounted,
+    programs: Programs,
+    segment: Segment,
+    file: File,
+    model: Model,
+    far_model: Model,
+    peer: Child,
+    far: Child,
+}
+
+impl Case {
+    fn new() -> Option<Case> {
+        let cluster = mounted::cluster(&[256, 256], "200M")?;
+        let mount = Mounted::by(&cluster, "files", "map", "auto");
+        let programs = Programs::build(&cluster);
+        let file = prepare(&mount, "file");
+        prepare(&mount, "far");
+        let (model, far_model) = (Model::new(&cluster, "model"), Model::new(&cluster, "other"));
+        let peer = programs.start_guest(&mount.path("file"), &model, PEER);
+        let far = programs.start_guest(&mount.path("far"), &far_model, FAR);
+        Some(Case {
+            segment: segment(&mount),
+            cluster,
+            mount,
+            programs,
+            file,
+            model,
+            far_model,
+            peer,
+            far,
+        })
+    }
+
+    fn victim(&self) -> Child {
+        let path = self.mount.path("file");
+        self.programs.start_guest(&path, &self.model, VICTIM)
+    }
+
+    fn writes(&self) -> (u64, u64) {
+        (self.peer_writes(), self.far_model.did(FAR[0]).writes)
+    }
+
+    fn peer_writes(&self) -> u64 {
+        self.model.did(PEER[0]).writes
+    }
+
+    /// Both others go on from now on.
+    fn await_others(&self) {
+        let before = self.writes();
+        until("the others go on", || {
+            let now = self.writes();
+            now.0 > before.0 + 50 && now.1 > before.1 + 50
+        });
+    }
+
+    /// Stops a guest, again and again, until it stands still inside of an operation on the
+    /// file.
+    fn stop_inside(&self, victim: &Child) -> Inside {
+        let pid = Pid::from_child(&victim.0);
+        let ino = self.file.metadata().unwrap().ino();
+        let mut found = None;
+        until("it stands still inside of an operation", || {
+            let before = self.model.did(VICTIM[0]).writes;
+            until("it works", || self.model.did(VICTIM[0]).writes > before);
+            kill_process(pid, Signal::STOP).unwrap();
+            until("it is stopped", || is_stopped(victim));
+            let active = self.segment.active();
+            let of_file = active.filter(|(_, place)| place.file == ino);
+            let inside = of_file.map(|(row, _)| (row, self.segment.row(row).active()));
+            let inside: Vec<Inside> = inside.collect();
+            // The peer leaves what it is inside of meanwhile.
+            let (peer, looked) = (self.peer_writes(), Instant::now());
+            while self.peer_writes() < peer + 5 && looked.elapsed() < AT_ONCE {
+                std::thread::yield_now();
+            }
+            let goes_on = self.peer_writes() >= peer + 5;
+            let stays = |&(row, said): &Inside| self.segment.row(row).active() == said;
+            found = inside.into_iter().find(stays).filter(|_| goes_on);
+            if found.is_none() {
+                kill_process(pid, Signal::CONT).unwrap();
+            }
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
+    fn is_inside(&self, (row, said): Inside) -> bool {
+        self.segment.row(row).active() == said
+    }
+
+    fn longest(&self) -> [Duration; 2] {
+        let all = [self.model.did(PEER[0]), self.far_model.did(FAR[0])];
+        all.map(|did| Duration::from_nanos(did.longest_ns))
+    }
+
+    fn forget_longest(&self) {
+        self.model.forget_longest(PEER[0]);
+        self.far_model.forget_longest(FAR[0]);
+    }
+
+    fn end(mut self) {
+        for other in [&mut self.peer, &mut self.far] {
+            assert!(other.0.try_wait().unwrap().is_none(), "it found a fault");
+            other.kill();
+        }
+        self.model.check(&self.file);
+        drop(self.file);
+        self.mount.stop(&self.cluster);
+        self.cluster.check_identical("files");
+    }
+}
+
+/// As proc(5) has it, behind the name in parentheses.
+fn is_stopped(child: &Child) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.0.id())).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('T')
+}
+
+#[test]
+fn a_dead_guest_is_cleaned_up_behind_in_milliseconds() {
+    let Some(case) = Case::new() else { return };
+    case.await_others();
+    case.forget_longest();
+    let mut took: Vec<Duration> = (0..KILLS)
+        .map(|_| {
+            let mut victim = case.victim();
+            let inside = case.stop_inside(&victim);
+            let began = Instant::now();
+            victim.0.kill().unwrap();
+            while case.is_inside(inside) {
+                assert!(began.elapsed() < ENDED_MAX, "nobody cleans up");
+                std::thread::yield_now();
+            }
+            let took = began.elapsed();
+            victim.0.wait().unwrap();
+            case.await_others();
+            took
+        })
+        .collect();
+    took.sort_unstable();
+    let (median, longest) = (took[KILLS / 2], case.longest());
+    println!("cleared after {took:?}; the others waited {longest:?} at most");
+    assert!(median <= CLEAR_MAX, "cleared after {median:?}: {took:?}");
+    assert!(longest.iter().all(|gap| *gap <= GAP_MAX), "{longest:?}");
+    case.end();
+}
+
+/// A guest that writes the page that the victim is writing, the same bytes.
+fn write_same(case: &Case, direct: &Direct) -> Option<usize> {
+    let seq = case.model.acknowledged(VICTIM[1]) + 1;
+    direct.write(&filled(VICTIM[1], seq), VICTIM[1] * 4096, true)
+}
+
+/// Stops a guest until another one that writes the same page waits for it.
+fn stop_in_the_way<'s, 'e>(
+    scope: &'s std::thread::Scope<'s, 'e>,
+    case: &'e Case,
+    direct: &'e Direct,
+    victim: &Child,
+) -> (Inside, ScopedJoinHandle<'s, Option<usize>>) {
+    let mut found = None;
+    until("another one waits for it", || {
+        let inside = case.stop_inside(victim);
+        let same = scope.spawn(|| write_same(case, direct));
+        let began = Instant::now();
+        while !same.is_finished() && began.elapsed() < AT_ONCE {
+            std::thread::yield_now();
+        }
+        if same.is_finished() {
+            // It holds nothing yet, or no more.
+            kill_process(Pid::from_child(&victim.0), Signal::CONT).unwrap();
+            same.join().unwrap();
+            return false;
+        }
+        found = Some((inside, same));
+        true
+    });
+    found.unwrap()
+}
+
+#[test]
+fn who_stands_still_is_in_the_way_of_one_page_and_not_for_long() {
+    let Some(case) = Case::new() else { return };
+    let guest = guest();
+    let direct = direct(&guest, &case.file).expect("on the direct path");
+    let mut bytes = [0; 4096];
+    until("guests are let in", || {
+        direct.read(&mut bytes, 0, true).is_some()
+    });
+    case.await_others();
+    let mut victim = case.victim();
+    std::thread::scope(|scope| {
+        let (inside, same) = stop_in_the_way(scope, &case, &direct, &victim);
+        case.forget_longest();
+        let began = Instant::now();
+        while began.elapsed() < UNNOTICED {
+            case.await_others();
+        }
+        let longest = case.longest();
+        assert!(longest.iter().all(|gap| *gap <= GAP_MAX), "{longest:?}");
+        assert!(case.is_inside(inside), "it was ended though nobody came");
+        assert!(!same.is_finished(), "its page was written");
+        // Who comes by the kernel needs all of the file.
+        case.far_model.forget_longest(FAR[0]);
+        let began = Instant::now();
+        case.file.read_exact_at(&mut bytes, 4096).unwrap();
+        let waited = began.elapsed();
+        println!("others waited {longest:?} at most, and {waited:?} by the kernel");
+        assert!(waited >= STILL_MAX, "{waited:?}");
+        assert!(waited <= ENDED_MAX, "{waited:?}");
+        let ended = victim.0.wait().unwrap();
+        assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
+        assert!(!case.is_inside(inside), "it is cleaned up behind");
+        let longest = case.longest();
+        assert!(longest[1] <= GAP_MAX, "{longest:?}");
+        let written = same.join().unwrap();
+        assert!(written.is_none_or(|bytes| bytes == 4096), "{written:?}");
+    });
+    case.await_others();
+    drop((direct, guest));
+    case.end();
+}
