@@ -6,7 +6,8 @@
 //! PAGEMESH_FSX_SEED which: `make fsx OPS=10000000 SEED=7`. For root with /dev/fuse.
 //!
 //! Once more with part of the work done by other processes, some of them on the direct
-//! path, also several at once, and killed now and then.
+//! path, also several at once, and killed now and then; and by one that maps the files, by
+//! the kernel or under `exec`.
 
 #![allow(clippy::unwrap_used)] // Tests.
 
@@ -14,9 +15,12 @@
 mod hand;
 #[path = "fsx/hands.rs"]
 mod hands;
+#[path = "fsx/mapper.rs"]
+mod mapper;
 mod support;
 
 use hand::{Hand, Order, What};
+use mapper::Mapper;
 use pagemesh_fuzz::Random;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate};
 use std::fs::{File, OpenOptions};
@@ -27,6 +31,8 @@ use support::mounted::{self, Mounted};
 
 /// Of a run of all tests.
 const OPERATIONS: u64 = 100_000;
+/// The same of one with mappings, most of which take a sync.
+const MAP_OPERATIONS: u64 = 10_000;
 const FILES: usize = 3;
 /// So long may a file become; few pages, so that operations meet.
 const BYTES_MAX: u64 = 600_000;
@@ -34,6 +40,8 @@ const LEN_MAX: u64 = 70_000;
 const PAGE: u64 = 4096;
 /// Operations from one remount to the next, at most.
 const BETWEEN_MOUNTS: u64 = 8000;
+/// The same where mapped files are nobody's on the direct path from then on.
+const BETWEEN_MAPPED_MOUNTS: u64 = 200;
 /// How often a long run says how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(20);
 
@@ -48,6 +56,7 @@ struct Files {
     models: Vec<Vec<u8>>,
     /// Processes that do part of the work; in most tests none.
     hands: Vec<Hand>,
+    mapper: Option<Mapper>,
     /// What those on the direct path did without the kernel.
     direct: u64,
     dice: Random,
@@ -119,7 +128,7 @@ impl Files {
     fn operation(&mut self) {
         let at = self.roll(FILES as u64) as usize;
         let (offset, len) = (self.offset(), self.len());
-        match self.roll(20) {
+        match self.roll(22) {
             0..=5 => {
                 let bytes = self.bytes(len);
                 self.did(format!("write {at} {offset} {len}"));
@@ -192,6 +201,7 @@ impl Files {
                 self.open[at].sync_all().unwrap();
                 self.open[at] = Files::open(&self.mount, at, OFlags::empty());
             }
+            19 | 20 if self.mapper.is_some() => self.map(at),
             _ => {
                 self.did(format!("stat {at}"));
                 let size = self.open[at].metadata().unwrap().size();
@@ -231,6 +241,9 @@ impl Files {
         self.did(format!("copy {from} {offset} to {to} {target} {len}"));
         let mut left = len;
         while left > 0 {
+            // The kernel copies up to the end that it was told last (`generic_copy_file_checks`);
+            // guests may have made the file longer since. Programs ask before, too.
+            self.open[from].metadata().unwrap();
             let (begin, goal) = (offset, target);
             let (one, other) = (&self.open[from], &self.open[to]);
             let copied = copy_file_range(
@@ -387,6 +400,7 @@ impl Files {
 }
 
 by_both! {
+    files_hold_what_is_stored_into_mappings
     files_hold_what_they_hold_in_memory
 }
 
@@ -394,7 +408,21 @@ fn files_hold_what_they_hold_in_memory(fuse: &'static str) {
     let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
         return;
     };
-    work(&cluster, fuse, (OPERATIONS, BETWEEN_MOUNTS), &[]);
+    work(&cluster, fuse, (OPERATIONS, BETWEEN_MOUNTS), &[], Maps::No);
+}
+
+/// The same, with a program that maps them.
+fn files_hold_what_is_stored_into_mappings(fuse: &'static str) {
+    let Some(cluster) = mounted::cluster(&[64, 64], "32M") else {
+        return;
+    };
+    work(
+        &cluster,
+        fuse,
+        (MAP_OPERATIONS, BETWEEN_MOUNTS),
+        &[],
+        Maps::ByKernel,
+    );
 }
 
 /// Not a test by itself: what the processes of the next one do.
@@ -413,18 +441,49 @@ fn files_hold_it_if_guests_and_others_work_at_once() {
         mounted::CLASSIC,
         (hands::OPERATIONS, hands::BETWEEN_MOUNTS),
         &[true, true, false],
+        Maps::No,
     );
+}
+
+/// Whoever maps a file bars it from the direct path, as long as somebody has it open.
+#[test]
+fn files_hold_it_if_guests_map_them() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "32M") else {
+        return;
+    };
+    work(
+        &cluster,
+        mounted::CLASSIC,
+        (MAP_OPERATIONS, BETWEEN_MAPPED_MOUNTS),
+        &[true, true],
+        Maps::Directly,
+    );
+}
+
+/// Whether some of the work is done through mappings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Maps {
+    No,
+    ByKernel,
+    Directly,
 }
 
 /// Does random operations, and remounts, so many between them at most, with hands that are
 /// on the direct path or not.
-fn work(cluster: &Cluster, fuse: &'static str, (operations, between): (u64, u64), hands: &[bool]) {
+fn work(
+    cluster: &Cluster,
+    fuse: &'static str,
+    (operations, between): (u64, u64),
+    hands: &[bool],
+    maps: Maps,
+) {
     let operations = number("PAGEMESH_FSX_OPS", operations);
     let mut files = Files {
         mount: Mounted::by(cluster, "files", "auto", fuse),
         open: vec![],
         models: vec![vec![]; FILES],
         hands: vec![],
+        mapper: None,
         direct: 0,
         dice: Random::new(number("PAGEMESH_FSX_SEED", 1)),
         last: vec![],
@@ -434,6 +493,10 @@ fn work(cluster: &Cluster, fuse: &'static str, (operations, between): (u64, u64)
         .iter()
         .map(|&it| Hand::start(cluster, &files.mount, it));
     files.hands = started.collect();
+    files.mapper = match maps {
+        Maps::No => None,
+        maps => Some(Mapper::start(&files.mount, maps == Maps::Directly)),
+    };
     let (began, mut told) = (Instant::now(), Instant::now());
     let mut until_remount = files.roll(between);
     for done in 0..operations {
@@ -452,9 +515,13 @@ fn work(cluster: &Cluster, fuse: &'static str, (operations, between): (u64, u64)
         }
     }
     files.compare_all();
-    files.check_hands(operations);
+    // Mapped files are the kernel's.
+    if maps == Maps::No {
+        files.check_hands(operations);
+    }
     files.close();
     files.hands.clear();
+    files.mapper = None;
     files.mount.stop(cluster);
     cluster.check_identical("files");
 }

@@ -112,6 +112,25 @@ impl Files {
         );
     }
 
+    /// A hand, or this process where there is none, overwrites a part of what is there.
+    pub fn write_beside(&mut self, at: usize, offset: u64, len: u64) {
+        let within = self.roll(len);
+        let (offset, len) = (offset + within, 1 + self.roll(len - within));
+        let order = self.write_order(What::Write, at, offset, len);
+        match self.hands.is_empty() {
+            true => {
+                self.did(format!("write beside {at} {offset} {len}"));
+                let file = &self.open[at];
+                std::os::unix::fs::FileExt::write_all_at(file, &order.bytes, offset).unwrap();
+            }
+            false => {
+                let hand = self.hand();
+                self.by(hand, &order);
+            }
+        }
+        self.put(at, offset, &order.bytes);
+    }
+
     /// All hands and this process write at the same time, each bytes of its own, which may
     /// be of one page.
     fn all_at_once(&mut self, at: usize) {
