@@ -161,6 +161,14 @@ before! {
         -> Buffer: descriptors::mapped(fd, flags);
     mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t)
         -> Buffer: descriptors::mapped(fd, flags);
+    copy_file_range(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint)
+        -> ssize_t: descriptors::copied(from);
+    splice(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint)
+        -> ssize_t: descriptors::copied(from);
+    sendfile(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t:
+        descriptors::copied(from);
+    sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t:
+        descriptors::copied(from);
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
         -> c_long: descriptors::called(number, a, b, c, d, e);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:

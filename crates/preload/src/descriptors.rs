@@ -169,6 +169,15 @@ pub extern "C" fn mapped(fd: c_int, flags: c_int) {
     }
 }
 
+/// Before the kernel copies from a file: it goes up to the end that it was told last, and guests
+/// may have moved that since.
+#[inline(never)]
+pub extern "C" fn copied(from: c_int) {
+    if table::is_ours(from) {
+        sys::fstat(from);
+    }
+}
+
 /// A second descriptor of the same description came. Gives it.
 #[inline(never)]
 pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {

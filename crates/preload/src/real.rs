@@ -126,6 +126,10 @@ real! {
     mmap(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> Buffer;
     mmap64(at: Buffer, len: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> Buffer;
     fsync(fd: c_int) -> c_int;
+    copy_file_range(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t;
+    splice(from: c_int, at: *mut off64_t, to: c_int, to_at: *mut off64_t, len: size_t, flags: c_uint) -> ssize_t;
+    sendfile(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t;
+    sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t;
     fdatasync(fd: c_int) -> c_int;
 
     posix_spawn(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;

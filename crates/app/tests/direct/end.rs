@@ -51,6 +51,17 @@ for round in range(2):
         look()
     print('done', flush=True)
     sys.stdin.readline()
+    # What the kernel does goes up to there, too.
+    target = os.open(sys.argv[1] + ' copied', os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    sent = os.sendfile(target, fd, end - 200, 200)
+    append(b'the last')
+    copied = os.copy_file_range(fd, target, 200, end - 200, 0)
+    append(b'the last')
+    pipe = os.pipe()
+    spliced = os.splice(fd, pipe[1], 200, end - 200)
+    assert (sent, copied, spliced) == (200, 200, 200), (sent, copied, spliced)
+    for each in [target, *pipe]:
+        os.close(each)
     # Others may move the offset from now on.
     child = os.fork()
     if child == 0:

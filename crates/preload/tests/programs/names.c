@@ -2,6 +2,7 @@
 // lengths, and those of old programs.
 #include "say.h"
 #include <pty.h>
+#include <sys/sendfile.h>
 #include <utmp.h>
 
 static char bytes[4096], back[8192];
@@ -108,6 +109,24 @@ static void transfers(void)
     SAY(sum_of(back, 30));
     SAY(ftruncate64(fd, 0));
     close(fd);
+}
+
+static void copied(void)
+{
+    int from = must_open("from", O_RDWR | O_CREAT), to = must_open("to", O_RDWR | O_CREAT), ends[2];
+    off64_t at = 10, to_at = 700;
+    MUST(pipe(ends) == 0);
+    SAY(pwrite(from, bytes, 500, 0));
+    SAY(copy_file_range(from, &at, to, &to_at, 300, 0));
+    SAY(sendfile(to, from, &at, 50));
+    SAY(sendfile64(to, from, &at, 4000));
+    SAY(at);
+    at = 20;
+    SAY(splice(from, &at, ends[1], 0, 30, 0));
+    SAY(read(ends[0], back, 100));
+    SAY(pread(to, back, 2000, 0));
+    SAY(sum_of(back, 1000));
+    close(from), close(to), close(ends[0]), close(ends[1]);
 }
 
 static void mapped(void *(*map)(void *, size_t, int, int, int, off64_t))
@@ -434,6 +453,7 @@ int main(void)
     fill(bytes, sizeof bytes, 5);
     opening();
     transfers();
+    copied();
     mapped(mmap);
     mapped(mmap64);
     controlled(fcntl);
