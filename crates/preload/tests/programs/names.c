@@ -16,6 +16,7 @@ ssize_t __read_chk(int, void *, size_t, size_t);
 ssize_t __pread_chk(int, void *, size_t, off_t, size_t);
 ssize_t __pread64_chk(int, void *, size_t, off64_t, size_t);
 int __close(int);
+int __sigaction(int, const struct sigaction *, struct sigaction *);
 int __dup2(int, int);
 int __fcntl(int, int, ...);
 int __clone(int (*)(void *), void *, int, void *, ...);
@@ -279,12 +280,18 @@ static void other(int signal)
     handled += 1000 * signal;
 }
 
+static void (*by_other_name(int signal, void (*handler)(int)))(int)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
+    return __sigaction(signal, &action, &old) == 0 ? old.sa_handler : SIG_ERR;
+}
+
 // What each way to set a handler says of the one before, and how it stays.
 static void handlers(void)
 {
     struct sigaction old;
     void (*(*const ways[])(int, void (*)(int)))(int) = {
-        signal, bsd_signal, ssignal, sysv_signal, __sysv_signal, sigset,
+        signal, bsd_signal, ssignal, sysv_signal, __sysv_signal, sigset, by_other_name,
     };
     for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
         SAY(i);
