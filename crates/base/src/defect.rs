@@ -147,6 +147,10 @@ pub enum Defect {
     SettlingAwaitsHeal,
     /// The row of a dead guest is cleared before its pages are alike.
     RowClearedFirst,
+    /// Nothing is made alike where a guest died.
+    NotHealed,
+    /// Who closes a board does not wait for guests that are inside.
+    BoardNotAwaited,
 
     // Of what threads do at the same time: caught by the models.
     /// Who mends a slot does not look whether it is still the same.

@@ -11,34 +11,30 @@
 //! else the next brick would have to end this process.
 
 mod growth;
+pub mod station;
 
 use crate::board::{Board, Run};
 use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
-use bytes::Bytes;
-use pagemesh_base::ids::PageNo;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::peer::peer;
-use pagemesh_base::slice::{
-    Leg, Part, Run as PageRun, SLICE_IO_BYTES_MAX, SliceError, check_parts,
-};
+use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
 use pagemesh_fabric::limits::Timeouts;
-use pagemesh_fs::{APPEND_PAGES_MAX, Growth};
 use pagemesh_pmem::{Mapped, Pane};
-use pagemesh_store::moment::{MOMENT_PAGES_MAX, Moment};
+use pagemesh_store::moment::Moment;
 use pagemesh_store::view::View;
-use pagemesh_volume::guests::{Picture, Place, RUNS_MAX, Row, Segment};
-use pagemesh_volume::ring::{RECORD_BYTES_MAX, Stash, places_of, record_len};
+use pagemesh_volume::guests::{Picture, Segment};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{connect, sockopt};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
+use station::{Intent, Operation, Station, Worked};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File as SystemFile;
@@ -115,7 +111,7 @@ struct Mount {
     transports: Transports,
     masked: Masked,
     segment: Segment,
-    stations: [Mutex<Station>; STATIONS],
+    stations: [Mutex<Stand>; STATIONS],
     /// For questions about files.
     asker: Mutex<Link>,
     boards: Mutex<HashMap<u64, Weak<Board>>>,
@@ -134,21 +130,11 @@ type Seen = (Weak<View<Mapped>>, Arc<Pane>);
 /// A connection to a mount.
 struct Link(OwnedFd);
 
+/// A station of this process, and what it has from others.
 #[derive(Default)]
-struct Station {
+struct Stand {
+    station: Station<MappedLeg>,
     link: Option<Link>,
-    row: usize,
-    /// What the legs are of.
-    picture: Option<Picture>,
-    /// What is written where a copy follows: what a program has there may change meanwhile.
-    copied: Vec<u8>,
-    /// What is known of the row's pages there.
-    stash: Option<Stash>,
-    legs: ArrayVec<MappedLeg, COPIES_MAX>,
-    /// Where pages are composed. They begin with the last page of the file that `tail` tells.
-    pages: Vec<u8>,
-    /// Its growth, and its turn.
-    tail: Option<(Growth, u64)>,
     /// Since it was looked at for that.
     is_used: bool,
     /// What was listed of their descriptors: one that has ended may tell of none.
@@ -269,37 +255,23 @@ impl Guest {
     }
 }
 
-impl Station {
-    fn take_legs(&mut self, legs: ArrayVec<MappedLeg, COPIES_MAX>) {
+impl Stand {
+    fn take_legs(&mut self, picture: Picture, legs: ArrayVec<MappedLeg, COPIES_MAX>) {
         self.drop_legs();
-        self.legs = legs;
-        self.listed = self.legs.iter().flat_map(all_descriptors).collect();
+        self.listed = legs.iter().flat_map(all_descriptors).collect();
         self.listed.iter().copied().for_each(owned::add);
-    }
-
-    /// Wakes who sends what is in the ring.
-    #[cold]
-    fn call(&self, segment: &Segment) {
-        let called = self.link.as_ref().map(|link| {
-            let question = Question::Call.encode();
-            wire::send(link.0.as_fd(), &question, None)
-        });
-        if !matches!(called, Some(Ok(()))) {
-            segment.ring().call_again();
-        }
+        self.station.equip(picture, legs);
     }
 
     fn drop_legs(&mut self) {
-        self.picture = None;
         self.listed.drain(..).for_each(owned::remove);
-        self.legs.clear();
+        self.station.strip();
     }
 
     /// Whether a pool has not enough sessions for others.
     fn is_greedy(&self) -> bool {
-        self.legs
-            .iter()
-            .map(MappedLeg::sessions)
+        let legs = self.station.legs().iter();
+        legs.map(MappedLeg::sessions)
             .any(|(spare, all)| spare < SESSIONS_KEPT_MIN.max(all / SESSIONS_KEPT_PART))
     }
 
@@ -307,8 +279,8 @@ impl Station {
     fn tend(&mut self) {
         let is_used = std::mem::take(&mut self.is_used);
         let is_few = |(spare, all)| spare < all / SESSIONS_FEW_PART;
-        let mut sessions = self.legs.iter().map(MappedLeg::sessions);
-        if !is_used && (self.legs.is_empty() || sessions.any(is_few)) {
+        let mut sessions = self.station.legs().iter().map(MappedLeg::sessions);
+        if !is_used && (self.station.legs().is_empty() || sessions.any(is_few)) {
             self.drop_legs();
             self.link = None;
         }
@@ -322,7 +294,7 @@ fn all_descriptors(leg: &MappedLeg) -> Vec<RawFd> {
     all
 }
 
-impl Drop for Station {
+impl Drop for Stand {
     fn drop(&mut self) {
         self.drop_legs();
     }
@@ -405,7 +377,7 @@ impl Mount {
         if let Some(row) = row {
             let mut first = guard(&mount.stations[thread_number() % STATIONS]);
             first.link = Some(link);
-            first.row = row;
+            first.station.take_row(row);
         }
         let watched = Arc::clone(&mount);
         std::thread::Builder::new()
@@ -477,30 +449,15 @@ impl Mount {
 
     /// This thread's station, if nobody else is at it.
     #[inline]
-    fn station(&self) -> Option<MutexGuard<'_, Station>> {
-        let station = &self.stations[thread_number() % STATIONS];
+    fn stand(&self) -> Option<MutexGuard<'_, Stand>> {
+        let stand = &self.stations[thread_number() % STATIONS];
         for _ in 0..SPINS {
-            if let Ok(station) = station.try_lock() {
-                return Some(station);
+            if let Ok(stand) = stand.try_lock() {
+                return Some(stand);
             }
             std::hint::spin_loop();
         }
         None
-    }
-
-    /// A write will come: fetches the lines that other cores had last.
-    #[inline]
-    fn expect_write(&self, station: &Station, offset: u64) {
-        self.segment.expect_op();
-        station.legs.iter().for_each(|leg| leg.expect_write(offset));
-    }
-
-    /// Whether a station may work by what counts now.
-    #[inline]
-    fn is_ready(&self, station: &Station) -> bool {
-        let generation = self.segment.generation();
-        let has = station.picture.as_ref().map(|picture| picture.generation);
-        generation != 0 && has == Some(generation)
     }
 
     /// No station tries again before so long.
@@ -511,38 +468,38 @@ impl Mount {
 
     /// Gets a station what it needs, now and then.
     #[cold]
-    fn equip(&self, station: &mut Station) -> bool {
+    fn equip(&self, stand: &mut Stand) -> bool {
         let now = now_ms();
         if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
             return false;
         }
         let mut equipped = Err(Lack::Picture);
-        (self.masked)(&mut || equipped = self.try_equip(station));
+        (self.masked)(&mut || equipped = self.try_equip(stand));
         let wait = match equipped {
             Ok(()) => None,
             Err(Lack::Picture) => Some(RETRY),
             Err(Lack::Room) => {
                 // Others can do nothing with a session without a row, nor with one of one leg.
-                station.link = None;
+                stand.link = None;
                 Some(FULL_RETRY)
             }
         };
         if let Some(wait) = wait {
-            station.drop_legs();
+            stand.drop_legs();
             self.put_off(now, wait);
         }
         self.wake();
         wait.is_none()
     }
 
-    fn try_equip(&self, station: &mut Station) -> Result<(), Lack> {
+    fn try_equip(&self, stand: &mut Stand) -> Result<(), Lack> {
         // A session that is not used any more may be the one that the brick lacks.
-        station.drop_legs();
-        let question = match station.link {
+        stand.drop_legs();
+        let question = match stand.link {
             None => Question::Join,
             Some(_) => Question::Look,
         };
-        let link = match station.link.take() {
+        let link = match stand.link.take() {
             None => Link::connect(&self.device)?,
             Some(link) => link,
         };
@@ -550,9 +507,8 @@ impl Mount {
         let Answer::Joined(row, picture) = answer else {
             return Err(Lack::Room);
         };
-        station.link = Some(link);
-        station.row = row as usize;
-        station.stash = None;
+        stand.link = Some(link);
+        stand.station.take_row(row as usize);
         let picture = picture.ok_or(Lack::Picture)?;
         let mut legs = ArrayVec::new();
         for seat in &picture.seats {
@@ -561,11 +517,8 @@ impl Mount {
                 .map(seat.brick, &seat.socket, seat.slice, picture.epoch)?;
             legs.try_push(leg).map_err(|_| Lack::Picture)?;
         }
-        station.copied.resize(RECORD_BYTES_MAX, 0);
-        station.take_legs(legs);
-        station.pages.resize(APPEND_PAGES_MAX * PAGE_BYTES, 0);
-        station.picture = Some(picture);
-        match station.is_greedy() {
+        stand.take_legs(picture, legs);
+        match stand.is_greedy() {
             true => Err(Lack::Room),
             false => Ok(()),
         }
@@ -582,9 +535,9 @@ impl Mount {
             descriptors.push(asker);
             let mut has_link = false;
             for station in &self.stations {
-                let station = guard(station);
-                has_link |= station.link.is_some();
-                let legs = station.legs.iter();
+                let stand = guard(station);
+                has_link |= stand.link.is_some();
+                let legs = stand.station.legs().iter();
                 legs.for_each(|leg| leg.descriptors(&mut descriptors));
             }
             // Who has nothing to give back sleeps.
@@ -601,9 +554,9 @@ impl Mount {
             }
             let _ = rustix::io::read(&self.changed, &mut [0; 8]);
             for station in &self.stations {
-                let mut station = guard(station);
-                if station.legs.iter_mut().any(|leg| leg.ended().is_some()) {
-                    station.drop_legs();
+                let mut stand = guard(station);
+                if stand.station.legs_mut().any(|leg| leg.ended().is_some()) {
+                    stand.drop_legs();
                 }
             }
             self.vacate();
@@ -613,7 +566,7 @@ impl Mount {
         }
         self.is_gone.store(true, Ordering::Release);
         for station in &self.stations {
-            *guard(station) = Station::default();
+            *guard(station) = Stand::default();
         }
         self.vacate();
     }
@@ -629,23 +582,15 @@ impl Mount {
     }
 }
 
-/// What an operation will do.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Intent {
-    Read,
-    Write,
-}
-
-/// Inside of the row's operation, until it is dropped.
-struct Inside<'m>(Row<'m>);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        // Who panics inside has done a part of it: that is seen to when this process has
-        // ended.
-        if !std::thread::panicking() {
-            self.0.leave();
-        }
+/// Wakes who sends what is in the ring.
+#[cold]
+fn call(link: Option<&Link>, segment: &Segment) {
+    let called = link.map(|link| {
+        let question = Question::Call.encode();
+        wire::send(link.0.as_fd(), &question, None)
+    });
+    if !matches!(called, Some(Ok(()))) {
+        segment.ring().call_again();
     }
 }
 
@@ -682,54 +627,6 @@ impl Shown {
     }
 }
 
-/// Runs of a range of as many pages as change together; the shortest span has eight.
-type Runs<T> = ArrayVec<T, MOMENT_PAGES_MAX>;
-
-fn runs(board: &Board, offset: u64, len: u64) -> Option<Runs<Run>> {
-    let (mut at, end) = (offset, offset.checked_add(len)?);
-    let mut runs = Runs::new();
-    while at < end {
-        let run = board.run(at, end - at)?;
-        at += run.len;
-        runs.try_push(run).ok()?;
-    }
-    Some(runs)
-}
-
-/// The leg whose record is written last: were it another one, it might show what a dead guest
-/// left there alone, and nobody would have once that leg is lost.
-fn read_leg(station: &Station) -> Option<&MappedLeg> {
-    station.legs.last()
-}
-
-fn read_leg_mut(station: &mut Station) -> Option<&mut MappedLeg> {
-    station.legs.last_mut()
-}
-
-/// Reads at most as many pages as change together. None: the board does not say where.
-fn read_together(
-    station: &mut Station,
-    board: &Board,
-    offset: u64,
-    into: &mut [u8],
-) -> Option<Result<bool, SliceError>> {
-    let epoch = station.picture.as_ref()?.epoch;
-    let leg = read_leg_mut(station)?;
-    let runs = runs(board, offset, into.len() as u64)?;
-    let is_one_page = offset as usize % PAGE_BYTES + into.len() <= PAGE_BYTES;
-    if is_one_page && let [run] = runs[..] {
-        return Some(leg.read_into(run.offset, into, epoch).map(|()| true));
-    }
-    let mut pieces = Runs::new();
-    let mut rest = into;
-    for run in runs {
-        let (part, after) = rest.split_at_mut_checked(run.len as usize)?;
-        pieces.push((run.offset, part));
-        rest = after;
-    }
-    Some(leg.read_together(&mut pieces, epoch))
-}
-
 /// Has the mount with this device number overwrite parts of a file, all of them or none,
 /// whatever of the direct path is there; see [`pagemesh_fs::Fs::write_together`]. Waits as
 /// long as the mount does. The caller has the file open to be written.
@@ -763,45 +660,25 @@ impl File {
     /// read as they are at one moment.
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64, may_prepare: bool) -> Option<usize> {
-        let (mut station, inside) = self.enter(offset, into.len(), Intent::Read, may_prepare)?;
-        let board = self.board.get()?;
-        let len =
-            usize::try_from(board.size().saturating_sub(offset).min(into.len() as u64)).ok()?;
-        let mut done = 0;
-        while done < len {
-            let at = offset + done as u64;
-            let most = MOMENT_PAGES_MAX * PAGE_BYTES - at as usize % PAGE_BYTES;
-            let part = &mut into[done..len.min(done + most)];
-            done += part.len();
-            match read_together(&mut station, board, at, part)? {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => return self.fail(station, inside, &error),
-            }
-        }
-        Some(done)
+        let place = (offset, into.len(), Intent::Read);
+        self.operate(place, may_prepare, |operation| operation.read(into, offset))
     }
 
     /// Shows bytes where they lie, fewer at the end, as they are at one moment; none: they
     /// can only be read. At most [`MOMENT_PAGES_MAX`] pages.
+    ///
+    /// [`MOMENT_PAGES_MAX`]: pagemesh_store::moment::MOMENT_PAGES_MAX
     #[must_use]
     pub fn show(&self, offset: u64, len: usize) -> Option<Shown> {
-        let (mut station, inside) = self.enter(offset, len, Intent::Read, true)?;
-        let board = self.board.get()?;
-        let len = board.size().saturating_sub(offset).min(len as u64);
-        let runs = runs(board, offset, len)?;
-        let ranges: Runs<(u64, u64)> = runs.iter().map(|run| (run.offset, run.len)).collect();
-        let epoch = station.picture.as_ref()?.epoch;
-        let leg = read_leg_mut(&mut station)?;
-        let pane = self.mount.pane(leg.view())?;
-        match leg.moment(&ranges, epoch) {
-            Ok(moment) => Some(Shown {
-                moment: moment?,
-                pane,
-                runs: runs.to_vec(),
-            }),
-            Err(error) => self.fail(station, inside, &error),
-        }
+        let shown = self.operate((offset, len, Intent::Read), true, |operation| {
+            operation.moment(offset, len, |leg| self.mount.pane(leg.view()))
+        });
+        let ((moment, runs), pane) = shown??;
+        Some(Shown {
+            moment,
+            pane,
+            runs: runs.to_vec(),
+        })
     }
 
     /// Overwrites whole pages of several places, all of them or none; none: the mount does
@@ -810,133 +687,13 @@ impl File {
     pub fn write_together(&self, parts: &[(u64, &[u8])]) -> Option<()> {
         let bytes: usize = parts.iter().map(|(_, data)| data.len()).sum();
         let &(first, _) = parts.first()?;
-        let (mut station, inside) = self.enter(first, bytes, Intent::Write, true)?;
-        let board = self.board.get()?;
-        // A copy that follows gets records of few pages only. Behind the look that guests may.
-        if self.mount.segment.ring().is_followed() {
-            return None;
-        }
-        let (page, kept) = (PAGE_BYTES as u64, growth::kept(board));
-        let (mut changes, mut pages) = (Vec::new(), Vec::new());
-        for (offset, data) in parts {
-            let end = offset.checked_add(data.len() as u64)?;
-            let is_whole = offset.is_multiple_of(page) && end.is_multiple_of(page);
-            if !is_whole || end > kept {
-                return None;
+        self.operate((first, bytes, Intent::Write), true, |operation| {
+            let written = operation.write_together(parts);
+            if let Some(Ok(())) = written {
+                self.note_written();
             }
-            let mut rest = *data;
-            for run in runs(board, *offset, data.len() as u64)? {
-                let (own, after) = rest.split_at_checked(run.len as usize)?;
-                rest = after;
-                changes.push(Part::Write {
-                    offset: run.offset,
-                    data: Bytes::copy_from_slice(own),
-                });
-                pages.push(PageRun {
-                    page: PageNo(run.offset / page),
-                    count: run.len / page,
-                });
-            }
-        }
-        if pages.len() > RUNS_MAX || check_parts(&changes, u64::MAX).is_err() {
-            return None;
-        }
-        inside.0.say_runs(&pages);
-        let epoch = station.picture.as_ref()?.epoch;
-        let segment = &self.mount.segment;
-        let next = || segment.next_op();
-        let written = MappedLeg::overwrite_together(&mut station.legs, &changes, epoch, next);
-        if let Err(error) = written {
-            return self.fail(station, inside, &error);
-        }
-        self.note_written();
-        Some(())
-    }
-
-    /// Overwrites bytes that the file has; none: no leg was asked, as the board does not say
-    /// where they lie.
-    fn overwrite(
-        &self,
-        station: &mut Station,
-        inside: &Inside<'_>,
-        data: &[u8],
-        offset: u64,
-    ) -> Option<Result<(), SliceError>> {
-        let board = self.board.get()?;
-        let mut done = 0;
-        // Behind the look that guests may: a copy that follows from now on waits for the row.
-        let is_followed = self.mount.segment.ring().is_followed();
-        while done < data.len() {
-            let mut run = board.run(offset + done as u64, (data.len() - done) as u64)?;
-            if is_followed {
-                run.len = record_len(run.offset, run.len);
-            }
-            let part = &data[done..done + run.len as usize];
-            if let Err(error) = self.put(station, inside, part, run.offset)? {
-                return Some(Err(error));
-            }
-            done += part.len();
-        }
-        Some(Ok(()))
-    }
-
-    /// Writes bytes to a place of the volume: where a copy follows, one record. None: the
-    /// kernel has to do it.
-    #[inline]
-    fn put(
-        &self,
-        station: &mut Station,
-        inside: &Inside<'_>,
-        data: &[u8],
-        offset: u64,
-    ) -> Option<Result<(), SliceError>> {
-        inside.0.say(offset, data.len() as u64);
-        let segment = &self.mount.segment;
-        if segment.ring().is_followed() {
-            return self.put_followed(station, inside.0, data, offset);
-        }
-        let epoch = station.picture.as_ref()?.epoch;
-        let legs = &mut station.legs;
-        let next = || segment.next_op();
-        Some(MappedLeg::overwrite_all(legs, offset, data, epoch, next))
-    }
-
-    /// Writes one record, and says so in the ring. None: there is no room for it.
-    fn put_followed(
-        &self,
-        station: &mut Station,
-        row: Row<'_>,
-        data: &[u8],
-        offset: u64,
-    ) -> Option<Result<(), SliceError>> {
-        let segment = &self.mount.segment;
-        let ring = segment.ring();
-        let len = data.len() as u64;
-        let stash = station.stash.get_or_insert_with(|| ring.stash());
-        if !ring.has_room(stash) || record_len(offset, len) != len {
-            return None;
-        }
-        let epoch = station.picture.as_ref()?.epoch;
-        let copied = station.copied.get_mut(..data.len())?;
-        copied.copy_from_slice(data);
-        let places = places_of(offset, len);
-        let claimed = Cell::new(None);
-        let written = MappedLeg::overwrite_all(&mut station.legs, offset, copied, epoch, || {
-            debug_assert!(claimed.get().is_none(), "one record, one claim");
-            let place = ring.claim(row, places);
-            ring.expect(place);
-            claimed.set(Some(place));
-            segment.next_op()
-        });
-        let must_call = match (&written, claimed.get()) {
-            (Ok(()), Some(place)) => ring.fill_by(row, stash, place, offset, copied),
-            (Err(_), Some(place)) => ring.give_up(place, places),
-            (_, None) => false,
-        };
-        if must_call {
-            station.call(segment);
-        }
-        Some(written)
+            written
+        })
     }
 
     /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.
@@ -971,15 +728,14 @@ impl File {
         self.mount.segment.ring().is_followed()
     }
 
-    /// Begins an operation, if guests may, and this one can.
+    /// Does an operation, if guests may, and this one can.
     #[inline]
-    fn enter(
+    fn operate<T>(
         &self,
-        offset: u64,
-        len: usize,
-        intent: Intent,
+        (offset, len, intent): (u64, usize, Intent),
         may_prepare: bool,
-    ) -> Option<(MutexGuard<'_, Station>, Inside<'_>)> {
+        work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> Worked<T>,
+    ) -> Option<T> {
         let mount = &*self.mount;
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
             return None;
@@ -993,35 +749,27 @@ impl File {
             return None;
         }
         let board = self.board.get()?;
-        let mut station = mount.station()?;
-        station.is_used = true;
-        if !(mount.is_ready(&station) || may_prepare && mount.equip(&mut station)) {
+        let mut stand = mount.stand()?;
+        stand.is_used = true;
+        let is_ready = stand.station.is_ready(&mount.segment);
+        if !(is_ready || may_prepare && mount.equip(&mut stand)) {
             return None;
         }
-        let run = board.run(offset, len as u64);
-        match (intent, run) {
-            (Intent::Write, Some(run)) => mount.expect_write(&station, run.offset),
-            (Intent::Read, Some(run)) => {
-                read_leg(&station).inspect(|leg| leg.expect_read(run.offset));
+        let Stand { station, link, .. } = &mut *stand;
+        let place = (offset, len as u64, intent);
+        let mut operation = station.begin(&mount.segment, board, self.ino, place)?;
+        let worked = work(&mut operation);
+        if operation.must_call() {
+            call(link.as_ref(), &mount.segment);
+        }
+        drop(operation);
+        match worked? {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.fail(stand, &error);
+                None
             }
-            (_, None) => {}
         }
-        let row = mount.segment.row(station.row);
-        row.enter(Place {
-            file: self.ino,
-            offset: 0,
-            len: 0,
-        });
-        let inside = Inside(row);
-        if let (Intent::Read, Some(run)) = (intent, run) {
-            read_leg(&station).inspect(|leg| leg.expect_page(run.offset));
-        }
-        // Only now: whoever keeps guests away sees the row, or is seen here.
-        let may = mount.is_ready(&station)
-            && !mount.segment.is_closed()
-            && !board.is_closed()
-            && !board.is_outdated();
-        may.then_some((station, inside))
     }
 
     /// Asks how the file is now, now and then. Whether it may be tried.
@@ -1040,18 +788,20 @@ impl File {
 
     /// A leg did not do it: what it can do no more is dropped.
     #[cold]
-    fn fail<T>(
-        &self,
-        mut station: MutexGuard<'_, Station>,
-        inside: Inside<'_>,
-        error: &SliceError,
-    ) -> Option<T> {
-        drop(inside);
+    fn fail(&self, mut stand: MutexGuard<'_, Stand>, error: &SliceError) {
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
-            station.drop_legs();
+            stand.drop_legs();
             self.mount.put_off(now_ms(), RETRY);
             self.mount.wake();
         }
-        None
+    }
+
+    #[inline]
+    fn note_written(&self) {
+        if let Some(board) = self.board.get() {
+            let now = clock_gettime(ClockId::RealtimeCoarse);
+            let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+            board.note_written(now_ns);
+        }
     }
 }

@@ -18,5 +18,6 @@ pub mod board;
 mod fuzz;
 pub mod guest;
 pub mod owned;
+pub mod rows;
 pub mod server;
 pub mod wire;

@@ -7,6 +7,7 @@
 //! about them.
 
 use crate::board;
+use crate::rows;
 use crate::wire::{self, Answer, Question};
 use pagemesh_base::peer::peer;
 use pagemesh_fs::{Board, Fs, Growth, Ino, Time};
@@ -384,28 +385,22 @@ impl Host {
         let Some(segment) = self.segment() else {
             return;
         };
-        let inside = || {
-            let mut active = segment.active();
-            active.find(|(_, place)| place.file == ino.0)
-        };
-        for _ in 0..SPINS {
-            if inside().is_none() {
-                return;
+        let (mut spins, mut looked) = (0, None);
+        rows::await_quiet(segment, ino, |number| {
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+                return true;
             }
-            std::hint::spin_loop();
-        }
-        let mut looked = Instant::now();
-        while let Some((number, _)) = inside() {
+            let since = *looked.get_or_insert_with(Instant::now);
             self.await_row(segment, number);
             // Whoever cleans up behind a dead one waits for the others, too.
-            if looked.elapsed() >= STILL_MAX {
-                looked = Instant::now();
+            if since.elapsed() >= STILL_MAX {
+                looked = Some(Instant::now());
                 self.end_stopped(segment);
             }
-            if self.is_ending.load(Ordering::Acquire) {
-                return;
-            }
-        }
+            !self.is_ending.load(Ordering::Acquire)
+        });
     }
 
     /// Waits until a guest has left its operation or is gone, and ends whoever stands still.
@@ -476,10 +471,8 @@ impl Host {
                 guest.is_gone(STILL_MAX);
                 self.heal(segment, number, guest);
                 let board = guard(&self.boards).get(&Ino(place.file)).cloned();
-                if let Some(board) = board.and_then(|board| board.upgrade()) {
-                    board.board.tear(number);
-                }
-                row.leave();
+                let board = board.and_then(|board| board.upgrade());
+                rows::clear(segment, number, board.as_ref().map(|board| &board.board));
             }
         }
         guard(&self.rows)[number] = None;

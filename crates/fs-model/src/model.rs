@@ -99,6 +99,12 @@ impl Model {
         Ok(())
     }
 
+    /// Forgets a file in the root that operations have nothing to do with.
+    pub fn forget(&mut self, name: &[u8]) {
+        self.entries(0).remove(name);
+        self.sweep();
+    }
+
     /// Forgets what has no name left.
     fn sweep(&mut self) {
         let mut named: Vec<u64> = vec![0];

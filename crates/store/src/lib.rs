@@ -53,6 +53,6 @@ pub mod superblock;
 pub mod table;
 pub mod transaction;
 pub mod view;
-mod wait;
+pub mod wait;
 mod ways;
 mod window;

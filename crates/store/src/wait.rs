@@ -2,9 +2,12 @@
 //! access to the control segment what it accesses, and waits nowhere but here.
 //!
 //! Tests explore the interleavings through it (`models`). Built for anything
-//! else, [`step`] is nothing.
+//! else, [`step`] is nothing. Threads that take turns, as a simulation has them, wait by
+//! [`take_turns`].
 
 use pagemesh_pmem::Shared;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Before an access to the control segment's word at this byte.
@@ -22,6 +25,49 @@ pub(crate) const fn step(_at: usize) {}
 #[cfg(test)]
 const CONTROL: &str = "control segment";
 
+/// What lets others go on in place of a wait; false: nobody can.
+type Others = Rc<dyn Fn() -> bool>;
+
+/// How the waits of a thread go that takes turns with others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turns {
+    /// It takes none: time passes by itself.
+    None,
+    /// Somebody goes on meanwhile, so no time is over.
+    Others,
+    /// Nobody can: to wait longer is in vain.
+    InVain,
+}
+
+thread_local! {
+    static OTHERS: RefCell<Option<Others>> = const { RefCell::new(None) };
+    static TURNS: Cell<Turns> = const { Cell::new(Turns::None) };
+}
+
+/// For a program whose threads take turns: where this one would wait for another it does
+/// this instead, as long as that says that somebody went on. Nothing but waits looks at it.
+pub fn take_turns(others: Option<Others>) {
+    TURNS.set(match others {
+        Some(_) => Turns::Others,
+        None => Turns::None,
+    });
+    OTHERS.set(others);
+}
+
+/// Lets others go on who take turns with this thread; false: it takes none.
+#[cold]
+fn pass_turn() -> bool {
+    // Whoever goes on may wait, too.
+    let Some(others) = OTHERS.with_borrow(Clone::clone) else {
+        return false;
+    };
+    TURNS.set(match others() {
+        true => Turns::Others,
+        false => Turns::InVain,
+    });
+    true
+}
+
 /// Sleeps while the half word is `expected`, at most for `limit`. May return
 /// early.
 pub(crate) fn sleep(shared: &Shared, at: usize, expected: u32, limit: Option<Duration>) {
@@ -32,7 +78,9 @@ pub(crate) fn sleep(shared: &Shared, at: usize, expected: u32, limit: Option<Dur
             return;
         }
     }
-    shared.wait(at, expected, limit);
+    if !pass_turn() {
+        shared.wait(at, expected, limit);
+    }
 }
 
 /// Wakes every process that sleeps on the half word.
@@ -48,7 +96,9 @@ pub(crate) fn pause() {
     if pagemesh_models::pause() {
         return;
     }
-    std::thread::yield_now();
+    if !pass_turn() {
+        std::thread::yield_now();
+    }
 }
 
 /// Waits for what may last as long as a process does without a processor: the first times by
@@ -68,6 +118,9 @@ impl Patience {
         if pagemesh_models::pause() {
             return;
         }
+        if pass_turn() {
+            return;
+        }
         match self.0 < Patience::YIELDS {
             true => std::thread::yield_now(),
             false => std::thread::sleep(Patience::SLEEP),
@@ -82,6 +135,9 @@ pub(crate) struct Deadline(Instant);
 
 impl Deadline {
     pub(crate) fn after(limit: Duration) -> Deadline {
+        if TURNS.get() == Turns::InVain {
+            TURNS.set(Turns::Others);
+        }
         Deadline(Instant::now() + limit)
     }
 
@@ -90,7 +146,11 @@ impl Deadline {
         if let Some(is_over) = pagemesh_models::is_time_over() {
             return is_over;
         }
-        self.left().is_zero()
+        match TURNS.get() {
+            Turns::None => self.left().is_zero(),
+            Turns::Others => false,
+            Turns::InVain => true,
+        }
     }
 
     pub(crate) fn left(self) -> Duration {

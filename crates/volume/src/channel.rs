@@ -15,7 +15,7 @@ use crate::hub::{Hub, Link, Member, Note, guard};
 use crate::keeper::{Event, Mailbox};
 use crate::limits::CHANNELS_MAX;
 use crate::locks::{Holder, LockRange};
-use crate::mapped::MappedLeg;
+use crate::mapped::{GuestLeg, MappedLeg};
 use crate::ship::Awaited;
 use crate::status::Count;
 use crate::steps;

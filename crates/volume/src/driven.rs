@@ -8,6 +8,7 @@
 use crate::authority::Authority;
 use crate::channel;
 use crate::connector::Connector;
+use crate::guests::{Picture, Segment, Wound};
 use crate::hub::{Hub, Member};
 use crate::keeper::{
     Call, Caller, Event, Keeper, Mailbox, Outcome, ScrubOrder, ScrubPlan, perform,
@@ -21,6 +22,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 type Calls = Rc<RefCell<VecDeque<(u64, Call)>>>;
@@ -148,6 +150,36 @@ impl Driven {
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.hub.view().1.size_bytes
+    }
+
+    /// Lets guests in, as [`Volume::admit_guests`](crate::Volume::admit_guests) does.
+    ///
+    /// # Errors
+    /// When the system has no memory for it.
+    pub fn admit_guests(&self) -> Result<Arc<Segment>, pagemesh_pmem::MapError> {
+        let guests = self.hub.admit_guests()?;
+        self.mailbox.post(Event::Guests);
+        Ok(Arc::clone(&guests.segment))
+    }
+
+    /// What guests work by now; none: they may do nothing.
+    #[must_use]
+    pub fn guest_picture(&self) -> Option<Picture> {
+        self.hub.guests.get()?.picture()
+    }
+
+    /// Begins what [`Volume::heal`](crate::Volume::heal) waits for: something comes when it
+    /// is done.
+    #[must_use]
+    pub fn heal(&self, row: usize, wound: Wound) -> Receiver<()> {
+        let (done, told) = mpsc::channel();
+        self.mailbox.post(Event::Heal(row, wound, done));
+        told
+    }
+
+    /// As [`Volume::call_shipping`](crate::Volume::call_shipping).
+    pub fn call_shipping(&self) {
+        self.hub.wake_keeper();
     }
 
     /// Opens a channel.

@@ -20,6 +20,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
+/// Numbers that channels may have taken, but not told of, while guests are admitted.
+const FIRST_OP_GAP: u64 = 1 << 16;
+
 /// The keeper's place among the members.
 pub(crate) const KEEPER: u32 = 0;
 
@@ -226,6 +229,18 @@ impl Hub {
     /// known to be our own doing.
     pub(crate) fn hold_epoch(&self, epoch: Epoch) {
         self.held_epoch.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+
+    /// What is shared with guests, from now on.
+    pub(crate) fn admit_guests(&self) -> Result<&Guests, pagemesh_pmem::MapError> {
+        if let Some(guests) = self.guests.get() {
+            return Ok(guests);
+        }
+        // Who takes a number beside this takes a smaller one.
+        let guests = Guests::new(self.ops() + FIRST_OP_GAP)?;
+        let guests = self.guests.get_or_init(|| guests);
+        self.ship.admit(&guests.segment);
+        Ok(guests)
     }
 
     /// Taken while a range lock is held.

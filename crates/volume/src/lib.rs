@@ -48,7 +48,7 @@ pub use authority::{Attached, Authority, AuthorityError, BrickAddress, LegChange
 pub use connector::Connector;
 pub use driven::{Answer, Driven, Pending};
 pub use keeper::ScrubPlan;
-pub use mapped::MappedLeg;
+pub use mapped::{GuestLeg, MappedLeg, overwrite_all, overwrite_together};
 pub use status::{
     CheckReport, ColumnStatus, CopyReport, Counters, Damage, Difference, Lag, LegStatus, Resync,
     ScrubPass, ScrubState, ScrubStatus, VolumeState, VolumeStatus,

@@ -17,7 +17,7 @@ use pagemesh_base::slice::{
     Leg, Part, SLICE_IO_BYTES_MAX, SliceCompletion, SliceError, SliceReply, SliceRequest, Stamp,
 };
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::Mapped;
+use pagemesh_pmem::{Mapped, Media};
 use pagemesh_store::moment::{Moment, Piece};
 use pagemesh_store::requests::{Executed, execute};
 use pagemesh_store::session::{Failure, Member, Session, write, write_numbered};
@@ -85,27 +85,6 @@ impl MappedLeg {
             lost: None,
             life,
         })
-    }
-
-    /// A write of this place will come: fetches meanwhile what other cores had last.
-    #[inline]
-    pub fn expect_write(&self, offset: u64) {
-        let page = PageNo(offset / PAGE_BYTES as u64);
-        self.session.expect_write(&self.handle, page);
-    }
-
-    /// A read of this place will come: fetches meanwhile what tells where it lies.
-    #[inline]
-    pub fn expect_read(&self, offset: u64) {
-        let page = PageNo(offset / PAGE_BYTES as u64);
-        self.session.expect_read(&self.handle, page);
-    }
-
-    /// It comes next: fetches where it lies.
-    #[inline]
-    pub fn expect_page(&self, offset: u64) {
-        let page = PageNo(offset / PAGE_BYTES as u64);
-        self.session.expect_page(&self.handle, page);
     }
 
     /// Keeps an answer until it is reaped; one that it is lost holds from then on.
@@ -177,68 +156,47 @@ impl MappedLeg {
     }
 }
 
-/// Of an operation of a guest: what its session did before is on all legs.
-fn stamp(epoch: Epoch, op: u64) -> Stamp {
-    Stamp { epoch, op, open: 0 }
-}
+/// What a guest works on: a session of a leg's pool, and nothing else of it. Guests have no
+/// engine, and share pages with others of their kind.
+pub trait GuestLeg {
+    /// Where the pool lies.
+    type Media: Media;
 
-/// What a guest does: it has no engine, and shares pages with others of its kind.
-impl MappedLeg {
-    /// Writes bytes through every leg at once. Each record is of this epoch, and gets a
-    /// number that `next` gives, behind the lock words of its pages.
-    ///
-    /// # Errors
-    /// What the first leg says that failed. Whole pages before the failing one are there.
-    pub fn overwrite_all(
-        legs: &mut [MappedLeg],
-        offset: u64,
-        data: &[u8],
-        epoch: Epoch,
-        next: impl Fn() -> u64,
-    ) -> Result<(), SliceError> {
-        let mut members = MappedLeg::members(legs);
-        let stamp = || stamp(epoch, next());
-        let written = write_numbered(&mut members, offset, data, epoch, stamp);
-        written.map_err(|failure| failure.cause.into())
+    /// The session, and the slice in its pool.
+    fn seat(&self) -> (&Session<Self::Media>, &Handle);
+
+    /// The same, to be used.
+    fn member(&mut self) -> Member<'_, Self::Media>;
+
+    /// A write of this place will come: fetches meanwhile what other cores had last.
+    #[inline]
+    fn expect_write(&self, offset: u64) {
+        let (session, handle) = self.seat();
+        session.expect_write(handle, page_of(offset));
+    }
+
+    /// A read of this place will come: fetches meanwhile what tells where it lies.
+    #[inline]
+    fn expect_read(&self, offset: u64) {
+        let (session, handle) = self.seat();
+        session.expect_read(handle, page_of(offset));
+    }
+
+    /// It comes next: fetches where it lies.
+    #[inline]
+    fn expect_page(&self, offset: u64) {
+        let (session, handle) = self.seat();
+        session.expect_page(handle, page_of(offset));
     }
 
     /// Reads bytes, each page checked against its checksum.
     ///
     /// # Errors
     /// As the store says.
-    pub fn read_into(
-        &mut self,
-        offset: u64,
-        into: &mut [u8],
-        epoch: Epoch,
-    ) -> Result<(), SliceError> {
-        Ok(self.session.read(&self.handle, offset, into, epoch)?)
-    }
-
-    /// Changes pages of several places through every leg at once, as a whole, with a
-    /// number that `next` gives behind the lock words of all of them.
-    ///
-    /// # Errors
-    /// What the first leg says that failed. Nothing has changed then, unless a slot was
-    /// found damaged after the commit.
-    pub fn overwrite_together(
-        legs: &mut [MappedLeg],
-        parts: &[Part],
-        epoch: Epoch,
-        next: impl Fn() -> u64,
-    ) -> Result<(), SliceError> {
-        let mut members = MappedLeg::members(legs);
-        let stamp = || stamp(epoch, next());
-        let written = transact_numbered(&mut members, parts, epoch, stamp);
-        written.map_err(|failure| failure.cause.into())
-    }
-
-    fn members(legs: &mut [MappedLeg]) -> ArrayVec<Member<'_, Mapped>, COPIES_MAX> {
-        let members = legs.iter_mut().map(|leg| Member {
-            session: &mut leg.session,
-            handle: leg.handle,
-        });
-        members.collect()
+    #[inline]
+    fn read_into(&mut self, offset: u64, into: &mut [u8], epoch: Epoch) -> Result<(), SliceError> {
+        let Member { session, handle } = self.member();
+        Ok(session.read(&handle, offset, into, epoch)?)
     }
 
     /// Reads bytes of several places as they are at one moment. False: it cannot be had,
@@ -246,36 +204,105 @@ impl MappedLeg {
     ///
     /// # Errors
     /// As the store says.
-    pub fn read_together(
+    fn read_together(
         &mut self,
         pieces: &mut [Piece<'_>],
         epoch: Epoch,
     ) -> Result<bool, SliceError> {
-        Ok(self.session.read_together(&self.handle, pieces, epoch)?)
+        let Member { session, handle } = self.member();
+        Ok(session.read_together(&handle, pieces, epoch)?)
     }
 
     /// The same without a copy: where the pages lie. None: as there.
     ///
     /// # Errors
     /// As the store says.
-    pub fn moment(
+    fn moment(
         &mut self,
         ranges: &[(u64, u64)],
         epoch: Epoch,
-    ) -> Result<Option<Box<Moment<Mapped>>>, SliceError> {
-        Ok(self.session.moment(&self.handle, ranges, epoch)?)
+    ) -> Result<Option<Box<Moment<Self::Media>>>, SliceError> {
+        let Member { session, handle } = self.member();
+        Ok(session.moment(&handle, ranges, epoch)?)
     }
 
+    /// Whole pages of one chunk that are written together or not at all.
+    fn atomic_pages(&self) -> u64 {
+        self.seat().0.pages_max()
+    }
+}
+
+fn page_of(offset: u64) -> PageNo {
+    PageNo(offset / PAGE_BYTES as u64)
+}
+
+/// Of an operation of a guest: what its session did before is on all legs.
+fn stamp(epoch: Epoch, op: u64) -> Stamp {
+    Stamp { epoch, op, open: 0 }
+}
+
+fn members<L: GuestLeg>(legs: &mut [L]) -> ArrayVec<Member<'_, L::Media>, COPIES_MAX> {
+    legs.iter_mut().map(GuestLeg::member).collect()
+}
+
+/// Writes bytes through every leg at once, for a guest. Each record is of this epoch, and
+/// gets a number that `next` gives, behind the lock words of its pages.
+///
+/// # Errors
+/// What the first leg says that failed. Whole pages before the failing one are there.
+#[inline]
+pub fn overwrite_all<L: GuestLeg>(
+    legs: &mut [L],
+    offset: u64,
+    data: &[u8],
+    epoch: Epoch,
+    next: impl Fn() -> u64,
+) -> Result<(), SliceError> {
+    let stamp = || stamp(epoch, next());
+    let written = write_numbered(&mut members(legs), offset, data, epoch, stamp);
+    written.map_err(|failure| failure.cause.into())
+}
+
+/// Changes pages of several places through every leg at once, as a whole, with a
+/// number that `next` gives behind the lock words of all of them.
+///
+/// # Errors
+/// What the first leg says that failed. Nothing has changed then, unless a slot was
+/// found damaged after the commit.
+pub fn overwrite_together<L: GuestLeg>(
+    legs: &mut [L],
+    parts: &[Part],
+    epoch: Epoch,
+    next: impl Fn() -> u64,
+) -> Result<(), SliceError> {
+    let stamp = || stamp(epoch, next());
+    let written = transact_numbered(&mut members(legs), parts, epoch, stamp);
+    written.map_err(|failure| failure.cause.into())
+}
+
+impl GuestLeg for MappedLeg {
+    type Media = Mapped;
+
+    #[inline]
+    fn seat(&self) -> (&Session<Mapped>, &Handle) {
+        (&self.session, &self.handle)
+    }
+
+    #[inline]
+    fn member(&mut self) -> Member<'_, Mapped> {
+        Member {
+            session: &mut self.session,
+            handle: self.handle,
+        }
+    }
+}
+
+/// What a guest's process does with them.
+impl MappedLeg {
     /// What it shares with all legs of its pool in this process.
     #[must_use]
     pub fn view(&self) -> &Arc<View<Mapped>> {
         self.session.view()
-    }
-
-    /// Whole pages of one chunk that are written together or not at all.
-    #[must_use]
-    pub fn atomic_pages(&self) -> u64 {
-        self.session.pages_max()
     }
 
     /// Sessions of its pool that nobody has at the moment, and all.

@@ -4,7 +4,7 @@
 use crate::authority::{Authority, AuthorityError};
 use crate::channel;
 use crate::connector::Connector;
-use crate::guests::{Guests, Picture, Segment, Wound};
+use crate::guests::{Picture, Segment, Wound};
 use crate::hub::{Hub, Member, guard};
 use crate::keeper::{
     AttachFailure, Call, Caller, CheckJob, Event, Keeper, Mailbox, ScrubOrder, ScrubPlan, perform,
@@ -85,9 +85,6 @@ pub struct CheckError {
     /// What went wrong.
     pub cause: String,
 }
-
-/// Numbers that channels may have taken, but not told of, while guests are admitted.
-const FIRST_OP_GAP: u64 = 1 << 16;
 
 /// An attached volume. Dropping it gives it back to the manager.
 pub struct Volume {
@@ -304,10 +301,7 @@ impl Volume {
         if let Some(guests) = self.hub.guests.get() {
             return Ok(&guests.segment);
         }
-        // Who takes a number beside this takes a smaller one.
-        let guests = Guests::new(self.hub.ops() + FIRST_OP_GAP)?;
-        let guests = self.hub.guests.get_or_init(|| guests);
-        self.hub.ship.admit(&guests.segment);
+        let guests = self.hub.admit_guests()?;
         self.mailbox.post(Event::Guests);
         Ok(&guests.segment)
     }

@@ -53,7 +53,8 @@ pub(super) async fn heal(state: Rc<State>, row: usize, wound: Wound, done: Sende
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
-        if state.is_over() || try_heal(&state, row, &wound).await {
+        let is_left = defect::is(Defect::NotHealed);
+        if state.is_over() || is_left || try_heal(&state, row, &wound).await {
             if let Some(guests) = guests {
                 guests.forget_dead(row);
             }
