@@ -25,10 +25,12 @@ setup:
 demo: setup all
 	@scripts/demo target/release/pagemesh
 
-# Histories of the cluster simulation: make sim SEEDS=50000.
+# Histories of the cluster simulation: make sim SEEDS=50000. Others: KIND=--files,
+# KIND=--guests.
 SEEDS ?= 2000
+KIND ?=
 sim:
-	$(CARGO) xtask sim --seeds $(SEEDS)
+	$(CARGO) xtask sim --seeds $(SEEDS) $(KIND)
 
 # Bricks, manager and clients killed, stopped and cut off under a checked load,
 # several at once, so often, in the order of a seed: make storm ROUNDS=100 SEED=7.

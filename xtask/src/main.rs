@@ -3,7 +3,7 @@
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
-use pagemesh_sim::{Outcome, run, run_files};
+use pagemesh_sim::{Outcome, run, run_files, run_guests};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +32,9 @@ enum Chore {
         /// The volume holds a file system.
         #[arg(long)]
         files: bool,
+        /// It does, and guests use it, too.
+        #[arg(long, conflicts_with = "files")]
+        guests: bool,
     },
     /// Enumerates what crashes leave, see docs/rfd/005-defects.md.
     Enumerate {
@@ -79,8 +82,9 @@ fn main() -> anyhow::Result<()> {
         Chore::Sim {
             seed: Some(seed),
             files,
+            guests,
             ..
-        } => match history_of(files)(seed, true) {
+        } => match history_of(files, guests).0(seed, true) {
             Ok(outcome) => {
                 println!("{outcome:#?}");
                 Ok(())
@@ -88,8 +92,12 @@ fn main() -> anyhow::Result<()> {
             Err(broken) => bail!("seed {seed}: {broken}"),
         },
         Chore::Sim {
-            seeds, from, files, ..
-        } => sim(from, seeds, files),
+            seeds,
+            from,
+            files,
+            guests,
+            ..
+        } => sim(from, seeds, history_of(files, guests)),
         Chore::Enumerate {
             images,
             from,
@@ -192,12 +200,16 @@ struct Sums {
 
 type History = fn(u64, bool) -> Result<Outcome, String>;
 
-fn history_of(files: bool) -> History {
-    if files { run_files } else { run }
+/// Which history, and the flag that asks for it.
+fn history_of(files: bool, guests: bool) -> (History, &'static str) {
+    match (files, guests) {
+        (_, true) => (run_guests, "--guests "),
+        (true, false) => (run_files, "--files "),
+        (false, false) => (run, ""),
+    }
 }
 
-fn sim(from: u64, seeds: u64, files: bool) -> anyhow::Result<()> {
-    let flag = if files { "--files " } else { "" };
+fn sim(from: u64, seeds: u64, (history, flag): (History, &str)) -> anyhow::Result<()> {
     let began = Instant::now();
     let (next, sums) = (AtomicU64::new(from), Mutex::new(Sums::default()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -209,7 +221,7 @@ fn sim(from: u64, seeds: u64, files: bool) -> anyhow::Result<()> {
                     if seed >= from + seeds {
                         return;
                     }
-                    let result = history_of(files)(seed, false);
+                    let result = history(seed, false);
                     let mut sums = sums.lock().expect("no panic");
                     match result {
                         Ok(outcome) => sums.outcome.add(outcome),

@@ -257,6 +257,29 @@ pub enum Defect {
     FollowsTheDead,
 }
 
+/// The defect of a thread, on its way to one that it starts.
+pub struct Carried {
+    #[cfg(all(feature = "defects", debug_assertions))]
+    defect: Option<Defect>,
+}
+
+/// Takes this thread's defect along, if it has one.
+#[must_use]
+pub fn carry() -> Carried {
+    Carried {
+        #[cfg(all(feature = "defects", debug_assertions))]
+        defect: present(),
+    }
+}
+
+impl Carried {
+    /// Gives it to this thread.
+    pub fn take_up(self) {
+        #[cfg(all(feature = "defects", debug_assertions))]
+        set(self.defect);
+    }
+}
+
 #[cfg(all(feature = "defects", debug_assertions))]
 mod present {
     use super::Defect;

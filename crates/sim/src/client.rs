@@ -4,6 +4,7 @@ use crate::cluster::{Cluster, tell};
 use crate::desk::{Counter, Desk};
 use crate::dice::Dice;
 use crate::files::Program;
+use crate::guests::Hosting;
 use crate::network::Peer;
 use crate::witness::Witness;
 use pagemesh_base::ids::Epoch;
@@ -99,6 +100,8 @@ pub(crate) struct Client {
     pub(crate) threads: Vec<Thread>,
     /// What works on the file system, where the volume holds one.
     pub(crate) program: Option<Program>,
+    /// What it knows of its guests, where it has some.
+    pub(crate) hosting: Option<Hosting>,
     /// The epoch that names its attachment; 0 before.
     pub(crate) attachment: u32,
     /// It does nothing until then: its process is stopped.
@@ -139,6 +142,7 @@ impl Client {
             answers: VecDeque::new(),
             threads: Vec::new(),
             program: None,
+            hosting: None,
             attachment: 0,
             stopped_until: Duration::ZERO,
             due: None,

@@ -4,6 +4,7 @@
 //! and receives, and takes them itself.
 
 use crate::dice::Dice;
+use crate::guests::Crew;
 use crate::history::History;
 use crate::house::{Death, House, Running, survives};
 use crate::network::{LineId, Network, Peer, Way};
@@ -32,6 +33,9 @@ pub(crate) struct Cluster {
     history: Mutex<History>,
     dice: Mutex<Dice>,
     scrub_every: Option<Duration>,
+    pub(crate) crew: Mutex<Crew>,
+    /// Whether the bricks' pools are mapped by guests.
+    pub(crate) has_guests: bool,
     /// What the fake clock counts from; only differences matter.
     start: Instant,
 }
@@ -48,6 +52,7 @@ impl Cluster {
         pools: &[usize],
         scrub_every: Option<Duration>,
         history: History,
+        crew: Option<Crew>,
     ) -> Arc<Cluster> {
         let houses = pools.iter().enumerate();
         let houses = houses.map(|(number, bytes)| House::new(number, *bytes));
@@ -58,6 +63,8 @@ impl Cluster {
             history: Mutex::new(history),
             dice: Mutex::new(dice),
             scrub_every,
+            has_guests: crew.is_some(),
+            crew: Mutex::new(crew.unwrap_or_else(|| Crew::new(0))),
             start: Instant::now(),
         });
         (0..pools.len()).for_each(|house| cluster.plan_scrubs(house));
@@ -179,7 +186,10 @@ impl Cluster {
             cluster: self,
             line,
         };
-        match survives(|| running.serve(&mut exchange, &wire)) {
+        self.rouse(house);
+        let served = survives(|| running.serve(&mut exchange, &wire));
+        self.rested();
+        match served {
             Ok(Ok(true)) => {
                 guard(&self.exchanges).insert(line, exchange);
             }
@@ -199,7 +209,10 @@ impl Cluster {
 
     fn end_session(&self, house: usize, line: LineId, exchange: Exchange) {
         self.net().hang_up(line);
-        if survives(|| drop(exchange)).is_err() {
+        self.rouse(house);
+        let dropped = survives(|| drop(exchange));
+        self.rested();
+        if dropped.is_err() {
             self.kill_doomed(house);
         }
     }
@@ -230,7 +243,10 @@ impl Cluster {
             return false;
         }
         self.houses()[house].bell = rung;
-        match survives(|| running.brick.tend()) {
+        self.rouse(house);
+        let tended = survives(|| running.brick.tend());
+        self.rested();
+        match tended {
             // There is more to do.
             Ok(true) => self.houses()[house].bell = rung.wrapping_sub(1),
             Ok(false) => {}
@@ -243,7 +259,7 @@ impl Cluster {
         true
     }
 
-    fn kill_doomed(&self, house: usize) {
+    pub(crate) fn kill_doomed(&self, house: usize) {
         let doom = self.houses()[house].doom;
         self.kill(house, doom);
     }
@@ -258,6 +274,9 @@ impl Cluster {
             return;
         };
         tell!(self, "brick {house} dies: {death:?}");
+        if self.has_guests {
+            running.brick.view().abandon();
+        }
         let lines: Vec<LineId> = {
             let mut net = self.net();
             let exchanges = guard(&self.exchanges);
@@ -282,6 +301,7 @@ impl Cluster {
         if self.is_up(house) {
             return;
         }
+        self.evict(house);
         let started = {
             let mut houses = self.houses();
             houses[house].port += u32::from(moves);

@@ -194,7 +194,10 @@ impl Desk {
         let registration = BrickRegistration {
             brick: status.brick,
             address,
-            map_socket: None,
+            map_socket: self
+                .cluster
+                .has_guests
+                .then(|| format!("/brick-{house}.sock")),
             domain: format!("machine-{house}"),
             durability: Durability::Pmem,
             capacity_bytes: status.capacity_bytes,

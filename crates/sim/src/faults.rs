@@ -85,7 +85,8 @@ impl Life {
     }
 
     fn death(&mut self) -> Death {
-        match self.dice.one_in(2) {
+        // A machine has power for all of them, or for none.
+        match self.dice.one_in(2) || self.plan.guests {
             true => Death::Process,
             false => Death::Power,
         }
@@ -228,7 +229,7 @@ impl Life {
         let Some(house) = self.dice.pick(&down) else {
             return;
         };
-        if self.dice.one_in(4) {
+        if self.dice.one_in(4) && !self.plan.guests {
             // A machine that was only without its brick loses its power, too.
             self.cluster.kill(house, Death::Power);
         }
@@ -246,6 +247,7 @@ impl Life {
     /// All machines lose their power, those of the clients, too.
     fn black_out(&mut self) {
         self.count("power lost everywhere");
+        self.kill_guests();
         for house in 0..self.plan.pools.len() {
             self.cluster.kill(house, Death::Power);
         }

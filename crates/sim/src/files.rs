@@ -8,6 +8,8 @@
 
 use crate::client::Client;
 use crate::cluster::tell;
+use crate::guests::mount::Reply;
+use crate::guests::{Asked, Hosting};
 use crate::life::Life;
 use crate::mount::{Job, Mount, Said, is_volumes};
 use pagemesh_fs_model::{Dice, Model, Op, Outcome, Reach};
@@ -57,6 +59,8 @@ enum Task {
     Sync,
     /// The last look.
     Read,
+    /// Of a file of guests.
+    Ask(Asked),
 }
 
 impl Files {
@@ -158,6 +162,11 @@ impl Files {
 }
 
 impl Program {
+    /// Whether its mount has guests.
+    pub(crate) fn is_host(&self) -> bool {
+        self.model.is_some() && !self.is_superseded
+    }
+
     /// Whether it knows what it has, and nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.model.is_some() && self.mount.is_idle()
@@ -188,7 +197,10 @@ impl Life {
         let may_make = files.base.is_none() && !is_superseded;
         let client = &mut self.clients[at];
         tell!(self.cluster, "client {} mounts", client.number);
-        let (mount, said) = Mount::new(client.driven.size_bytes(), may_make);
+        let admitted = self.guests.is_some().then(|| client.driven.admit_guests());
+        let segment = admitted.map(|segment| segment.expect("memory"));
+        client.hosting = segment.clone().map(Hosting::new);
+        let (mount, said) = Mount::new(client.driven.size_bytes(), may_make, segment);
         client.program = Some(Program {
             mount,
             model: None,
@@ -206,6 +218,10 @@ impl Life {
             return;
         };
         program.is_superseded = true;
+        let number = client.number;
+        self.orphan_guests(number);
+        let client = &mut self.clients[at];
+        let program = client.program.as_mut().expect("a program");
         if program.model.is_none() {
             return;
         }
@@ -220,12 +236,12 @@ impl Life {
     pub(crate) fn end_program(&mut self, at: usize) {
         self.supersede(at);
         self.clients[at].program = None;
+        self.clients[at].hosting = None;
     }
 
     /// Gives some program something to do.
     pub(crate) fn operate(&mut self) -> Result<(), String> {
         let at = self.dice.roll(self.clients.len().max(1) as u64) as usize;
-        let files = self.files.as_mut().expect("a history of files");
         let Some(client) = self.clients.get_mut(at) else {
             return Ok(());
         };
@@ -233,12 +249,18 @@ impl Life {
         let Some(program) = client.program.as_mut() else {
             return Ok(());
         };
-        let Some(model) = program.model.as_ref().filter(|_| !is_stopped) else {
-            return Ok(());
-        };
-        if !program.mount.is_idle() {
+        let is_mounted = program.model.is_some();
+        if is_stopped || !is_mounted || !program.mount.is_idle() {
             return Ok(());
         }
+        if self.guests.is_some()
+            && let Some(asked) = self.ask(at)
+        {
+            return self.give(at, Task::Ask(asked));
+        }
+        let files = self.files.as_mut().expect("a history of files");
+        let program = self.clients[at].program.as_ref().expect("a program");
+        let model = program.model.as_ref().expect("it is mounted");
         let task = match files.dice.one_in(SYNCED) {
             true => Task::Sync,
             false => Task::Op(files.dice.op(model)),
@@ -256,6 +278,7 @@ impl Life {
             }
             Task::Sync => Job::Sync,
             Task::Read => Job::Read,
+            Task::Ask(asked) => asked.job(),
         };
         program.at_hand = Some(task);
         let said = program.mount.begin(job);
@@ -283,7 +306,7 @@ impl Life {
         let program = self.clients[at].program.as_mut().expect("a program");
         let is_superseded = program.is_superseded;
         match said {
-            Said::Waits | Said::Rests => Ok(()),
+            Said::Waits | Said::Rests | Said::Naps => Ok(()),
             Said::Panicked(text) => Err(format!("the program of client {number}: {text}")),
             Said::Mounted(Ok(found)) if is_superseded => {
                 program.model = Some(found);
@@ -314,6 +337,7 @@ impl Life {
                 }
             }
             Said::Ran(outcome) => self.ran(at, outcome),
+            Said::Replied(outcome) => self.replied(at, outcome),
         }
     }
 
@@ -331,6 +355,23 @@ impl Life {
         }
     }
 
+    fn replied(&mut self, at: usize, outcome: Outcome<Reply>) -> Result<(), String> {
+        let client = &mut self.clients[at];
+        let number = client.number;
+        let program = client.program.as_mut().expect("a program");
+        let Some(Task::Ask(asked)) = program.at_hand.take() else {
+            return Err(format!("client {number} was not asked"));
+        };
+        match outcome {
+            Ok(reply) => self.hear_reply(at, &asked, reply),
+            Err(errno) if is_volumes(errno) && self.may_fail(at) => {
+                self.end_and_enter(at);
+                Ok(())
+            }
+            Err(errno) => Err(format!("client {number} was told {errno} of guests' files")),
+        }
+    }
+
     fn ran(&mut self, at: usize, outcome: Outcome<()>) -> Result<(), String> {
         let number = self.clients[at].number;
         let program = self.clients[at].program.as_mut().expect("a program");
@@ -341,7 +382,7 @@ impl Life {
         let mut after = before.clone();
         let expected = match &task {
             Task::Op(op) => after.run(op),
-            Task::Sync | Task::Read => Ok(()),
+            Task::Sync | Task::Read | Task::Ask(_) => Ok(()),
         };
         tell!(self.cluster, "client {number} is told {outcome:?}");
         if outcome != expected {
@@ -394,6 +435,11 @@ impl Life {
         }
     }
 
+    /// The only program does something with a file of guests.
+    pub(crate) fn give_ask(&mut self, asked: Asked) -> Result<(), String> {
+        self.give(0, Task::Ask(asked))
+    }
+
     /// Whether a client that has attached since has found what is there.
     pub(crate) fn has_found_files(&self, since: u32) -> bool {
         let has_found = |it: &Client| {
@@ -405,6 +451,7 @@ impl Life {
 
     /// The last client reads all, takes everything away, and reads again.
     pub(crate) fn rest_files(&mut self) -> Result<(), String> {
+        self.rest_guests()?;
         self.give(0, Task::Read)?;
         self.until_calm()?;
         self.dismiss_all();

@@ -31,12 +31,28 @@ pub(crate) struct Running {
     served: Served<Medium>,
 }
 
+/// A pool that no brick has open.
+enum Left {
+    Alone(Recorder),
+    /// Guests may have it mapped, and go on storing.
+    Mapped(Arc<Medium>),
+}
+
+impl Left {
+    fn take(self) -> Recorder {
+        match self {
+            Left::Alone(recorder) => recorder,
+            Left::Mapped(medium) => medium.leave(),
+        }
+    }
+}
+
 /// A brick's machine.
 pub(crate) struct House {
     pub(crate) id: BrickId,
     pub(crate) running: Option<Arc<Running>>,
     /// What is on its medium while nothing runs.
-    left: Option<Recorder>,
+    left: Option<Left>,
     /// How it ends when its fuse blows.
     pub(crate) doom: Death,
     pub(crate) port: u32,
@@ -106,7 +122,7 @@ impl House {
         let mut house = House {
             id: BrickId(id),
             running: None,
-            left: Some(recorder),
+            left: Some(Left::Alone(recorder)),
             doom: Death::Process,
             port: 1,
             bell: 0,
@@ -124,14 +140,14 @@ impl House {
         let Some(recorder) = self.left.take() else {
             return true;
         };
-        match Running::open(recorder, fuse) {
+        match Running::open(recorder.take(), fuse) {
             Ok(running) => {
                 self.bell = running.brick.view().control().rung();
                 self.running = Some(Arc::new(running));
                 true
             }
             Err(left) => {
-                self.left = Some(left);
+                self.left = Some(Left::Alone(left));
                 false
             }
         }
@@ -140,10 +156,12 @@ impl House {
     /// Ends the brick. The caller drops what is given back, with no lock held.
     pub(crate) fn end(&mut self, death: Death, seed: u64) -> Option<Arc<Running>> {
         let running = self.running.take()?;
-        let left = running.medium.leave();
         self.left = Some(match death {
-            Death::Process => left,
-            Death::Power => left.crash_point().survivor(seed).without_past(),
+            Death::Process => {
+                running.medium.set_aside();
+                Left::Mapped(running.medium.clone())
+            }
+            Death::Power => Left::Alone(unpowered(running.medium.leave(), seed)),
         });
         Some(running)
     }
@@ -151,9 +169,14 @@ impl House {
     /// A machine that is down loses what its medium had not made durable.
     pub(crate) fn lose_power(&mut self, seed: u64) {
         if let Some(left) = self.left.take() {
-            self.left = Some(left.crash_point().survivor(seed).without_past());
+            self.left = Some(Left::Alone(unpowered(left.take(), seed)));
         }
     }
+}
+
+/// What a pool holds after its machine lost its power.
+fn unpowered(left: Recorder, seed: u64) -> Recorder {
+    left.crash_point().survivor(seed).without_past()
 }
 
 /// What a brick says of itself.

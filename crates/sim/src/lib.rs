@@ -23,6 +23,7 @@ mod dice;
 mod disk;
 mod faults;
 mod files;
+mod guests;
 mod history;
 mod house;
 mod life;
@@ -36,4 +37,4 @@ mod wire;
 mod witness;
 mod workload;
 
-pub use life::{Outcome, run, run_files};
+pub use life::{Outcome, run, run_files, run_guests};

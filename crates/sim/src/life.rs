@@ -8,14 +8,17 @@ use crate::desk::Desk;
 use crate::dice::Dice;
 use crate::faults::{Ambush, Crowd, Siege};
 use crate::files::{Files, VOLUME_BYTES};
+use crate::guests::Guests;
 use crate::history::History;
 use crate::promotion::Promotion;
 use pagemesh_base::layout::{COPIES_MAX, Layout, Name};
 use pagemesh_manage::Kind;
 use pagemesh_manage::wire::{AttachReplica, Content, CreateVolume};
+use pagemesh_store::wait::take_turns;
 use pagemesh_volume::AttachError;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,6 +83,8 @@ pub(crate) struct Plan {
     pub(crate) promotes: bool,
     /// The volume holds a file system.
     pub(crate) files: bool,
+    /// Its mount has guests: bricks, mount and guests are one machine.
+    pub(crate) guests: bool,
 }
 
 impl Plan {
@@ -131,6 +136,7 @@ impl Plan {
             follows: false,
             promotes: false,
             files: false,
+            guests: false,
         }
     }
 }
@@ -147,6 +153,30 @@ impl Plan {
         self.pools.fill(64 << 20);
         self.volume_bytes = VOLUME_BYTES;
     }
+}
+
+impl Plan {
+    /// Its mount has guests: copies that they write, and one machine that has power or not.
+    fn let_guests_in(&mut self) {
+        (self.guests, self.damaged) = (true, None);
+        if self.copies == 1 {
+            (self.copies, self.kind) = (2, Kind::Mirror);
+            let pool = self.pools[0];
+            self.pools.resize(self.pools.len().max(2), pool);
+        }
+        // Room for one that follows.
+        let pool = self.pools[0];
+        let wanted = (self.copies + 1).min(COPIES_MAX);
+        self.pools.resize(self.pools.len().max(wanted), pool);
+    }
+}
+
+/// What a volume holds, and who uses it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Blocks,
+    Files,
+    Guests,
 }
 
 /// What a history came to, or many of them.
@@ -208,6 +238,7 @@ pub(crate) struct Life {
     pub(crate) ambush: Option<Ambush>,
     pub(crate) promotion: Option<Promotion>,
     pub(crate) files: Option<Files>,
+    pub(crate) guests: Option<Guests>,
     /// Bricks that no client that enters reaches.
     pub(crate) out_of_reach: Vec<usize>,
     /// All is well again: every request that begins now succeeds.
@@ -218,7 +249,8 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    fn new(seed: u64, has_files: bool, is_printed: bool) -> Life {
+    fn new(seed: u64, used: Use, is_printed: bool) -> Life {
+        let has_files = used != Use::Blocks;
         let mut dice = Dice::new(seed);
         // Dice of their own: a history without such faults is as it was before
         // there were any.
@@ -226,6 +258,9 @@ impl Life {
         let mut plan = Plan::roll(&mut dice);
         if has_files {
             plan.hold_files();
+        }
+        if used == Use::Guests {
+            plan.let_guests_in();
         }
         let odds = if plan.copies == 1 { 2 } else { 12 };
         plan.severs = plan.damaged.is_none() && severing.one_in(odds);
@@ -241,7 +276,7 @@ impl Life {
         let has_room = has_room && plan.columns == 1 && !plan.is_tight;
         plan.follows = has_room && Dice::new(seed ^ FOLLOWING).one_in(2);
         let mut promoting = Dice::new(seed ^ PROMOTING);
-        plan.promotes = has_room && plan.damaged.is_none() && !promoting.one_in(3);
+        plan.promotes = has_room && plan.damaged.is_none() && !plan.guests && !promoting.one_in(3);
         plan.follows |= plan.promotes;
         let promotion = plan.promotes.then(|| Promotion::new(promoting));
         if has_files {
@@ -250,7 +285,16 @@ impl Life {
         }
         let files = has_files.then(|| Files::new(seed));
         let history = History::new(is_printed);
-        let cluster = Cluster::new(dice.split(), &plan.pools, plan.scrub_every, history);
+        let (guests, crew) = plan.guests.then(|| Guests::new(seed)).unzip();
+        let every = plan.scrub_every;
+        let cluster = Cluster::new(dice.split(), &plan.pools, every, history, crew);
+        if plan.guests {
+            let weak = Arc::downgrade(&cluster);
+            take_turns(Some(Rc::new(move || {
+                let cluster = weak.upgrade();
+                cluster.is_some_and(|cluster| cluster.let_guests_go_on())
+            })));
+        }
         tell!(cluster, "seed {seed}: {plan:?}");
         let desk = Desk::new(&cluster, dice.split());
         let name: Name = "volume".parse().expect("a name");
@@ -309,6 +353,7 @@ impl Life {
             ambush: None,
             promotion,
             files,
+            guests,
             out_of_reach: vec![],
             is_well: false,
             is_rewritten: false,
@@ -524,6 +569,7 @@ impl Life {
             self.sever();
             self.ambush();
             self.promote()?;
+            self.tend_guests()?;
             if self.dice.one_in(self.plan.calm) {
                 self.fault();
             } else if self.dice.one_in(4) {
@@ -541,7 +587,7 @@ impl Life {
 /// # Errors
 /// What was broken.
 pub fn run(seed: u64, is_printed: bool) -> Result<Outcome, String> {
-    run_one(seed, false, is_printed)
+    run_one(seed, Use::Blocks, is_printed)
 }
 
 /// Runs the history of a seed whose volume holds a file system.
@@ -549,12 +595,20 @@ pub fn run(seed: u64, is_printed: bool) -> Result<Outcome, String> {
 /// # Errors
 /// What was broken.
 pub fn run_files(seed: u64, is_printed: bool) -> Result<Outcome, String> {
-    run_one(seed, true, is_printed)
+    run_one(seed, Use::Files, is_printed)
 }
 
-fn run_one(seed: u64, has_files: bool, is_printed: bool) -> Result<Outcome, String> {
+/// Runs the history of a seed whose volume holds a file system that guests use, too.
+///
+/// # Errors
+/// What was broken.
+pub fn run_guests(seed: u64, is_printed: bool) -> Result<Outcome, String> {
+    run_one(seed, Use::Guests, is_printed)
+}
+
+fn run_one(seed: u64, used: Use, is_printed: bool) -> Result<Outcome, String> {
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        let mut life = Life::new(seed, has_files, is_printed);
+        let mut life = Life::new(seed, used, is_printed);
         let lived = life.live();
         if let Err(broken) = &lived {
             tell!(life.cluster, "{broken}");
@@ -571,6 +625,7 @@ fn run_one(seed: u64, has_files: bool, is_printed: bool) -> Result<Outcome, Stri
         }
         Ok(outcome)
     }));
+    take_turns(None);
     ended.unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));

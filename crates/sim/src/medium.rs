@@ -1,11 +1,12 @@
 //! A brick's memory: the crash recorder, with a fuse that ends the brick at
-//! some access, and pages that go wrong.
+//! some access, and pages that go wrong. Guests give the baton away at theirs.
 //!
 //! What a dying brick still does to its medium, such as burying sessions while
 //! its stack unwinds, goes to a copy that nobody looks at: the state that
 //! counts was set aside when the fuse blew.
 
 use crate::dice::Dice;
+use crate::guests::guest;
 use pagemesh_base::checksum::Sums;
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::unreadable::PATTERN;
@@ -98,6 +99,42 @@ impl Medium {
         guard(&self.left)
             .take()
             .unwrap_or_else(|| self.inner.fork())
+    }
+
+    /// What tells it from other media, and says nothing else.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Does an access that changes something. A guest does it to what its pool is by now.
+    fn change_by<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        match guest::access(self.address()) {
+            true => self.seen_by_guest(act),
+            false => {
+                self.step();
+                act(&self.inner)
+            }
+        }
+    }
+
+    /// The same for one that only looks.
+    fn look_by<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        match guest::access(self.address()) {
+            true => self.seen_by_guest(act),
+            false => act(&self.inner),
+        }
+    }
+
+    /// A brick that died has left the pool to those who have it mapped.
+    fn seen_by_guest<T>(&self, act: impl FnOnce(&Recorder) -> T) -> T {
+        let left = guard(&self.left);
+        act(left.as_ref().unwrap_or(&self.inner))
+    }
+
+    /// The brick has died: what it still does goes to a copy that nobody looks at.
+    pub(crate) fn set_aside(&self) {
+        self.fuse.store(-1, Ordering::Relaxed);
+        guard(&self.left).get_or_insert_with(|| self.inner.fork());
     }
 
     /// The next page written goes wrong.
@@ -258,55 +295,57 @@ impl Media for Medium {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        self.inner.read(offset, into);
+        self.look_by(|inner| inner.read(offset, into));
         self.read_spoilt(offset, into);
     }
 
     fn load(&self, offset: usize) -> u64 {
-        let mut word = self.inner.load(offset).to_le_bytes();
+        let mut word = self.look_by(|inner| inner.load(offset)).to_le_bytes();
         self.read_spoilt(offset, &mut word);
         u64::from_le_bytes(word)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.step();
-        self.change(offset);
-        self.inner.store(offset, word);
+        self.change_by(|inner| {
+            self.change(offset);
+            inner.store(offset, word);
+        });
     }
 
     fn swap(&self, offset: usize, old: u64, new: u64) -> Result<(), u64> {
-        self.step();
-        self.change(offset);
-        self.inner.swap(offset, old, new)
+        self.change_by(|inner| {
+            self.change(offset);
+            inner.swap(offset, old, new)
+        })
     }
 
     fn stream_line(&self, offset: usize, line: &[u8; LINE_BYTES]) -> Unfenced {
-        self.step();
-        self.change(offset);
-        self.inner.stream_line(offset, line)
+        self.change_by(|inner| {
+            self.change(offset);
+            inner.stream_line(offset, line)
+        })
     }
 
     fn stream_page(targets: &[(&Self, usize)], page: &[u8; PAGE_BYTES]) -> (Sums, Unfenced) {
         let stream = |&(medium, offset): &(&Medium, usize)| {
-            medium.step();
-            medium.overwrite(offset);
-            match medium.place(offset, page) {
-                Some(at) => Recorder::stream_page(&[(&medium.inner, at)], page).1,
-                None => medium.inner.flush(offset, PAGE_BYTES),
-            }
+            medium.change_by(|inner| {
+                medium.overwrite(offset);
+                match medium.place(offset, page) {
+                    Some(at) => Recorder::stream_page(&[(inner, at)], page).1,
+                    None => inner.flush(offset, PAGE_BYTES),
+                }
+            })
         };
         let stores = targets.iter().map(stream).reduce(Unfenced::and);
         (Sums::of(page), stores.expect("a page goes somewhere"))
     }
 
     fn flush(&self, offset: usize, len: usize) -> Unfenced {
-        self.step();
-        self.inner.flush(offset, len)
+        self.change_by(|inner| inner.flush(offset, len))
     }
 
     fn fence(&self, stores: Unfenced) -> Fenced {
-        self.step();
-        self.inner.fence(stores)
+        self.change_by(|inner| inner.fence(stores))
     }
 
     fn is_unreadable(&self, offset: usize) -> bool {

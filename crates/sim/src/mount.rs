@@ -6,10 +6,13 @@
 //! channels, and all that belongs to the cluster, are used by the simulation alone.
 
 use crate::cluster::guard;
+use crate::guests::mount::{Ask, Hall, Reply, without_files};
+use pagemesh_base::defect;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Fs, MakeOptions, Port, Time, make};
 use pagemesh_fs_model::{Model, OWNER, Op, Outcome, read, run};
 use pagemesh_volume::Driven;
+use pagemesh_volume::guests::Segment;
 use rustix::io::Errno;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +30,9 @@ const LIMIT_BYTES: u64 = 3 << 20;
 /// How long a program rests that waits for some time to pass.
 const REST: Duration = Duration::from_millis(100);
 
+/// How long between two looks at guests.
+const NAP: Duration = Duration::from_micros(50);
+
 /// What a program does next.
 pub(crate) enum Job {
     Op(Op),
@@ -34,6 +40,8 @@ pub(crate) enum Job {
     Sync,
     /// Reads everything.
     Read,
+    /// Does something with one of the files that guests reach.
+    Ask(usize, Ask),
 }
 
 /// What a program says when it gives the baton away.
@@ -42,10 +50,13 @@ pub(crate) enum Said {
     Waits,
     /// It waits for its volume, or until some time has passed.
     Rests,
+    /// It looks again soon.
+    Naps,
     /// It has a file system, which holds this.
     Mounted(Result<Model, String>),
     Ran(Outcome<()>),
     Held(Result<Model, String>),
+    Replied(Outcome<Reply>),
     /// It ended, with these words.
     Panicked(String),
 }
@@ -154,6 +165,11 @@ fn wait(_: &[RawFd], until: Option<Instant>) {
     });
 }
 
+/// Lets others go on before it looks again; false at the end of the process.
+pub(crate) fn pass_nap() -> bool {
+    pass(Said::Naps).is_some()
+}
+
 /// A clock that ticks when it is looked at.
 fn clock() -> Time {
     TICKS.set(TICKS.get() + 1);
@@ -193,20 +209,30 @@ fn sync(fs: &Fs, port: &mut Port) -> Outcome<()> {
 }
 
 /// The program: mounts, tells what is there, and does what it is told.
-fn live(space: &Arc<dyn Space>, may_make: bool) {
+fn live(space: &Arc<dyn Space>, may_make: bool, segment: Option<Arc<Segment>>) {
     let fs = mount(space, may_make);
     let port = fs.and_then(|fs| {
-        let port = fs.port().map_err(|error| error.to_string())?;
-        Ok((fs, port))
+        let mut port = fs.port().map_err(|error| error.to_string())?;
+        let hall = segment.map(|segment| Hall::new(&fs, &mut port, segment));
+        let hall = hall.transpose().map_err(|error| error.to_string())?;
+        Ok((fs, port, hall))
     });
-    let (fs, mut port) = match port {
-        Ok(both) => both,
+    let (fs, mut port, mut hall) = match port {
+        Ok(all) => all,
         Err(why) => {
             pass(Said::Mounted(Err(why)));
             return;
         }
     };
-    let mut next = pass(Said::Mounted(read(&fs, &mut port)));
+    let has_guests = hall.is_some();
+    let read = |port: &mut Port| {
+        let model = read(&fs, port)?;
+        Ok(match has_guests {
+            true => without_files(model),
+            false => model,
+        })
+    };
+    let mut next = pass(Said::Mounted(read(&mut port)));
     while let Some(baton) = next {
         next = match baton {
             Baton::Do(Job::Op(op)) => pass(Said::Ran(run(&fs, &mut port, &op))),
@@ -214,7 +240,11 @@ fn live(space: &Arc<dyn Space>, may_make: bool) {
             Baton::Do(Job::Read) => {
                 // What was out of reach when it was deleted.
                 while fs.free_some() {}
-                pass(Said::Held(read(&fs, &mut port)))
+                pass(Said::Held(read(&mut port)))
+            }
+            Baton::Do(Job::Ask(file, ask)) => {
+                let hall = hall.as_mut().expect("it has guests");
+                pass(Said::Replied(hall.answer(&fs, &mut port, file, &ask)))
             }
             Baton::GoOn => pass(Said::Waits),
         };
@@ -236,23 +266,29 @@ pub(crate) struct Mount {
     thread: Option<JoinHandle<()>>,
     /// It has a job, and waits for its volume.
     is_busy: bool,
-    rests: bool,
+    rests: Option<Duration>,
     rests_until: Option<Duration>,
     opened: u32,
 }
 
 impl Mount {
     /// Begins to mount.
-    pub(crate) fn new(size_bytes: u64, may_make: bool) -> (Mount, Said) {
+    pub(crate) fn new(
+        size_bytes: u64,
+        may_make: bool,
+        segment: Option<Arc<Segment>>,
+    ) -> (Mount, Said) {
         let traffic = Shared::default();
         guard(&traffic).size_bytes = size_bytes;
         let (baton, taken) = channel();
         let (say, said) = channel();
         let space: Arc<dyn Space> = Arc::new(Seam(Arc::clone(&traffic)));
+        let carried = defect::carry();
         let thread = std::thread::spawn(move || {
+            carried.take_up();
             let last = say.clone();
             SEAT.set(Some(Seat { baton: taken, say }));
-            let lived = catch_unwind(AssertUnwindSafe(|| live(&space, may_make)));
+            let lived = catch_unwind(AssertUnwindSafe(|| live(&space, may_make, segment)));
             if let Err(payload) = lived {
                 let text = payload.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
@@ -268,7 +304,7 @@ impl Mount {
             said,
             thread: Some(thread),
             is_busy: true,
-            rests: false,
+            rests: None,
             rests_until: None,
             opened: 0,
         };
@@ -305,7 +341,9 @@ impl Mount {
         }
         let is_answered = traffic.ended.values().any(|ended| !ended.is_empty());
         drop(traffic);
-        let rested = self.rests && now >= *self.rests_until.get_or_insert(now + REST);
+        let rested = self
+            .rests
+            .is_some_and(|rest| now >= *self.rests_until.get_or_insert(now + rest));
         if !self.is_busy || !is_answered && !rested {
             return None;
         }
@@ -345,9 +383,13 @@ impl Mount {
     fn listen(&mut self) -> Said {
         let said = self.said.recv();
         let said = said.unwrap_or_else(|_| Said::Panicked("it is over".into()));
-        self.rests = matches!(said, Said::Rests);
+        self.rests = match said {
+            Said::Rests => Some(REST),
+            Said::Naps => Some(NAP),
+            _ => None,
+        };
         self.rests_until = None;
-        self.is_busy = self.rests || matches!(said, Said::Waits);
+        self.is_busy = self.rests.is_some() || matches!(said, Said::Waits);
         said
     }
 }

@@ -87,6 +87,7 @@ impl Life {
     /// Ends all faults, waits, and checks everything.
     pub(crate) fn rest(&mut self) -> Result<(), String> {
         tell!(self.cluster, "no more faults");
+        self.calm_guests();
         self.mend();
         self.until_promoted()?;
         // Who attached meanwhile may not reach the copies that were given up.
@@ -180,10 +181,12 @@ impl Life {
         let until = self.cluster.now() + TIME_MAX;
         for _ in 0..STEPS_MAX {
             self.step()?;
+            self.tend_guests()?;
             self.dismiss_superseded();
             if let [client] = &self.clients[..]
                 && client.attachment > 0
                 && client.is_calm()
+                && self.are_guests_calm()
             {
                 tell!(self.cluster, "all is calm");
                 return Ok(());

@@ -4,6 +4,8 @@ use crate::life::Outcome;
 
 /// Histories that must have met every fault, all together; fewer prove nothing.
 const HISTORIES_MIN: u64 = 500;
+/// The same of histories of guests, which take longer.
+const GUESTS_HISTORIES_MIN: u64 = 100;
 /// Requests that a history has acknowledged on average, at least.
 const ACKNOWLEDGED_MIN: u64 = 100;
 /// One sector in so many may be given up by the search.
@@ -80,6 +82,31 @@ const OF_FILES: &[&str] = &[
     "operations lost with a promotion",
 ];
 
+/// And, of the others only some, where guests reach the files.
+const OF_GUESTS: &[&str] = &[
+    "guest wrote",
+    "brick killed",
+    "brick killed inside an operation",
+    "brick killed that cleaned up first",
+    "client killed",
+    "client stopped",
+    "death in recovery",
+    "file system made",
+    "file system mounted again",
+    "guest failed",
+    "guest killed inside an operation",
+    "guest read",
+    "guest sent to the kernel",
+    "guest wrote for a copy that follows",
+    "mount read beside guests",
+    "mount wrote beside guests",
+    "partition",
+    "power lost everywhere",
+    "row of a dead guest cleared",
+    "second client",
+    "siege",
+];
+
 impl Outcome {
     /// Adds what another history came to.
     pub fn add(&mut self, other: Outcome) {
@@ -108,11 +135,16 @@ impl Outcome {
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let mut missing = vec![];
-        if self.histories < HISTORIES_MIN {
+        let has_guests = self.faults.contains_key(OF_GUESTS[0]);
+        let least = match has_guests {
+            true => GUESTS_HISTORIES_MIN,
+            false => HISTORIES_MIN,
+        };
+        if self.histories < least {
             return missing;
         }
         let has_files = self.faults.contains_key(OF_FILES[0]);
-        if !has_files && self.given_up * SEARCHED_PER_GIVEN_UP >= self.sectors {
+        if (!has_files || has_guests) && self.given_up * SEARCHED_PER_GIVEN_UP >= self.sectors {
             let (given_up, sectors) = (self.given_up, self.sectors);
             missing.push(format!("{given_up} of {sectors} sectors were not searched"));
         }
@@ -122,11 +154,15 @@ impl Outcome {
                 "{acknowledged} requests acknowledged in {histories} histories"
             ));
         }
-        let others = if has_files { OF_FILES } else { OF_BLOCKS };
-        let never = FAULTS.iter().chain(others);
+        let (faults, others) = match (has_guests, has_files) {
+            (true, _) => (&[] as &[&str], OF_GUESTS),
+            (false, true) => (FAULTS, OF_FILES),
+            (false, false) => (FAULTS, OF_BLOCKS),
+        };
+        let never = faults.iter().chain(others);
         let never = never.filter(|it| !self.faults.contains_key(*it));
         missing.extend(never.map(|fault| format!("never: {fault}")));
-        if self.repaired == 0 {
+        if self.repaired == 0 && !has_guests {
             missing.push("never: page repaired".into());
         }
         missing
@@ -167,6 +203,14 @@ mod tests {
                 it.faults.remove("siege");
             },
             "never: siege",
+        );
+        check(
+            |it| {
+                let musts = OF_GUESTS.iter().filter(|it| **it != "guest read");
+                musts.for_each(|fault| it.count(fault, 1));
+                it.repaired = 0;
+            },
+            "never: guest read",
         );
         check(
             |it| it.given_up = 10,

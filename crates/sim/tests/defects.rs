@@ -2,7 +2,7 @@
 //! histories of a few seeds. Prints which check caught it, and after how many.
 
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_sim::{Outcome, run, run_files};
+use pagemesh_sim::{Outcome, run, run_files, run_guests};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -101,6 +101,22 @@ fn defects_are_seen_in_files() {
     each_is_caught(run_files, 0, OF_FILES);
     let durable: (Defect, &[&str]) = (Defect::DurableNotAwaited, &[FOUND]);
     each_is_caught(run_files, DURABLE_FROM, &[durable]);
+}
+
+/// Those of what guests do, or is done for them.
+const OF_GUESTS: &[(Defect, &[&str])] = &[
+    (Defect::NumberedFirst, DIVERGED),
+    (Defect::FirstLegRead, &[NOT_LINEARIZABLE]),
+    (Defect::NotHealed, DIVERGED),
+    (Defect::HealedInPart, DIVERGED),
+    (Defect::BoardNotAwaited, &[NOT_LINEARIZABLE, FOUND]),
+    (Defect::ClosedUnseen, &[NOT_LINEARIZABLE, FOUND]),
+    (Defect::HealedBesideGuests, DIVERGED),
+];
+
+#[test]
+fn defects_around_guests_are_caught() {
+    each_is_caught(run_guests, 0, OF_GUESTS);
 }
 
 fn each_is_caught(run: History, from: u64, defects: &[(Defect, &[&str])]) {

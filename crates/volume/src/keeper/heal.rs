@@ -53,8 +53,7 @@ pub(super) async fn heal(state: Rc<State>, row: usize, wound: Wound, done: Sende
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
-        let is_left = defect::is(Defect::NotHealed);
-        if state.is_over() || is_left || try_heal(&state, row, &wound).await {
+        if state.is_over() || try_heal(&state, row, &wound).await {
             if let Some(guests) = guests {
                 guests.forget_dead(row);
             }
@@ -77,6 +76,7 @@ async fn try_heal(state: &State, row: usize, wound: &Wound) -> bool {
     }
     let mut report = CheckReport::default();
     let compared = match wound {
+        _ if defect::is(Defect::NotHealed) => Ok(()),
         Wound::Bytes(place) => make_alike(state, (place.offset, place.len), &mut report).await,
         Wound::Together { runs, .. } => make_alike_together(state, runs, &mut report).await,
     };

@@ -1,0 +1,54 @@
+//! Histories of volumes that hold a file system which guests use, too; `cargo xtask sim
+//! --guests` runs many.
+
+use pagemesh_sim::{Outcome, run_guests};
+
+/// Histories of each of the two tests, which run beside each other.
+const SEEDS: u64 = 100;
+
+#[track_caller]
+fn check(seeds: impl Iterator<Item = u64>) {
+    let mut all = Outcome::default();
+    for seed in seeds {
+        match run_guests(seed, false) {
+            Ok(outcome) => all.add(outcome),
+            Err(broken) => {
+                panic!(
+                    "seed {seed}: {broken}\nrerun it with: cargo xtask sim --guests --seed {seed}"
+                )
+            }
+        }
+    }
+    assert_eq!(
+        all.missing(),
+        [""; 0],
+        "what should happen did not: {all:#?}"
+    );
+}
+
+#[test]
+fn guests_see_one_file_1() {
+    check(0..SEEDS);
+}
+
+#[test]
+fn guests_see_one_file_2() {
+    check(1_000_000..1_000_000 + SEEDS);
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let digest = || run_guests(seed, false).expect("a whole history").digest;
+        assert_eq!(digest(), digest(), "seed {seed}");
+    }
+}
+
+#[test]
+#[ignore = "repeats the seed in PAGEMESH_SEED, and prints it"]
+fn one_history() {
+    let seed = std::env::var("PAGEMESH_SEED").expect("PAGEMESH_SEED");
+    let told = run_guests(seed.parse().expect("a number"), true);
+    println!("{told:?}");
+    assert!(told.is_ok());
+}
