@@ -93,6 +93,7 @@ const OF_GUESTS: &[&str] = &[
     "death in recovery",
     "file system made",
     "file system mounted again",
+    "guest appended",
     "guest failed",
     "guest killed inside an operation",
     "guest read",

@@ -28,11 +28,22 @@ struct Held {
     session: u32,
 }
 
+/// How those who check know an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tracked {
+    /// Of sectors, by its number.
+    Sectors(usize),
+    /// An append, by its value.
+    Append(u64),
+    /// A read of what was appended, by when it began.
+    LogRead(u64),
+}
+
 /// An operation that a guest is inside of.
 #[derive(Clone)]
 pub(crate) struct Work {
-    /// As the checker has it.
-    pub(crate) operation: usize,
+    /// As the checker has it, or who checks appends.
+    pub(crate) operation: Tracked,
     pub(crate) file: usize,
     /// Sectors of the file.
     pub(crate) own: std::ops::Range<u64>,

@@ -7,6 +7,7 @@
 
 mod crew;
 pub(crate) mod guest;
+mod log;
 pub(crate) mod mount;
 
 pub(crate) use crew::Crew;
@@ -17,9 +18,10 @@ use crate::dice::Dice;
 use crate::house::Death;
 use crate::life::Life;
 use crate::mount::Job;
-use crew::{Fallen, Work};
+use crew::{Fallen, Tracked, Work};
 use guest::{Deed, End, Shown};
-use mount::{Ask, FILE_SECTORS, FILES, PAGES, Reply};
+use log::{APPEND_SECTORS_MAX, LOG_BYTES, Log};
+use mount::{ALL_FILES, Ask, FILE_SECTORS, FILES, LOG, PAGES, Reply};
 use pagemesh_direct::rows;
 use pagemesh_volume::guests::{Segment, Wound};
 use std::ops::Range;
@@ -42,6 +44,8 @@ const AMBUSH_STEPS: u64 = 60;
 /// Crowds of guests at the end, and steps of each.
 const CROWDS: u32 = 3;
 const CROWD_STEPS: u32 = 150;
+/// One operation in so many is of the file that gets longer.
+const LOGGED: u64 = 4;
 /// Sectors of a page.
 const PAGE_SECTORS: u64 = 4096 / SECTOR;
 /// Of both files.
@@ -52,7 +56,7 @@ const KERNEL: u32 = 1 << 20;
 /// What a mount knows of its guests.
 pub(crate) struct Hosting {
     pub(crate) segment: Arc<Segment>,
-    boards: [Option<Shown>; FILES],
+    boards: [Option<Shown>; ALL_FILES],
     /// Rows of the dead that are not cleared yet.
     wounded: Vec<Wounded>,
 }
@@ -67,7 +71,7 @@ struct Wounded {
 pub(crate) struct Asked {
     file: usize,
     ask: Ask,
-    operation: Option<usize>,
+    operation: Option<Tracked>,
 }
 
 impl Asked {
@@ -80,6 +84,7 @@ pub(crate) struct Guests {
     dice: Dice,
     next: u32,
     value: u64,
+    log: Log,
     /// Where a guest died last, that others look at it.
     died_at: Option<(usize, Range<u64>)>,
     /// Guests want these pages of each file; fewer than all meet more often.
@@ -103,11 +108,19 @@ impl Guests {
             hot_pages,
             next: 0,
             value: 0,
+            log: Log::default(),
             ambushed: None,
             is_over: false,
             is_well: false,
         };
         (guests, crew)
+    }
+
+    /// An append, and what it writes.
+    fn append(&mut self, is_gradual: bool) -> (Tracked, Vec<u8>) {
+        let (value, sectors) = (self.value(), 1 + self.dice.roll(APPEND_SECTORS_MAX));
+        self.log.begin(value, sectors, is_gradual);
+        (Tracked::Append(value), fill(value, sectors))
     }
 
     fn value(&mut self) -> u64 {
@@ -130,6 +143,11 @@ impl Guests {
     }
 }
 
+/// All that was appended.
+fn log_read() -> Ask {
+    Ask::Read(0, 2 * LOG_BYTES as u32)
+}
+
 /// As the checker counts them.
 fn sectors(file: usize, own: &Range<u64>) -> Range<u64> {
     let first = file as u64 * FILE_SECTORS;
@@ -140,7 +158,7 @@ impl Hosting {
     pub(crate) fn new(segment: Arc<Segment>) -> Hosting {
         Hosting {
             segment,
-            boards: [const { None }; FILES],
+            boards: [const { None }; ALL_FILES],
             wounded: Vec::new(),
         }
     }
@@ -157,7 +175,7 @@ impl Life {
             return Ok(());
         }
         self.spring_ambush();
-        self.note_fallen();
+        self.note_fallen()?;
         self.clear_rows()?;
         if !self.guesting().is_over {
             self.admit_guests();
@@ -187,7 +205,9 @@ impl Life {
     fn kill_guest(&mut self, at: usize) {
         let number = guard(&self.cluster.crew).guests[at].number;
         let work = guard(&self.cluster.crew).guests[at].work.clone();
-        self.guesting().died_at = work.map(|work| (work.file, work.own));
+        self.guesting().died_at = work
+            .filter(|work| work.file != LOG)
+            .map(|work| (work.file, work.own));
         let bricks = guard(&self.cluster.crew).die(at);
         let picked = self.guesting().dice.pick(&bricks);
         tell!(self.cluster, "guest {number} dies");
@@ -301,6 +321,33 @@ impl Life {
             (file, own) = at;
         }
         let hosting = self.clients[host].hosting.as_ref().expect("its host");
+        if guests.dice.one_in(LOGGED) {
+            let Some(shown) = hosting.boards[LOG].clone() else {
+                return Ok(());
+            };
+            let size = shown.board.size();
+            let (operation, deed) = match size > LOG_BYTES || guests.dice.one_in(4) {
+                true => {
+                    // A shorter one would cut what is appended meanwhile.
+                    let len = 2 * LOG_BYTES as usize;
+                    (Tracked::LogRead(guests.log.now()), Deed::Read(0, len))
+                }
+                false => {
+                    let (operation, data) = guests.append(false);
+                    (operation, Deed::Write(None, data))
+                }
+            };
+            tell!(self.cluster, "guest {number} begins {operation:?}");
+            let work = Work {
+                operation,
+                file: LOG,
+                own: 0..0,
+                deed,
+                ino: shown.ino,
+            };
+            guard(&self.cluster.crew).begin(at, shown, work);
+            return Ok(());
+        }
         let Some(shown) = hosting.boards[file].clone() else {
             return Ok(());
         };
@@ -319,6 +366,7 @@ impl Life {
         let all = sectors(file, &own);
         tell!(self.cluster, "guest {number} begins {kind:?} of {all:?}");
         let operation = self.checker.begin(attachment, number, all, kind);
+        let operation = Tracked::Sectors(operation);
         let work = Work {
             operation,
             file,
@@ -352,7 +400,7 @@ impl Life {
             End::Read(data) => {
                 tell!(self.cluster, "guest {number} has read");
                 self.outcome.count("guest read", 1);
-                self.checker.read(operation, &data)
+                self.note_read(operation, &data)
             }
             End::Written => {
                 tell!(self.cluster, "guest {number} has written");
@@ -361,35 +409,40 @@ impl Life {
                     self.outcome.count("guest wrote for a copy that follows", 1);
                 }
                 self.outcome.acknowledged += 1;
-                self.checker.end(operation, Ending::Done)
+                if matches!(operation, Tracked::Append(_)) {
+                    self.outcome.count("guest appended", 1);
+                }
+                self.note_end(operation, Ending::Done)
             }
             End::ByKernel | End::NoRoom => {
+                let is_short = matches!(end, End::NoRoom);
                 self.outcome.count("guest sent to the kernel", 1);
                 if let Some(host) = host
                     && let Some(hosting) = &mut self.clients[host].hosting
                     && let Some(shown) = &hosting.boards[work.file]
-                    && shown.board.is_outdated()
+                    && (is_short || shown.board.is_outdated())
                 {
                     hosting.boards[work.file] = None;
                 }
-                self.checker.end(operation, Ending::Decided)
+                self.refuse(operation)
             }
             End::Failed(cause) => {
                 tell!(self.cluster, "guest {number} fails: {cause}");
                 self.outcome.count("guest failed", 1);
                 self.cluster.strip(at, false);
-                self.checker.end(operation, Ending::Decided)
+                self.refuse(operation)
             }
         }
     }
 
     /// Hosts hear of their dead.
-    fn note_fallen(&mut self) {
+    fn note_fallen(&mut self) -> Result<(), String> {
         let is_heard = self.guesting().is_over || self.guesting().dice.one_in(HEARD);
         let fallen = match is_heard {
             true => std::mem::take(&mut guard(&self.cluster.crew).fallen),
-            false => return,
+            false => return Ok(()),
         };
+        let mut over = vec![];
         for fallen in fallen {
             let host = self.clients.iter_mut();
             let host = host
@@ -400,17 +453,51 @@ impl Life {
             };
             let wound = Wound::of(fallen.segment.row(fallen.row));
             let Some(wound) = wound else {
-                // It died with its row left, or before it was active.
-                let _ = self.checker.end(fallen.work.operation, Ending::Decided);
+                // It died with its row left: by now it is there or not.
+                over.push(fallen.work.operation);
                 continue;
             };
             let healed = driven.heal(fallen.row, wound);
             hosting.wounded.push(Wounded { fallen, healed });
         }
+        over.into_iter()
+            .try_for_each(|operation| self.note_end(operation, Ending::Decided))
+    }
+
+    /// An operation has ended.
+    fn note_end(&mut self, operation: Tracked, ending: Ending) -> Result<(), String> {
+        let log = &mut self.guests.as_mut().expect("it has some").log;
+        match (operation, ending) {
+            (Tracked::Sectors(number), _) => return self.checker.end(number, ending),
+            (Tracked::Append(value), Ending::Done) => log.done(value),
+            (Tracked::Append(value), _) => log.over(value),
+            (Tracked::LogRead(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// A guest has left it to the kernel.
+    fn refuse(&mut self, operation: Tracked) -> Result<(), String> {
+        match operation {
+            Tracked::Append(value) => {
+                self.guesting().log.refused(value);
+                Ok(())
+            }
+            operation => self.note_end(operation, Ending::Decided),
+        }
+    }
+
+    fn note_read(&mut self, operation: Tracked, data: &[u8]) -> Result<(), String> {
+        match operation {
+            Tracked::Sectors(number) => self.checker.read(number, data),
+            Tracked::LogRead(began) => self.guesting().log.read(began, data),
+            Tracked::Append(_) => Err("an append has read".into()),
+        }
     }
 
     /// Rows of the dead are cleared where all is alike again.
     fn clear_rows(&mut self) -> Result<(), String> {
+        let mut over = vec![];
         for client in &mut self.clients {
             let Some(hosting) = &mut client.hosting else {
                 continue;
@@ -435,10 +522,11 @@ impl Life {
                 rows::clear(&fallen.segment, fallen.row, board);
                 tell!(self.cluster, "row of guest {} is cleared", fallen.number);
                 self.outcome.count("row of a dead guest cleared", 1);
-                self.checker.end(fallen.work.operation, Ending::Decided)?;
+                over.push(fallen.work.operation);
             }
         }
-        Ok(())
+        over.into_iter()
+            .try_for_each(|operation| self.note_end(operation, Ending::Decided))
     }
 
     /// Nobody is inside, and all is cleaned up.
@@ -465,10 +553,10 @@ impl Life {
         self.guesting().is_well = true;
         self.guesting().hot_pages = 1;
         for _ in 0..CROWDS {
-            for file in 0..FILES {
+            for file in 0..ALL_FILES {
                 self.give_ask(Asked {
                     file,
-                    ask: Ask::Show(false),
+                    ask: Ask::Show(file == LOG),
                     operation: None,
                 })?;
                 self.until_calm()?;
@@ -489,6 +577,13 @@ impl Life {
             self.give_ask(asked)?;
             self.until_calm()?;
         }
+        let operation = Tracked::LogRead(self.guesting().log.now());
+        self.give_ask(Asked {
+            file: LOG,
+            ask: log_read(),
+            operation: Some(operation),
+        })?;
+        self.until_calm()?;
         self.dismiss_guests();
         let searched = self.checker.check(SECTORS)?;
         (self.outcome.sectors, self.outcome.given_up) = (searched.sectors, searched.given_up);
@@ -506,7 +601,7 @@ impl Life {
     pub(crate) fn ask(&mut self, at: usize) -> Option<Asked> {
         let client = &self.clients[at];
         let hosting = client.hosting.as_ref()?;
-        let missing: Vec<usize> = (0..FILES)
+        let missing: Vec<usize> = (0..ALL_FILES)
             .filter(|&file| {
                 let shown = hosting.boards[file].as_ref();
                 shown.is_none_or(|shown| shown.board.is_outdated())
@@ -518,12 +613,27 @@ impl Life {
         {
             return Some(Asked {
                 file,
-                ask: Ask::Show(false),
+                ask: Ask::Show(file == LOG && !guests.dice.one_in(4)),
                 operation: None,
             });
         }
         if !guests.dice.one_in(2) {
             return None;
+        }
+        if guests.dice.one_in(LOGGED) {
+            let size = hosting.boards[LOG].as_ref().map_or(0, |it| it.board.size());
+            let (ask, operation) = match size > LOG_BYTES || guests.dice.one_in(2) {
+                true => (log_read(), Tracked::LogRead(guests.log.now())),
+                false => {
+                    let (operation, data) = guests.append(true);
+                    (Ask::Write(None, data), operation)
+                }
+            };
+            return Some(Asked {
+                file: LOG,
+                ask,
+                operation: Some(operation),
+            });
         }
         let (file, own) = guests.range();
         let (offset, count) = (own.start * SECTOR, own.end - own.start);
@@ -534,7 +644,10 @@ impl Life {
             }
             false => {
                 let value = guests.value();
-                (Ask::Write(offset, fill(value, count)), Kind::Write(value))
+                (
+                    Ask::Write(Some(offset), fill(value, count)),
+                    Kind::Write(value),
+                )
             }
         };
         Some(self.asked(at, file, &own, ask, kind))
@@ -548,7 +661,7 @@ impl Life {
         Asked {
             file,
             ask,
-            operation: Some(operation),
+            operation: Some(Tracked::Sectors(operation)),
         }
     }
 
@@ -569,11 +682,11 @@ impl Life {
             }
             Reply::Data(data) => {
                 self.outcome.count("mount read beside guests", 1);
-                self.checker.read(operation(), &data)
+                self.note_read(operation(), &data)
             }
             Reply::Done => {
                 self.outcome.count("mount wrote beside guests", 1);
-                self.checker.end(operation(), Ending::Done)
+                self.note_end(operation(), Ending::Done)
             }
         }
     }

@@ -13,8 +13,12 @@ use pagemesh_volume::guests::Segment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Files that guests reach.
+/// Files that guests reach and overwrite.
 pub(crate) const FILES: usize = 2;
+/// The file behind those, which guests make longer.
+pub(crate) const LOG: usize = FILES;
+/// All.
+pub(crate) const ALL_FILES: usize = FILES + 1;
 /// Pages that each has at first: more than one of its spans.
 pub(crate) const PAGES: u64 = 10;
 /// Sectors that each has at first.
@@ -27,8 +31,8 @@ pub(crate) enum Ask {
     Show(bool),
     /// From a byte on, so many.
     Read(u64, u32),
-    /// From a byte on.
-    Write(u64, Vec<u8>),
+    /// From a byte on, or at the end.
+    Write(Option<u64>, Vec<u8>),
 }
 
 /// What it says to that.
@@ -94,7 +98,7 @@ fn name(file: usize) -> String {
 
 /// What operations of the program know of.
 pub(crate) fn without_files(mut model: Model) -> Model {
-    (0..FILES).for_each(|file| model.forget(name(file).as_bytes()));
+    (0..ALL_FILES).for_each(|file| model.forget(name(file).as_bytes()));
     model
 }
 
@@ -102,7 +106,7 @@ impl Hall {
     /// Opens the files, and makes those that are not there.
     pub(crate) fn new(fs: &Fs, port: &mut Port, segment: Arc<Segment>) -> Outcome<Hall> {
         let mut inos = Vec::new();
-        for file in 0..FILES {
+        for file in 0..ALL_FILES {
             let name = name(file);
             let found = fs.lookup(Ino::ROOT, name.as_bytes());
             let attr = match found {
@@ -113,7 +117,7 @@ impl Hall {
             };
             fs.open(attr.ino).map_err(|error| error.errno())?;
             let bytes = FILE_SECTORS * SECTOR;
-            if attr.size < bytes {
+            if file != LOG && attr.size < bytes {
                 let zeroes = Bytes::from(fill(0, (bytes - attr.size) / SECTOR));
                 fs.write(port, attr.ino, Some(attr.size), &zeroes, true)
                     .map_err(|error| error.errno())?;
@@ -141,7 +145,7 @@ impl Hall {
             Ask::Read(offset, len) => fs.read(port, ino, *offset, *len).map(Reply::Data),
             Ask::Write(offset, data) => {
                 let data = Bytes::copy_from_slice(data);
-                let written = fs.write(port, ino, Some(*offset), &data, false);
+                let written = fs.write(port, ino, *offset, &data, offset.is_none());
                 written.map(|_| Reply::Done)
             }
         };
