@@ -17,17 +17,41 @@ static int do_io(int place)
         && fsync(fd) == 0;
 }
 
+typedef void handler(int);
+int __sigaction(int, const struct sigaction *, struct sigaction *);
+handler *bsd_signal(int, handler *);
+handler *__sysv_signal(int, handler *);
+
+// Another way to set a handler; null: `sigaction`.
+static handler *(*set)(int, handler *);
+
+static handler *by_other_sigaction(int signal, handler *handler)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    return __sigaction(signal, &action, 0) == 0 ? SIG_DFL : SIG_ERR;
+}
+
+// Some are set for one time; the next signal comes when they are set again.
+static void again_if_once(int signal, handler *handler)
+{
+    if (set) {
+        set(signal, handler);
+        setitimer(ITIMER_REAL, &(struct itimerval){{0, 0}, {0, 1000}}, 0);
+    }
+}
+
 static void with_io(int signal)
 {
     int opened = open("handler", O_RDWR | O_CREAT, 0644);
     wrong += signal != SIGALRM || !do_io(8192) || opened < 0 || write(opened, bytes, 4) != 4;
     close(opened);
+    again_if_once(signal, with_io);
     handled++;
 }
 
 static void leaves(int signal)
 {
-    (void)signal;
+    again_if_once(signal, leaves);
     handled++;
     siglongjmp(out, 1);
 }
@@ -35,9 +59,9 @@ static void leaves(int signal)
 static void ticking(void (*handler)(int), int us)
 {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART};
-    struct itimerval timer = {{0, us}, {0, us}};
+    struct itimerval timer = {{0, set ? 0 : us}, {0, us}};
     handled = 0;
-    MUST(sigaction(SIGALRM, &action, 0) == 0);
+    MUST(set ? set(SIGALRM, handler) != SIG_ERR : sigaction(SIGALRM, &action, 0) == 0);
     MUST(setitimer(ITIMER_REAL, &timer, 0) == 0);
 }
 
@@ -51,7 +75,7 @@ static void quiet(void)
 static void handlers_that_do_io(void)
 {
     ticking(with_io, 3000);
-    for (int i = 0; i < 1000 || handled < 20; i++) {
+    for (int i = 0; i < (set ? 100 : 1000) || handled < 20; i++) {
         MUST(pwrite(fd, bytes, 4096, 0) == 4096);
         MUST(pread(fd, back, 4096, 0) == 4096);
     }
@@ -62,9 +86,10 @@ static void handlers_that_do_io(void)
 static void handlers_that_leave(void)
 {
     volatile int rounds = 0;
-    ticking(leaves, 700);
-    sigsetjmp(out, 1);
-    while (rounds++ < 1000 || handled < 20) {
+    // Before the first signal comes: it jumps here.
+    if (sigsetjmp(out, 1) == 0)
+        ticking(leaves, 700);
+    while (rounds++ < (set ? 100 : 1000) || handled < 20) {
         MUST(pwrite(fd, bytes, 4096, 0) == 4096);
         MUST(pread(fd, back, 4096, 0) == 4096);
     }
@@ -248,6 +273,15 @@ int main(void)
     fd = must_open("file", O_RDWR | O_CREAT);
     questions();
     handlers_that_do_io();
+    handler *(*const ways[])(int, handler *) = {
+        by_other_sigaction, signal, bsd_signal, ssignal, sysv_signal, __sysv_signal, sigset,
+    };
+    for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
+        set = ways[i];
+        handlers_that_do_io();
+        handlers_that_leave();
+    }
+    set = 0;
     handlers_that_leave();
     all_come_in_order();
     nesting();
