@@ -272,7 +272,10 @@ int main(int count, char **arguments)
         store(&model->acknowledged[page], written[page]);
     }
     store(&model->own[own].since, 0);
+    const char *pause = getenv("PAUSE_US");
     for (;;) {
+        if (pause)
+            usleep(atoi(pause));
         uint64_t page = first + step * below((PAGES - first + step - 1) / step);
         if (is_way("io_uring"))
             at_once(file, own, page);

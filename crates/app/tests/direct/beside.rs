@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// As `beside.c` has them.
 pub const PAGES: u64 = 60;
@@ -126,6 +127,11 @@ impl Programs {
     /// Starts a writer under `exec`, where only those by the C library are caught. It has a
     /// number, and the first of its pages, and it is so far from one to the next.
     fn start(&self, way: &Way, file: &Path, model: &Model, numbers: [u64; 3]) -> Child {
+        let mut command = self.command(way, file, model, numbers);
+        Child(command.spawn().unwrap())
+    }
+
+    fn command(&self, way: &Way, file: &Path, model: &Model, numbers: [u64; 3]) -> Command {
         let program = match way.is_static {
             true => &self.alone,
             false => &self.dynamic,
@@ -134,7 +140,21 @@ impl Programs {
         command.args(["exec", "--library"]).arg(library()).arg("--");
         command.arg(program).arg(way.name).arg(file).arg(&model.1);
         command.args(numbers.map(|number| number.to_string()));
-        Child(command.stdin(Stdio::null()).spawn().unwrap())
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// The same of a guest, which rests between two writes.
+    pub fn start_resting(
+        &self,
+        file: &Path,
+        model: &Model,
+        numbers: [u64; 3],
+        rest: Duration,
+    ) -> Child {
+        let mut command = self.command(&WAYS[0], file, model, numbers);
+        command.env("PAUSE_US", rest.as_micros().to_string());
+        Child(command.spawn().unwrap())
     }
 
     /// The same of a guest.

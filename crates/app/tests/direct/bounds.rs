@@ -21,12 +21,18 @@ const KILLS: usize = 20;
 const CLEAR_MAX: Duration = Duration::from_millis(50);
 /// From one acknowledgement of another guest to its next, whatever happens to the one.
 const GAP_MAX: Duration = Duration::from_secs(1);
-/// When somebody who waits for one that stands still ends it (`STILL_MAX` of the server).
-const STILL_MAX: Duration = Duration::from_secs(2);
-/// When it is cleaned up behind by then.
+/// The same beside one that stands still: a brick that needs all operations to have left waits
+/// for it for a second (`WINDOW_MAX`), and then ends it; who needs that brick waits as long.
+const HELD_MAX: Duration = Duration::from_secs(2);
+/// When one that stands still is ended, and cleaned up behind, at the latest: who waits for
+/// it does so after two seconds (`STILL_MAX` of the server), or a brick before.
 const ENDED_MAX: Duration = Duration::from_secs(5);
 /// So long nobody comes by the kernel, and so nobody ends who stands still.
 const UNNOTICED: Duration = Duration::from_millis(700);
+/// What the others rest between two writes: no record behind that of one who stands still
+/// can be passed by a checkpoint, so who fills his lane waits, too, until the brick ends that
+/// one, a second later.
+const REST: Duration = Duration::from_millis(1);
 /// What an operation takes that waits for nobody, many times over.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
@@ -53,16 +59,19 @@ type Inside = (usize, u64);
 
 /// One guest that dies or stands still, and a peer, write pages of a file; another one writes
 /// a file of its own.
+///
+/// In the order of its end: what lies in the mount's directory can be removed only once it is
+/// none.
 struct Case {
-    cluster: Cluster,
+    peer: Child,
+    far: Child,
+    file: File,
     mount: Mounted,
     programs: Programs,
     segment: Segment,
-    file: File,
     model: Model,
     far_model: Model,
-    peer: Child,
-    far: Child,
+    cluster: Cluster,
 }
 
 impl Case {
@@ -73,8 +82,8 @@ impl Case {
         let file = prepare(&mount, "file");
         prepare(&mount, "far");
         let (model, far_model) = (Model::new(&cluster, "model"), Model::new(&cluster, "other"));
-        let peer = programs.start_guest(&mount.path("file"), &model, PEER);
-        let far = programs.start_guest(&mount.path("far"), &far_model, FAR);
+        let peer = programs.start_resting(&mount.path("file"), &model, PEER, REST);
+        let far = programs.start_resting(&mount.path("far"), &far_model, FAR, REST);
         Some(Case {
             segment: segment(&mount),
             cluster,
@@ -254,22 +263,22 @@ fn who_stands_still_is_in_the_way_of_one_page_and_not_for_long() {
             case.await_others();
         }
         let longest = case.longest();
-        assert!(longest.iter().all(|gap| *gap <= GAP_MAX), "{longest:?}");
-        assert!(case.is_inside(inside), "it was ended though nobody came");
-        assert!(!same.is_finished(), "its page was written");
+        assert!(longest.iter().all(|gap| *gap <= HELD_MAX), "{longest:?}");
+        // Unless a brick had to end it.
+        let was_ended = !case.is_inside(inside);
+        assert!(was_ended || !same.is_finished(), "its page was written");
         // Who comes by the kernel needs all of the file.
         case.far_model.forget_longest(FAR[0]);
         let began = Instant::now();
         case.file.read_exact_at(&mut bytes, 4096).unwrap();
         let waited = began.elapsed();
         println!("others waited {longest:?} at most, and {waited:?} by the kernel");
-        assert!(waited >= STILL_MAX, "{waited:?}");
         assert!(waited <= ENDED_MAX, "{waited:?}");
         let ended = victim.0.wait().unwrap();
         assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
         assert!(!case.is_inside(inside), "it is cleaned up behind");
         let longest = case.longest();
-        assert!(longest[1] <= GAP_MAX, "{longest:?}");
+        assert!(longest[1] <= HELD_MAX, "{longest:?}");
         let written = same.join().unwrap();
         assert!(written.is_none_or(|bytes| bytes == 4096), "{written:?}");
     });
