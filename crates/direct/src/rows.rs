@@ -3,8 +3,9 @@
 
 use crate::board::Board;
 use pagemesh_base::defect::{self, Defect};
-use pagemesh_fs::Ino;
+use pagemesh_fs::{Growth, Ino, Time};
 use pagemesh_volume::guests::Segment;
+use std::sync::Arc;
 
 /// Returns once no guest is inside of an operation on a file whose board is closed. Between
 /// two looks `wait` is told of a row that is; false: nobody is waited for any more.
@@ -30,4 +31,61 @@ pub fn clear(segment: &Segment, number: usize, board: Option<&Board>) {
         board.tear(number);
     }
     segment.row(number).leave();
+}
+
+/// A file's board, as its file system sees it: once it is closed no guest is inside any more.
+pub struct FileBoard {
+    board: Arc<Board>,
+    await_quiet: Box<dyn Fn() + Send + Sync>,
+}
+
+impl FileBoard {
+    /// Of this board; whoever closes it waits by `await_quiet`.
+    pub fn new(board: Arc<Board>, await_quiet: impl Fn() + Send + Sync + 'static) -> FileBoard {
+        FileBoard {
+            board,
+            await_quiet: Box::new(await_quiet),
+        }
+    }
+
+    /// What guests see.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+}
+
+impl pagemesh_fs::Board for FileBoard {
+    fn close(&self) {
+        self.board.close();
+        (self.await_quiet)();
+    }
+
+    fn reopen(&self) {
+        self.board.reopen();
+    }
+
+    fn outdate(&self) {
+        self.board.outdate();
+    }
+
+    fn show(&self, size: u64, spans: &[u64]) {
+        self.board.show(size, spans);
+    }
+
+    fn written(&self) -> Option<Time> {
+        self.board.written()
+    }
+
+    fn is_outdated(&self) -> bool {
+        self.board.is_outdated()
+    }
+
+    fn lend(&self, growth: Growth, tail: &[u8]) {
+        self.board.lend(growth, tail);
+    }
+
+    fn end(&self, growth: Growth) -> Option<u64> {
+        self.board.end(growth)
+    }
 }

@@ -7,10 +7,10 @@
 //! about them.
 
 use crate::board;
-use crate::rows;
+use crate::rows::{self, FileBoard};
 use crate::wire::{self, Answer, Question};
 use pagemesh_base::peer::peer;
-use pagemesh_fs::{Board, Fs, Growth, Ino, Time};
+use pagemesh_fs::{Board, Fs, Ino};
 use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{ROWS, Segment, Wound};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -77,12 +77,6 @@ struct Guest {
     process: OwnedFd,
     pid: Pid,
     socket: OwnedFd,
-}
-
-struct FileBoard {
-    board: board::Board,
-    ino: Ino,
-    host: Arc<Host>,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -276,7 +270,7 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
             Question::Board(ino) | Question::Grow(ino) => {
                 let grows = matches!(question, Question::Grow(_));
                 let (answer, board) = host.shown(Ino(ino), grows);
-                let memory = board.as_ref().map(|board| board.board.file().as_fd());
+                let memory = board.as_ref().map(|board| board.board().file().as_fd());
                 wire::send(socket, &answer.encode(), memory)?;
             }
         }
@@ -325,11 +319,10 @@ impl Host {
                     return None;
                 }
             };
-            let made = Arc::new(FileBoard {
-                board,
-                ino,
-                host: Arc::clone(self),
-            });
+            let host = Arc::clone(self);
+            let made = Arc::new(FileBoard::new(Arc::new(board), move || {
+                host.await_quiet(ino);
+            }));
             boards.insert(ino, Arc::downgrade(&made));
             Some(made as Arc<dyn Board>)
         };
@@ -472,7 +465,7 @@ impl Host {
                 self.heal(segment, number, guest);
                 let board = guard(&self.boards).get(&Ino(place.file)).cloned();
                 let board = board.and_then(|board| board.upgrade());
-                rows::clear(segment, number, board.as_ref().map(|board| &board.board));
+                rows::clear(segment, number, board.as_ref().map(|board| board.board()));
             }
         }
         guard(&self.rows)[number] = None;
@@ -543,39 +536,4 @@ fn is_ending(path: &Path) -> bool {
     const EXITING: u32 = 4;
     let flags = stat(path, FLAGS).and_then(|flags| flags.parse::<u32>().ok());
     flags.is_none_or(|flags| flags & EXITING != 0)
-}
-
-impl Board for FileBoard {
-    fn close(&self) {
-        self.board.close();
-        self.host.await_quiet(self.ino);
-    }
-
-    fn reopen(&self) {
-        self.board.reopen();
-    }
-
-    fn outdate(&self) {
-        self.board.outdate();
-    }
-
-    fn show(&self, size: u64, spans: &[u64]) {
-        self.board.show(size, spans);
-    }
-
-    fn written(&self) -> Option<Time> {
-        self.board.written()
-    }
-
-    fn is_outdated(&self) -> bool {
-        self.board.is_outdated()
-    }
-
-    fn lend(&self, growth: Growth, tail: &[u8]) {
-        self.board.lend(growth, tail);
-    }
-
-    fn end(&self, growth: Growth) -> Option<u64> {
-        self.board.end(growth)
-    }
 }

@@ -3,7 +3,7 @@
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
 
-use crate::copy::{copy_shared, prefetch, prefetch_all};
+use crate::copy::{copy_shared, prefetch};
 use crate::mapped::MapError;
 use pagemesh_base::units::PAGE_BYTES;
 use std::fs::File;
@@ -160,17 +160,6 @@ impl Shared {
         );
         // SAFETY: aligned, and in range since the length is whole pages.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
-    }
-
-    /// Tells the processor that so many bytes at a place will be stored to soon.
-    ///
-    /// # Panics
-    /// When they do not lie within the segment.
-    #[inline]
-    pub fn prefetch_all(&self, at: usize, len: usize) {
-        self.check(at, len);
-        // SAFETY: in range, as just checked.
-        prefetch_all(unsafe { self.base.as_ptr().add(at) }, len);
     }
 
     /// Copies bytes to a place, in no order, so whoever reads them needs to be told when they

@@ -367,25 +367,9 @@ export! {
     }
 }
 
-// Other names that the C library has for the same, and some programs call.
-export! {
-    __close(fd: c_int) -> c_int {
-        // SAFETY: the arguments are the caller's, here and below.
-        unsafe { close(fd) }
-    }
-
-    __dup2(fd: c_int, to: c_int) -> c_int {
-        // SAFETY: as above.
-        unsafe { dup2(fd, to) }
-    }
-
-    __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-        // SAFETY: as above.
-        unsafe { fcntl(fd, command, argument) }
-    }
-
-    __sigaction(signal: c_int, new: *const action, old: *mut action) -> c_int {
-        // SAFETY: as above.
-        unsafe { sigaction(signal, new, old) }
-    }
+other_names! {
+    __close: close;
+    __dup2: dup2;
+    __fcntl: fcntl;
+    __sigaction: sigaction;
 }

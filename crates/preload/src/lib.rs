@@ -31,6 +31,23 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #![cfg_attr(test, allow(dead_code))]
 
+/// Other names that the C library has for functions of ours, and some programs call.
+macro_rules! other_names {
+    ($($other:ident: $name:ident;)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            #[cfg(not(test))]
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $other() {
+                // With all that the caller passes, wherever it lies.
+                std::arch::naked_asm!("jmp {name}", name = sym $name)
+            }
+        )*
+    };
+}
+
 mod buffer;
 mod calls;
 mod data;

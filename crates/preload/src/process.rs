@@ -167,14 +167,6 @@ unsafe extern "C" fn vfork() -> pid_t {
     )
 }
 
-/// Another name that the C library has for it.
-#[cfg(not(test))]
-#[unsafe(no_mangle)]
-#[unsafe(naked)]
-unsafe extern "C" fn __vfork() -> pid_t {
-    std::arch::naked_asm!("jmp {vfork}", vfork = sym vfork)
-}
-
 macro_rules! copying {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(
@@ -225,21 +217,7 @@ unsafe extern "C" fn clone(
     result
 }
 
-/// Another name that the C library has for it.
-///
-/// # Safety
-/// As `clone`.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[allow(non_snake_case)]
-unsafe extern "C" fn __clone(
-    run: *const c_void,
-    stack: *mut c_void,
-    flags: c_int,
-    argument: *mut c_void,
-    parent: *mut c_void,
-    local: *mut c_void,
-    child: c_long,
-) -> c_int {
-    // SAFETY: the arguments are the caller's.
-    unsafe { clone(run, stack, flags, argument, parent, local, child) }
+other_names! {
+    __clone: clone;
+    __vfork: vfork;
 }

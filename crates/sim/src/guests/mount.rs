@@ -6,8 +6,8 @@ use crate::guests::guest::Shown;
 use crate::mount::pass_nap;
 use bytes::Bytes;
 use pagemesh_direct::board::Board;
-use pagemesh_direct::rows;
-use pagemesh_fs::{Fs, Growth, Ino, Make, Port, Time};
+use pagemesh_direct::rows::{self, FileBoard};
+use pagemesh_fs::{Fs, Ino, Make, Port};
 use pagemesh_fs_model::{Model, OWNER, Outcome};
 use pagemesh_volume::guests::Segment;
 use std::collections::BTreeMap;
@@ -48,48 +48,6 @@ pub(crate) struct Hall {
     segment: Arc<Segment>,
     inos: Vec<Ino>,
     boards: BTreeMap<u64, Arc<Board>>,
-}
-
-/// A file's board, as the file system sees it.
-struct FileBoard {
-    board: Arc<Board>,
-    segment: Arc<Segment>,
-    ino: Ino,
-}
-
-impl pagemesh_fs::Board for FileBoard {
-    fn close(&self) {
-        self.board.close();
-        rows::await_quiet(&self.segment, self.ino, |_| pass_nap());
-    }
-
-    fn reopen(&self) {
-        self.board.reopen();
-    }
-
-    fn outdate(&self) {
-        self.board.outdate();
-    }
-
-    fn show(&self, size: u64, spans: &[u64]) {
-        self.board.show(size, spans);
-    }
-
-    fn written(&self) -> Option<Time> {
-        self.board.written()
-    }
-
-    fn is_outdated(&self) -> bool {
-        self.board.is_outdated()
-    }
-
-    fn lend(&self, growth: Growth, tail: &[u8]) {
-        self.board.lend(growth, tail);
-    }
-
-    fn end(&self, growth: Growth) -> Option<u64> {
-        self.board.end(growth)
-    }
 }
 
 fn name(file: usize) -> String {
@@ -156,11 +114,9 @@ impl Hall {
         let make = || {
             let board = Arc::new(Board::create().ok()?);
             self.boards.insert(ino.0, Arc::clone(&board));
-            Some(Arc::new(FileBoard {
-                board,
-                segment: Arc::clone(&self.segment),
-                ino,
-            }) as Arc<dyn pagemesh_fs::Board>)
+            let segment = Arc::clone(&self.segment);
+            let await_quiet = move || rows::await_quiet(&segment, ino, |_| pass_nap());
+            Some(Arc::new(FileBoard::new(board, await_quiet)) as Arc<dyn pagemesh_fs::Board>)
         };
         let shown = match grows {
             true => fs.grow(ino, make)?,
