@@ -213,7 +213,9 @@ fn what_is_stored_is_seen_at_once(fuse: &'static str) {
         let text = fs::read(&path).unwrap();
         assert_eq!(&text[4090..4102], b"stored by it");
     }
-    // So it is durable, too: the mount may die.
+    // Nobody waits for what the mount does behind the last one who closes a file. Who syncs
+    // does, also for what others stored.
+    File::open(&path).unwrap().sync_all().unwrap();
     let Case {
         cluster, mut mount, ..
     } = case;
