@@ -366,6 +366,15 @@ impl<M: Media> Pool<M> {
         pass.frame_line = 0;
         let mut record = Record::empty();
         'read: while lane.end() < committed {
+            let before = lane.end();
+            if settled.contains(&before) && lane.follow_head(&*self.view.data, &mut record) {
+                if record.seq >= limit {
+                    lane.resume(before);
+                    break;
+                }
+                self.apply_map(number, &mut record, true, pass)?;
+                continue;
+            }
             let full = lane.end() + READ_LINES;
             lane.read_on(&*self.view.data, committed.min(full), &mut pass.chunk);
             // Nothing else can be cut off: entries end with the ring.
@@ -539,7 +548,7 @@ impl<M: Media> Pool<M> {
         self.flush_sum(frame, pass);
         if !is_settled && !defect::is(Defect::PatchNotFlushed) {
             let at = frame_at(frame) + record.patch.within;
-            pass.add(self.view.data.flush(at, record.patch.bytes.len()));
+            pass.add(self.view.data.flush(at, record.patch.len));
         }
         Ok(())
     }
@@ -706,7 +715,7 @@ impl<M: Media> Pool<M> {
             return;
         }
         let bytes_at = new.frame().map_or(0, frame_at) + record.patch.within;
-        let mut bytes = vec![0; record.patch.bytes.len()];
+        let mut bytes = vec![0; record.patch.len];
         self.view.data.read(bytes_at, &mut bytes);
         if self.view.data.is_unreadable(bytes_at) || defect::is(Defect::DeadPatchNotPut) {
             self.view.meta.store(at, new.encode());

@@ -24,6 +24,9 @@ use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
 use pagemesh_pmem::{Media, Unfenced};
 
+/// How many heads ahead one is fetched.
+const HEADS_AHEAD: u64 = 4;
+
 type Line = [u8; LINE_BYTES];
 
 /// A lane. Which medium it lies on is the caller's to say each time.
@@ -357,6 +360,24 @@ impl Lane {
             Entry::Object(object) => Ok(Followed::Object(object)),
             Entry::Map(_) => Err(NoRecord::Malformed),
         }
+    }
+
+    /// As [`Lane::follow`], straight from the medium, where the head tells all that is
+    /// wanted: of a map of one page, and of a patch whose bytes are where they belong. False
+    /// for all else, and for what is damaged; nothing has moved then.
+    pub fn follow_head<M: Media>(&mut self, media: &M, record: &mut Record) -> bool {
+        let at = |position: u64| self.start + (position % self.length) as usize * LINE_BYTES;
+        let mut head = [0; LINE_BYTES];
+        media.read(at(self.end()), &mut head);
+        let place = self.next;
+        if record.decode_head(&head, &place).is_err() {
+            return false;
+        }
+        let lines = record.lines() as u64;
+        // Those that follow are mostly as long.
+        media.prefetch_load(at(place.position + HEADS_AHEAD * lines));
+        self.next.position += lines;
+        true
     }
 
     /// Writes the entry at the end anew, if one flipped bit is all that is wrong

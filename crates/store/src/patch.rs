@@ -15,12 +15,13 @@
 //! - the page's lock word is held, by the session or, once that is dead, in its name.
 
 use crate::defect::{self, Defect};
-use crate::record::{PATCH_LINE_BYTES, Record, patch_lines};
+use crate::record::{PATCH_LINE_BYTES, Patch, Record, patch_lines};
 use crate::session::{Member, Session};
 use crate::slot::Slot;
 use crate::view::{Handle, View, frame_at};
 use pagemesh_base::ids::PageNo;
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::Media;
 use pagemesh_pmem::copy::crc32c_patched;
 use std::sync::atomic::{Ordering, fence};
@@ -37,6 +38,38 @@ pub(crate) fn entry_lines(bytes: usize) -> usize {
         true => patch_lines(bytes),
         false => 1,
     }
+}
+
+/// What a patch puts into the records of all members: kept for its memory.
+#[derive(Default)]
+pub(crate) struct Taken {
+    patch: Patch,
+    /// The lines behind the heads, and their sum.
+    lines: Vec<[u8; LINE_BYTES]>,
+    sum: u32,
+}
+
+/// A write of this part of a page comes. Has everything fetched that a patch will load and
+/// store to, and takes its bytes in meanwhile: a core waits for more lines of memory than it
+/// can have under way at once.
+pub(crate) fn expect<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    (within, part): (usize, &[u8]),
+) {
+    if part.len() > PATCH_MAX {
+        return;
+    }
+    for member in members.iter() {
+        let bytes = (within, part.len());
+        member.session.expect_patch(&member.handle, page, bytes);
+    }
+    let [first, ..] = members else { return };
+    let Taken { patch, lines, sum } = &mut first.session.taken;
+    // From where they are once: whoever they belong to may change them meanwhile.
+    patch.set(within, part);
+    lines.clear();
+    *sum = patch.encode(lines);
 }
 
 impl<M: Media> View<M> {
@@ -65,18 +98,15 @@ impl<M: Media> View<M> {
     }
 }
 
-/// Makes the record of each member, which knows the slot that the page has, a patch. False
-/// if some page cannot be changed in place, or if all should be `alike` and their sums say
-/// that they are not: a copy makes them so. Nothing has happened then. Under locks.
-pub(crate) fn fill<M: Media>(
-    members: &mut [Member<'_, M>],
-    (within, part): (usize, &[u8]),
-    alike: bool,
-) -> bool {
+/// Makes the record of each member, which knows the slot that the page has, a patch of the
+/// bytes that [`expect`] took in, `len` of them. False if some page cannot be changed in
+/// place, or if all should be `alike` and their sums say that they are not: a copy makes
+/// them so. Nothing has happened then. Under locks.
+pub(crate) fn fill<M: Media>(members: &mut [Member<'_, M>], len: usize, alike: bool) -> bool {
     let is_possible = |member: &Member<'_, M>| {
         let Member { session, .. } = member;
         let old = session.record.changes[0].old;
-        part.len() <= session.patch_max() && session.view.may_change_in_place(old)
+        len <= session.patch_max() && session.view.may_change_in_place(old)
     };
     if !members.iter().all(is_possible) {
         return false;
@@ -89,19 +119,35 @@ pub(crate) fn fill<M: Media>(
     let [first, others @ ..] = members else {
         return false;
     };
-    // From where they are once: whoever they belong to may change them meanwhile.
-    first.session.take_bytes(within, part);
+    let session = &mut *first.session;
+    std::mem::swap(&mut session.record.patch, &mut session.taken.patch);
     for other in others {
-        let bytes = &first.session.record.patch.bytes;
-        other.session.take_bytes(within, bytes);
+        let Patch { within, bytes, .. } = &first.session.record.patch;
+        other.session.record.patch.set(*within, bytes);
     }
     let is_filled = members.iter_mut().all(|it| it.session.fill_patch());
     if !is_filled {
         for member in members {
-            member.session.record.patch.bytes.clear();
+            member.session.record.patch.clear();
         }
     }
     is_filled
+}
+
+/// Begins and encodes the record of each member, which [`fill`] made.
+pub(crate) fn begin<M: Media>(members: &mut [Member<'_, M>], page: PageNo, stamp: Stamp) {
+    let Some((first, others)) = members.split_first_mut() else {
+        return;
+    };
+    let lines = std::mem::take(&mut first.session.taken.lines);
+    let sum = first.session.taken.sum;
+    for member in std::iter::once(&mut *first).chain(others) {
+        let session = &mut *member.session;
+        session.begin_record(&member.handle, 0, page, stamp, false);
+        session.encoded.push(session.record.encode_patch(sum));
+        session.encoded.extend_from_slice(&lines);
+    }
+    first.session.taken.lines = lines;
 }
 
 impl<M: Media> Session<M> {
@@ -111,17 +157,8 @@ impl<M: Media> Session<M> {
         by_lane.min(PATCH_MAX)
     }
 
-    /// A write of this part of a page will come: fetches what it will load and store to,
-    /// while the locked instructions before it are under way.
-    pub(crate) fn expect_patch(
-        &self,
-        handle: &Handle,
-        page: PageNo,
-        (within, len): (usize, usize),
-    ) {
-        if len > PATCH_MAX {
-            return;
-        }
+    /// Fetches what a patch of this part of a page will load and store to.
+    fn expect_patch(&self, handle: &Handle, page: PageNo, (within, len): (usize, usize)) {
         let Some(frame) = self.guess_frame(handle, page) else {
             return;
         };
@@ -137,13 +174,6 @@ impl<M: Media> Session<M> {
         entry_at.map_or(0, |at| self.view.meta.load(at) as u32)
     }
 
-    fn take_bytes(&mut self, within: usize, bytes: &[u8]) {
-        let patch = &mut self.record.patch;
-        patch.within = within;
-        patch.bytes.clear();
-        patch.bytes.extend_from_slice(bytes);
-    }
-
     /// Finds what becomes of the page's slot and sum. False if the page cannot be read.
     fn fill_patch(&mut self) -> bool {
         let crc = self.sum_before();
@@ -152,7 +182,7 @@ impl<M: Media> Session<M> {
         let Some(frame) = change.old.frame() else {
             return false;
         };
-        let delta = &mut self.delta[..patch.bytes.len()];
+        let delta = &mut self.delta[..patch.len];
         // This pool's own: what is wrong in one must not become so in another.
         self.view.data.read(frame_at(frame) + patch.within, delta);
         if self.view.data.is_unreadable(frame_at(frame)) {
@@ -161,7 +191,7 @@ impl<M: Media> Session<M> {
         for (old, new) in delta.iter_mut().zip(&patch.bytes) {
             *old ^= new;
         }
-        let behind = PAGE_BYTES - patch.within - patch.bytes.len();
+        let behind = PAGE_BYTES - patch.within - patch.len;
         change.new = change.old.map(frame, self.round);
         change.sums.crc = crc32c_patched(crc, delta, behind);
         true
@@ -183,11 +213,11 @@ impl<M: Media> Session<M> {
         let Record { patch, changes, .. } = &self.record;
         let is_sound = found.is_err() || found == Ok(changes[0].old);
         if let (true, Some(frame)) = (is_sound, changes[0].new.frame()) {
-            let (first, len) = (frame_at(frame) + patch.within, patch.bytes.len());
+            let (first, len) = (frame_at(frame) + patch.within, patch.len);
             self.view.apply_patch(at, &self.record);
             self.note_patched(first, len);
         }
-        self.record.patch.bytes.clear();
+        self.record.patch.clear();
         is_sound
     }
 }

@@ -144,6 +144,34 @@ fn patched(within: usize, len: usize) -> [u8; PAGE_BYTES] {
     std::array::from_fn(|at| 1 + u8::from((within..within + len).contains(&at)))
 }
 
+/// The owner reads the bytes of a patch that its session may not have flushed yet, and of no
+/// other.
+#[test]
+fn the_bytes_of_settled_patches_are_not_read_again() {
+    let mut world = World::new();
+    let spoil = |world: &World, line: u64| {
+        let geometry = &world.pool.view().geometry;
+        let lane = geometry.lane_at(world.session.number());
+        let at = lane + (line % geometry.lane_lines()) as usize * LINE_BYTES;
+        world.medium.store(at, !world.medium.load(at));
+    };
+    // Their slots lie in lines of their own: a session flushes one that it has left.
+    let pages = [1, 101, 201];
+    pages
+        .iter()
+        .for_each(|page| world.put(page * PAGE, &[1; PAGE_BYTES]));
+    let first = world.session.lane.end();
+    pages
+        .iter()
+        .for_each(|page| world.put(page * PAGE + 8, &[2; 200]));
+    spoil(&world, first + 1);
+    world.pool.tend().expect("nobody needs it");
+    assert_eq!(world.page(1).expect("sound")[8..208], [2; 200]);
+    world.put(pages[0] * PAGE, &[3; 200]);
+    spoil(&world, world.session.lane.end() - 1);
+    assert!(world.pool.tend().is_err(), "nothing settles the last one");
+}
+
 #[test]
 fn a_patch_keeps_the_frame_and_no_other_write_does() {
     let mut world = World::new();

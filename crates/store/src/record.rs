@@ -11,7 +11,7 @@
 //! there is for the reader of the lane to see.
 
 use crate::geometry::OBJECT_BYTES;
-use crate::slot::{DamagedSlot, Slot};
+use crate::slot::{DamagedSlot, FRAMES_MAX, Slot};
 use crate::table::reach;
 use pagemesh_base::bytes::{field, get_u32, get_u64, put};
 use pagemesh_base::checksum::{Sums, crc32c, flipped_bit};
@@ -46,8 +46,10 @@ const KIND_PAD: u8 = 3;
 const KIND_SUMMED_MAP: u8 = 4;
 /// A map of one page that is changed in place: the bytes lie in the lines behind the head.
 /// In place of the count it has how many, and where a summed map has the sum, their first
-/// byte's place in the page.
-const KIND_PATCH: u8 = 5;
+/// byte's place in the page. Where the new slot names its frame, which is the old one's, it
+/// has the sum of these lines, and its own is of itself alone: who does not need the bytes
+/// does not read them.
+const KIND_PATCH: u8 = 6;
 /// What the lines behind that head have where others have their kind: neither is it one,
 /// nor one bit from it. So no user's bytes are ever taken for a record, whatever they are.
 const KIND_BYTES: u8 = 0xf0;
@@ -64,6 +66,10 @@ const DATA_CRC_AT: usize = 48;
 const KIND_SHIFT: u32 = 32;
 /// Where a slot's word has a byte of the second sum.
 const SUM_SHIFT: u32 = 56;
+/// Where a slot's word names its frame.
+const FRAME_MASK: u64 = FRAMES_MAX - 1;
+/// Where a head has the new slot of its first change.
+const NEW_AT: usize = FIRST_AT + 8;
 const ENTRY_BYTES: usize = 20;
 const ENTRIES_PER_LINE: usize = LINE_BYTES / ENTRY_BYTES;
 
@@ -98,14 +104,43 @@ pub struct Change {
 pub struct Patch {
     /// The first byte's place in the page.
     pub within: usize,
-    /// Less than a page; none: the record is no patch.
+    /// How many: less than a page; none: the record is no patch.
+    pub len: usize,
+    /// They, unless only the head was read.
     pub bytes: Vec<u8>,
 }
 
 impl Patch {
+    /// Takes in copies of the bytes.
+    pub(crate) fn set(&mut self, within: usize, bytes: &[u8]) {
+        self.within = within;
+        self.len = bytes.len();
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The record is no patch after all.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+        self.bytes.clear();
+    }
+
     /// Whether the page has room for it.
     fn fits(&self) -> bool {
-        self.bytes.len() < PAGE_BYTES && self.within + self.bytes.len() <= PAGE_BYTES
+        self.len < PAGE_BYTES && self.within + self.len <= PAGE_BYTES
+    }
+
+    /// Appends the lines behind the head to `into`, and returns their sum.
+    pub(crate) fn encode(&self, into: &mut Vec<Line>) -> u32 {
+        let start = into.len();
+        let (chunks, rest) = self.bytes.as_chunks();
+        into.extend(chunks.iter().map(bytes_line));
+        if !rest.is_empty() {
+            let mut chunk = [0; PATCH_LINE_BYTES];
+            chunk[..rest.len()].copy_from_slice(rest);
+            into.push(bytes_line(&chunk));
+        }
+        crc32c_lines(0, &into[start..])
     }
 }
 
@@ -225,11 +260,12 @@ impl Place {
     }
 
     /// The CRC32C of pool, incarnation, lane and position, then the record,
-    /// its own first four bytes as zeroes.
+    /// its own first four bytes as zeroes; of a patch, only the head.
     fn checksum(&self, record: &[Line]) -> u32 {
         let Some((head, rest)) = record.split_first() else {
             return self.seed;
         };
+        let rest = if is_patch_head(head) { &[] } else { rest };
         let first = get_u64(head, 0) & !u64::from(u32::MAX);
         let mut crc = crc32c_words(
             self.seed,
@@ -268,8 +304,21 @@ fn bytes_line(bytes: &[u8; PATCH_LINE_BYTES]) -> Line {
     }))
 }
 
-/// Adds the checksum of a record that is encoded whole, for this place.
+/// Whether a line is the head of a patch, or was meant to be.
+fn is_patch_head(line: &Line) -> bool {
+    line[BEFORE_KIND] == KIND_PATCH
+}
+
+/// Adds the checksum of an encoded record, for this place; of a patch, that of the lines
+/// behind its head as well, if they are there.
 pub fn seal(record: &mut [Line], place: &Place) {
+    if let [head, body @ ..] = record
+        && is_patch_head(head)
+        && !body.is_empty()
+    {
+        let new = with_body_sum(get_u64(head, NEW_AT), crc32c_lines(0, body));
+        put(head, NEW_AT, new.to_le_bytes());
+    }
     let crc = place.checksum(record);
     let first = get_u64(&record[0], 0) & !u64::from(u32::MAX);
     put(&mut record[0], 0, (first | u64::from(crc)).to_le_bytes());
@@ -301,6 +350,11 @@ fn with_sum([old, new]: [u64; 2], sum: u16) -> [u64; 2] {
 }
 
 /// Kind, level and count: the first word without its checksum.
+/// The word of the new slot with the sum of a patch's bytes in place of the frame.
+fn with_body_sum(new: u64, sum: u32) -> u64 {
+    new & !FRAME_MASK | u64::from(sum)
+}
+
 fn first_word(kind: u8, level: u8, count: u16) -> u64 {
     u64::from(kind) << KIND_SHIFT | u64::from(level) << 40 | u64::from(count) << 48
 }
@@ -374,14 +428,14 @@ impl Record {
     /// Whether it changes a page in place.
     #[must_use]
     pub fn is_patch(&self) -> bool {
-        !self.patch.bytes.is_empty()
+        self.patch.len > 0
     }
 
     /// Lines that it takes.
     #[must_use]
     pub fn lines(&self) -> usize {
         match self.is_patch() {
-            true => patch_lines(self.patch.bytes.len()),
+            true => patch_lines(self.patch.len),
             false => lines(self.changes.len()),
         }
     }
@@ -391,6 +445,13 @@ impl Record {
     /// # Panics
     /// When it has no change, too many, or a level beyond the page table.
     pub fn encode(&self, into: &mut Vec<Line>) {
+        if self.is_patch() {
+            let start = into.len();
+            into.push([0; LINE_BYTES]);
+            let sum = self.patch.encode(into);
+            into[start] = self.encode_patch(sum);
+            return;
+        }
         let count = self.changes.len();
         assert!(
             (1..=PAGES_MAX).contains(&count),
@@ -402,29 +463,7 @@ impl Record {
             self.level,
             self.standing
         );
-        let first = &self.changes[0];
-        let [old, new] = self.slots(first);
-        into.push(to_line(&[
-            self.first_word(),
-            self.seq.0,
-            pair(self.object.0, self.epoch.0),
-            self.page.0,
-            old,
-            new,
-            pair(first.sums.crc, self.open),
-            self.op,
-        ]));
-        if self.is_patch() {
-            assert!(count == 1 && self.patch.fits(), "a part of one page");
-            let (chunks, rest) = self.patch.bytes.as_chunks();
-            into.extend(chunks.iter().map(bytes_line));
-            if !rest.is_empty() {
-                let mut chunk = [0; PATCH_LINE_BYTES];
-                chunk[..rest.len()].copy_from_slice(rest);
-                into.push(bytes_line(&chunk));
-            }
-            return;
-        }
+        into.push(self.head(self.slots(&self.changes[0])));
         if count == 1 {
             return;
         }
@@ -440,19 +479,47 @@ impl Record {
         }
     }
 
-    /// The slots of a change as they are encoded.
+    /// The head of a patch whose bytes have this sum, for [`seal`] to finish.
+    ///
+    /// # Panics
+    /// When it is not a part of one page.
+    pub(crate) fn encode_patch(&self, sum: u32) -> Line {
+        let Record { patch, changes, .. } = self;
+        assert!(
+            changes.len() == 1 && self.level == 0 && patch.fits(),
+            "a part of one page"
+        );
+        let slots = [changes[0].old.encode(), changes[0].new.encode()];
+        let [old, new] = with_sum(slots, patch.within as u16);
+        self.head([old, with_body_sum(new, sum)])
+    }
+
+    /// The head, with the slots of the first change as they are encoded.
+    fn head(&self, [old, new]: [u64; 2]) -> Line {
+        to_line(&[
+            self.first_word(),
+            self.seq.0,
+            pair(self.object.0, self.epoch.0),
+            self.page.0,
+            old,
+            new,
+            pair(self.changes[0].sums.crc, self.open),
+            self.op,
+        ])
+    }
+
+    /// The slots of a change as they are encoded, but for patches.
     fn slots(&self, change: &Change) -> [u64; 2] {
         let slots = [change.old.encode(), change.new.encode()];
-        match (self.is_patch(), self.is_summed) {
-            (true, _) => with_sum(slots, self.patch.within as u16),
-            (false, true) => with_sum(slots, change.sums.words),
-            (false, false) => slots,
+        match self.is_summed {
+            true => with_sum(slots, change.sums.words),
+            false => slots,
         }
     }
 
     fn first_word(&self) -> u64 {
         if self.is_patch() {
-            return first_word(KIND_PATCH, self.level, self.patch.bytes.len() as u16);
+            return first_word(KIND_PATCH, self.level, self.patch.len as u16);
         }
         let Standing {
             lines_before,
@@ -493,14 +560,15 @@ impl Record {
     /// one is then of no use.
     pub fn decode_from(&mut self, lane: &[Line], place: &Place) -> Result<(), NoRecord> {
         let head = lane.first().ok_or(NoRecord::Malformed)?;
+        if is_patch_head(head) {
+            self.decode_patch(head, place)?;
+            let body = lane.get(1..lines_claimed(head));
+            return self.take_body(body.ok_or(NoRecord::Malformed)?, get_u64(head, NEW_AT));
+        }
         let [.., kind, packed_level, low, high] = get_u64(head, 0).to_le_bytes();
         let packed = u16::from_le_bytes([low, high]);
-        let is_patch = kind == KIND_PATCH;
-        let (level, count) = match is_patch {
-            true => (packed_level, 1),
-            false => (packed_level & !GOES_ON, count_of(packed)),
-        };
-        let is_map = is_patch || matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
+        let (level, count) = (packed_level & !GOES_ON, count_of(packed));
+        let is_map = matches!(kind, KIND_MAP | KIND_SUMMED_MAP);
         if !is_map || level > LEVELS_MAX || !(1..=PAGES_MAX).contains(&count) {
             return Err(NoRecord::Malformed);
         }
@@ -512,59 +580,100 @@ impl Record {
         self.is_summed = kind == KIND_SUMMED_MAP;
         self.changes.clear();
         self.changes
-            .push(get_change(head, FIRST_AT, self.is_summed || is_patch)?);
+            .push(get_change(head, FIRST_AT, self.is_summed)?);
         for index in 1..count {
             let (line, at) = entry_at(index);
             self.changes
                 .push(get_change(&record[line], at, self.is_summed)?);
         }
-        self.patch.bytes.clear();
-        if is_patch {
-            self.take_patch(usize::from(packed), level, record)?;
+        self.patch.clear();
+        self.standing = Standing {
+            lines_before: (packed >> COUNT_BITS) as u8,
+            goes_on: packed_level != level,
+        };
+        self.take_head(head, level)
+    }
+
+    /// The same of the head alone, of one that is a single line, or a patch: this one
+    /// then lacks its bytes.
+    ///
+    /// # Errors
+    /// As [`Record::decode_from`], and when it has other lines.
+    pub fn decode_head(&mut self, head: &Line, place: &Place) -> Result<(), NoRecord> {
+        match is_patch_head(head) {
+            true => self.decode_patch(head, place),
+            false => self.decode_from(std::slice::from_ref(head), place),
         }
+    }
+
+    /// Takes in the fields of a head, whose changes are there.
+    fn take_head(&mut self, head: &Line, level: u8) -> Result<(), NoRecord> {
         let head: Words = std::array::from_fn(|i| get_u64(head, i * 8));
         self.seq = Seq(head[1]);
         self.object = ObjectId(head[2] as u32);
         self.epoch = Epoch((head[2] >> 32) as u32);
         self.level = level;
         self.page = PageNo(head[3]);
-        if self.page.0.saturating_add(count as u64) > reach(LEVELS_MAX) {
-            return Err(NoRecord::Malformed);
-        }
         self.op = head[7];
         self.open = (head[6] >> 32) as u32;
-        self.standing = match is_patch {
-            true => Standing::default(),
-            false => Standing {
-                lines_before: (packed >> COUNT_BITS) as u8,
-                goes_on: packed_level != level,
-            },
-        };
-        Ok(())
+        let end = self.page.0.saturating_add(self.changes.len() as u64);
+        match end <= reach(LEVELS_MAX) {
+            true => Ok(()),
+            false => Err(NoRecord::Malformed),
+        }
     }
 
-    /// Takes in the bytes of a patch; its place stands where the change has its second
-    /// sum so far.
-    fn take_patch(&mut self, len: usize, level: u8, record: &[Line]) -> Result<(), NoRecord> {
-        let change = &mut self.changes[0];
-        self.patch.within = usize::from(std::mem::take(&mut change.sums.words));
-        let behind = &record[1..];
-        self.patch.bytes.resize(behind.len() * PATCH_LINE_BYTES, 0);
-        let chunks = self.patch.bytes.as_chunks_mut::<PATCH_LINE_BYTES>().0;
-        for (line, chunk) in behind.iter().zip(chunks) {
+    /// Reads the head of a patch.
+    fn decode_patch(&mut self, head: &Line, place: &Place) -> Result<(), NoRecord> {
+        if place.checksum(std::slice::from_ref(head)) != get_u32(head, 0) {
+            return Err(NoRecord::Checksum);
+        }
+        let [.., level, low, high] = get_u64(head, 0).to_le_bytes();
+        let old = Slot::decode_unchecked(get_u64(head, FIRST_AT))?;
+        let frame = old.frame().ok_or(NoRecord::Malformed)?;
+        let new = get_u64(head, NEW_AT);
+        let is_sum = new & FRAME_MASK <= u64::from(u32::MAX);
+        let new = Slot::decode_unchecked(new & !FRAME_MASK | frame.0)?;
+        let crc = get_u32(head, DATA_CRC_AT);
+        self.changes.clear();
+        self.changes.push(Change {
+            old,
+            new,
+            sums: Sums { crc, words: 0 },
+        });
+        self.is_summed = false;
+        self.standing = Standing::default();
+        self.patch.bytes.clear();
+        self.patch.within = u16::from_le_bytes([head[FIRST_AT + 7], head[NEW_AT + 7]]).into();
+        self.patch.len = u16::from_le_bytes([low, high]).into();
+        self.take_head(head, level)?;
+        let is_changing = old.is_changing() || new.is_changing();
+        let is_in_place = new.frame() == Some(frame) && !is_changing;
+        match level == 0 && is_sum && is_in_place && self.is_patch() && self.patch.fits() {
+            true => Ok(()),
+            false => Err(NoRecord::Malformed),
+        }
+    }
+
+    /// Takes in the bytes of a patch from the lines behind its head, which has this word for
+    /// its new slot.
+    fn take_body(&mut self, body: &[Line], new: u64) -> Result<(), NoRecord> {
+        if u64::from(crc32c_lines(0, body)) != new & FRAME_MASK {
+            return Err(NoRecord::Checksum);
+        }
+        let Patch { bytes, len, .. } = &mut self.patch;
+        bytes.resize(body.len() * PATCH_LINE_BYTES, 0);
+        let chunks = bytes.as_chunks_mut::<PATCH_LINE_BYTES>().0;
+        for (line, chunk) in body.iter().zip(chunks) {
             if line[BEFORE_KIND] != KIND_BYTES {
                 return Err(NoRecord::Malformed);
             }
             chunk[..BEFORE_KIND].copy_from_slice(&line[..BEFORE_KIND]);
             chunk[BEFORE_KIND..].copy_from_slice(&line[BEFORE_KIND + 1..]);
         }
-        let has_rest = self.patch.bytes.iter().skip(len).any(|&byte| byte != 0);
-        self.patch.bytes.truncate(len);
-        let is_changing = change.old.is_changing() || change.new.is_changing();
-        let frames = [change.old, change.new].map(Slot::frame);
-        let is_in_place = frames[0].is_some() && frames[0] == frames[1] && !is_changing;
-        let is_whole = len > 0 && self.patch.bytes.len() == len && !has_rest;
-        match level == 0 && is_whole && self.patch.fits() && is_in_place {
+        let has_rest = bytes.iter().skip(*len).any(|&byte| byte != 0);
+        bytes.truncate(*len);
+        match bytes.len() == *len && !has_rest {
             true => Ok(()),
             false => Err(NoRecord::Malformed),
         }
@@ -635,13 +744,26 @@ impl Entry {
     #[must_use]
     pub fn mend(lane: &[Line], place: &Place) -> Option<Entry> {
         let mut copy = lane.get(..lane.len().min(lines(PAGES_MAX)))?.to_vec();
-        let claimed = lines_claimed(copy.first()?);
-        if let Some(record) = copy.get(..claimed) {
-            let found = place.checksum(record);
-            let bit = flipped_bit(claimed * LINE_BYTES, found, get_u32(&record[0], 0));
+        let head = copy.first()?;
+        let claimed = lines_claimed(head);
+        let is_patch = is_patch_head(head);
+        let covered = if is_patch { 1 } else { claimed };
+        let found = place.checksum(copy.get(..covered).unwrap_or_default());
+        let is_body = is_patch && found == get_u32(head, 0);
+        // What the sum that is wrong is of.
+        let (first, end, found, expected) = match (is_patch, is_body) {
+            (true, true) => {
+                let found = crc32c_lines(0, copy.get(1..claimed)?);
+                let expected = get_u64(head, NEW_AT) & FRAME_MASK;
+                (1, claimed, found, expected as u32)
+            }
+            _ => (0, covered, found, get_u32(head, 0)),
+        };
+        if end <= copy.len() {
+            let bit = flipped_bit((end - first) * LINE_BYTES, found, expected);
             // The first word says how long the entry is: see below.
-            if let Some(bit) = bit.filter(|&bit| bit >= 64) {
-                copy[bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
+            if let Some(bit) = bit.filter(|&bit| is_body || bit >= 64) {
+                copy[first + bit / (LINE_BYTES * 8)][bit / 8 % LINE_BYTES] ^= 1 << (bit % 8);
                 return Entry::decode(&copy, place).ok();
             }
         }
@@ -731,10 +853,8 @@ mod tests {
         let change = &mut record.changes[0];
         change.old = Slot::EMPTY.map(FrameNo(77), 0);
         change.new = change.old.map(FrameNo(77), 3);
-        record.patch = Patch {
-            within,
-            bytes: (0..len).map(|at| at as u8 ^ 0x5a).collect(),
-        };
+        let bytes: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x5a).collect();
+        record.patch.set(within, &bytes);
         record
     }
 
@@ -869,6 +989,27 @@ mod tests {
         check_missing_lines(&lines);
     }
 
+    #[test]
+    fn the_head_of_a_patch_tells_all_but_its_bytes() {
+        let mut record = patch(3000, 200);
+        let mut lines = encode(&record);
+        // Whatever became of them.
+        lines[2] = [7; LINE_BYTES];
+        let mut found = Record::empty();
+        found.decode_head(&lines[0], &place()).unwrap();
+        record.patch.bytes.clear();
+        assert_eq!(found, record);
+        assert_eq!(found.lines(), lines.len());
+        for bit in 0..LINE_BYTES * 8 {
+            lines[0][bit / 8] ^= 1 << (bit % 8);
+            assert!(found.decode_head(&lines[0], &place()).is_err(), "bit {bit}");
+            lines[0][bit / 8] ^= 1 << (bit % 8);
+        }
+        // One of several pages has more lines.
+        let several = encode(&super::tests::record(2))[0];
+        assert!(found.decode_head(&several, &place()).is_err());
+    }
+
     /// Not even such as were made for the place where they come to lie.
     #[test]
     fn the_bytes_of_a_patch_are_no_record() {
@@ -905,10 +1046,10 @@ mod tests {
             let found = Entry::decode(&lines, &place());
             assert_eq!(found, Err(NoRecord::Malformed));
         };
-        // Beyond the page, of a node, of another frame, with bytes behind its end.
+        // Beyond the page, of a node, while it is being changed, with bytes behind its end.
         refused(&|lines| lines[0][39] = 0xff);
         refused(&|lines| lines[0][5] = 1);
-        refused(&|lines| lines[0][40] ^= 1);
+        refused(&|lines| lines[0][44] ^= 0x20);
         refused(&|lines| lines[2][63] = 1);
         refused(&|lines| lines[1][4] = 0);
         refused(&|lines| put(&mut lines[0], 6, 0u16.to_le_bytes()));

@@ -737,7 +737,7 @@ impl<'m, M: Media> Replay<'m, M> {
             return;
         }
         let at = frame_at(frame) + record.patch.within;
-        let mut found = vec![0; record.patch.bytes.len()];
+        let mut found = vec![0; record.patch.len];
         self.media.read(at, &mut found);
         if self.media.is_unreadable(at) {
             return;

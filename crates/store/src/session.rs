@@ -28,7 +28,7 @@ use crate::defect::{self, Defect};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
-use crate::patch::{self, PATCH_MAX};
+use crate::patch::{self, PATCH_MAX, Taken};
 use crate::record::{Change, NO_SUMS, Place, Record, lines, seal, set_sums};
 use crate::slot::Slot;
 use crate::table::Location;
@@ -97,6 +97,8 @@ pub struct Session<M> {
     flushed: Option<Unfenced>,
     /// What a patch changes in its page: kept for its memory.
     pub(crate) delta: Box<[u8; PATCH_MAX]>,
+    /// The bytes of a patch that is to come.
+    pub(crate) taken: Taken,
     /// Whether the record at hand settles all before it.
     settles: bool,
     /// Slots were flushed that cannot be read: nothing is settled any more.
@@ -174,6 +176,7 @@ impl<M: Media> Session<M> {
             patched: None,
             flushed: None,
             delta: Box::new([0; PATCH_MAX]),
+            taken: Taken::default(),
             settles: false,
             is_lost: false,
             view,
@@ -652,6 +655,19 @@ impl<M: Media> Session<M> {
     /// the data is streamed: what is stored then and loaded again at once, in
     /// other pieces, would wait until every streamed byte has left.
     fn begin(&mut self, handle: &Handle, level: u8, page: PageNo, stamp: Stamp, is_summed: bool) {
+        self.begin_record(handle, level, page, stamp, is_summed);
+        self.record.encode(&mut self.encoded);
+    }
+
+    /// The same, but for the encoding.
+    pub(crate) fn begin_record(
+        &mut self,
+        handle: &Handle,
+        level: u8,
+        page: PageNo,
+        stamp: Stamp,
+        is_summed: bool,
+    ) {
         self.reserve(self.record.lines());
         self.take_seq();
         let record = &mut self.record;
@@ -663,7 +679,6 @@ impl<M: Media> Session<M> {
         record.open = stamp.open;
         record.is_summed = is_summed;
         self.encoded.clear();
-        self.record.encode(&mut self.encoded);
     }
 
     /// Flushes the slots of the record before, for the fence of the one at
@@ -724,7 +739,12 @@ impl<M: Media> Session<M> {
 
     /// Streams the record that `begin` encoded.
     fn stream_record(&mut self) -> Unfenced {
-        seal(&mut self.encoded, self.lane.place());
+        let sealed = match self.record.is_patch() {
+            // Its lines have their sum.
+            true => &mut self.encoded[..1],
+            false => &mut self.encoded[..],
+        };
+        seal(sealed, self.lane.place());
         self.append()
     }
 
@@ -1159,10 +1179,7 @@ fn write_part<M: Media>(
         frames: 1,
         entry_lines: patch::entry_lines(part.1.len()),
     };
-    for member in members.iter() {
-        let bytes = (part.0, part.1.len());
-        member.session.expect_patch(&member.handle, page, bytes);
-    }
+    patch::expect(members, page, part);
     let places = enter_all(members, page, needs, epoch)?;
     let early = defect::is(Defect::NumberedFirst).then(stamp);
     if let Err(failure) = lock_all(members, page, 1) {
@@ -1175,7 +1192,7 @@ fn write_part<M: Media>(
     }
     let place = (page, places);
     let stamp = || early.unwrap_or_else(stamp);
-    if patch::fill(members, part, merging == Merging::First) {
+    if patch::fill(members, part.1.len(), merging == Merging::First) {
         return write_patch(members, place, stamp());
     }
     match members.len() == 1 || merging == Merging::First {
@@ -1203,9 +1220,7 @@ fn write_patch<M: Media>(
     (page, places): (PageNo, [(usize, u8); 3]),
     stamp: Stamp,
 ) -> Result<(), Failure> {
-    for member in members.iter_mut() {
-        member.session.begin(&member.handle, 0, page, stamp, false);
-    }
+    patch::begin(members, page, stamp);
     settle_all(members, &places);
     commit(members, page, places, stamp, None)
 }

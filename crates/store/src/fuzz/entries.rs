@@ -141,6 +141,7 @@ fn patch(within: usize, len: usize) -> Vec<u8> {
     record.changes[0].new = record.changes[0].old.map(FrameNo(100), 3);
     record.patch = Patch {
         within,
+        len,
         bytes: (1..=len).map(|at| at as u8).collect(),
     };
     let mut lines = Vec::new();
