@@ -28,6 +28,7 @@ mod fuzz;
 pub mod geometry;
 mod grants;
 mod in_flight;
+mod kept;
 pub mod lane;
 mod leaves;
 #[cfg(test)]

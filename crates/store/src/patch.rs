@@ -111,7 +111,7 @@ pub(crate) fn fill<M: Media>(members: &mut [Member<'_, M>], len: usize, alike: b
     if !members.iter().all(is_possible) {
         return false;
     }
-    let mut sums = members.iter().map(|member| member.session.sum_before());
+    let mut sums = members.iter().map(|member| member.session.sum_before(0));
     let first = sums.next();
     if alike && sums.any(|sum| Some(sum) != first) {
         return false;
@@ -167,16 +167,16 @@ impl<M: Media> Session<M> {
         self.view.meta.prefetch(entry_at);
     }
 
-    /// The sum of the page that the record at hand changes.
-    fn sum_before(&self) -> u32 {
-        let frame = self.record.changes[0].old.frame();
+    /// The sum of the page that is the number `index` of the record at hand, before that.
+    pub(crate) fn sum_before(&self, index: usize) -> u32 {
+        let frame = self.record.changes[index].old.frame();
         let entry_at = frame.map(|frame| self.view.geometry.frame_entry_at(frame));
         entry_at.map_or(0, |at| self.view.meta.load(at) as u32)
     }
 
     /// Finds what becomes of the page's slot and sum. False if the page cannot be read.
     fn fill_patch(&mut self) -> bool {
-        let crc = self.sum_before();
+        let crc = self.sum_before(0);
         let Record { patch, changes, .. } = &mut self.record;
         let change = &mut changes[0];
         let Some(frame) = change.old.frame() else {
@@ -214,6 +214,8 @@ impl<M: Media> Session<M> {
         let is_sound = found.is_err() || found == Ok(changes[0].old);
         if let (true, Some(frame)) = (is_sound, changes[0].new.frame()) {
             let (first, len) = (frame_at(frame) + patch.within, patch.len);
+            let crc = self.sum_before(0);
+            self.kept.patch(&self.record, crc);
             self.view.apply_patch(at, &self.record);
             self.note_patched(first, len);
         }

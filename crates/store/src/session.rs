@@ -25,6 +25,7 @@
 
 use crate::control::{Cells, Range, Run};
 use crate::defect::{self, Defect};
+use crate::kept::{self, Kept, Of};
 use crate::lane::Lane;
 use crate::leaves::Leaves;
 use crate::object::Gate;
@@ -99,6 +100,7 @@ pub struct Session<M> {
     pub(crate) delta: Box<[u8; PATCH_MAX]>,
     /// The bytes of a patch that is to come.
     pub(crate) taken: Taken,
+    pub(crate) kept: Kept,
     /// Whether the record at hand settles all before it.
     settles: bool,
     /// Slots were flushed that cannot be read: nothing is settled any more.
@@ -177,6 +179,7 @@ impl<M: Media> Session<M> {
             flushed: None,
             delta: Box::new([0; PATCH_MAX]),
             taken: Taken::default(),
+            kept: Kept::default(),
             settles: false,
             is_lost: false,
             view,
@@ -957,41 +960,45 @@ fn write_merging<M: Media>(
             cause,
         })?;
     }
+    let sources = match merging {
+        Merging::First => 1,
+        Merging::Own => members.len(),
+    };
     let mut at = offset;
     let mut rest = data;
     while !rest.is_empty() {
         let page = PageNo(at / PAGE_BYTES as u64);
         let within = (at % PAGE_BYTES as u64) as usize;
-        let taken = if within != 0 || rest.len() < PAGE_BYTES {
-            let part = &rest[..rest.len().min(PAGE_BYTES - within)];
-            write_part(members, page, (within, part), merging, epoch, stamp)?;
-            part.len()
-        } else {
-            let pages = whole_pages(members, page, rest);
-            write_pages(members, page, pages, epoch, stamp)?;
-            pages.as_flattened().len()
-        };
-        at += taken as u64;
-        rest = &rest[taken..];
+        let len = run_of(members, page, within, rest.len(), sources == 1);
+        let part = (within, &rest[..len]);
+        match within + len <= PAGE_BYTES && len < PAGE_BYTES {
+            true => write_part(members, page, part, sources, epoch, stamp)?,
+            false => write_pages(members, page, part, epoch, stamp)?,
+        }
+        at += len as u64;
+        rest = &rest[len..];
     }
     Ok(())
 }
 
-/// The whole pages at the start of `data` that one record can name: they lie
-/// in one leaf.
-fn whole_pages<'d, M: Media>(
+/// How many of `len` bytes that begin `within` a page one record can tell of: its pages lie in
+/// one leaf. If a page is merged for each member by itself, parts of pages go alone.
+fn run_of<M: Media>(
     members: &[Member<'_, M>],
     page: PageNo,
-    data: &'d [u8],
-) -> &'d [Page] {
-    let pages = data.as_chunks::<PAGE_BYTES>().0;
+    within: usize,
+    len: usize,
+    is_merged_once: bool,
+) -> usize {
     let in_leaf = NODE_SLOTS - page.0 % NODE_SLOTS;
-    let by_lane = members
-        .iter()
-        .map(|member| member.session.pages_max())
-        .min();
-    let count = (pages.len() as u64).min(in_leaf).min(by_lane.unwrap_or(1));
-    &pages[..count as usize]
+    let by_lane = members.iter().map(|it| it.session.pages_max()).min();
+    let pages = in_leaf.min(by_lane.unwrap_or(1)) as usize;
+    let run = len.min(pages * PAGE_BYTES - within);
+    match is_merged_once {
+        true => run,
+        false if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
+        false => run / PAGE_BYTES * PAGE_BYTES,
+    }
 }
 
 /// Enters the windows for one run of pages, with what it `needs`, and returns where its
@@ -1044,27 +1051,30 @@ fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
     session.leave();
 }
 
+/// Writes pages in one record. Of the first and the last one it may be a part: then these are
+/// merged from the first member's for all.
 fn write_pages<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
-    pages: &[Page],
+    (within, data): (usize, &[u8]),
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
+    let count = (within + data.len()).div_ceil(PAGE_BYTES);
     let needs = Needs {
-        frames: pages.len() as u64,
-        entry_lines: lines(pages.len()),
+        frames: count as u64,
+        entry_lines: lines(count),
     };
     let places = enter_all(members, page, needs, epoch)?;
     let early = defect::is(Defect::NumberedFirst).then(stamp);
-    if let Err(failure) = lock_all(members, page, pages.len() as u64) {
+    if let Err(failure) = lock_all(members, page, count as u64) {
         members.iter_mut().for_each(|m| m.session.leave());
         return Err(failure);
     }
     for index in 0..members.len() {
         if let Err(cause) = members[index]
             .session
-            .fill_changes(page, pages.len(), places[index])
+            .fill_changes(page, count, places[index])
         {
             members.iter_mut().for_each(unlock_and_leave);
             return Err(Failure {
@@ -1073,20 +1083,64 @@ fn write_pages<M: Media>(
             });
         }
     }
+    let merged = match merge_ends(members, page, places[0].0, (within, data)) {
+        Ok(merged) => merged,
+        Err(failure) => {
+            members.iter_mut().for_each(unlock_and_leave);
+            return Err(failure);
+        }
+    };
     // Locked instructions wait for streamed bytes, so all of them come first:
     // locks, number, seqs. From here on nothing fails.
     let stamp = early.unwrap_or_else(stamp);
     for member in members.iter_mut() {
         let session = &mut *member.session;
-        session.take_changes(pages.len());
+        session.take_changes(count);
         session.begin(&member.handle, 0, page, stamp, true);
     }
     settle_all(members, &places);
+    let [first, last] = &merged;
+    let whole = &data[first.as_ref().map_or(0, |_| PAGE_BYTES - within)..];
+    let first = first.as_deref().into_iter();
+    let pages = first.chain(whole.as_chunks().0).chain(last.as_deref());
     let mut stores = None;
-    for (i, bytes) in pages.iter().enumerate() {
+    for (i, bytes) in pages.enumerate() {
         stores = Some(stream(members, i, bytes));
     }
-    commit(members, page, places, stamp, stores)
+    commit(members, page, places, stamp, stores)?;
+    let session = &mut *members[0].session;
+    for (bytes, index) in merged.into_iter().zip([0, count - 1]) {
+        if let Some(bytes) = bytes {
+            session.kept.put(&session.record, index, bytes);
+        }
+    }
+    Ok(())
+}
+
+/// The first and the last page of a range that begins `within` a page and has several, where
+/// it has a part of them: merged with the first member's, whose slots begin at `at`.
+fn merge_ends<M: Media>(
+    members: &mut [Member<'_, M>],
+    page: PageNo,
+    at: usize,
+    (within, data): (usize, &[u8]),
+) -> Result<[Option<kept::Bytes>; 2], Failure> {
+    let Member { session, handle } = &mut members[0];
+    let last = (within + data.len()) / PAGE_BYTES;
+    let behind = (within + data.len()) % PAGE_BYTES;
+    let mut merge = |index: usize, part| {
+        let merged = session.merge(handle, (page, index), at + index * 8, part);
+        merged.map_err(|cause| Failure { member: 0, cause })
+    };
+    let first = match within {
+        0 => None,
+        _ => Some(merge(0, (within, &data[..PAGE_BYTES - within]))?),
+    };
+    let last = match behind {
+        0 => None,
+        _ => Some(merge(last, (0, &data[data.len() - behind..]))?),
+    };
+    Ok([first, last])
 }
 
 /// Streams a page into the frame of this number that each member has taken.
@@ -1171,7 +1225,7 @@ fn write_part<M: Media>(
     members: &mut [Member<'_, M>],
     page: PageNo,
     part: (usize, &[u8]),
-    merging: Merging,
+    sources: usize,
     epoch: Epoch,
     stamp: &impl Fn() -> Stamp,
 ) -> Result<(), Failure> {
@@ -1192,13 +1246,11 @@ fn write_part<M: Media>(
     }
     let place = (page, places);
     let stamp = || early.unwrap_or_else(stamp);
-    if patch::fill(members, part.1.len(), merging == Merging::First) {
+    let is_alike = sources < members.len();
+    if patch::fill(members, part.1.len(), is_alike) {
         return write_patch(members, place, stamp());
     }
-    match members.len() == 1 || merging == Merging::First {
-        true => write_merged::<1, M>(members, place, part, stamp),
-        false => write_merged::<3, M>(members, place, part, stamp),
-    }
+    write_merged(members, sources, place, part, stamp)
 }
 
 /// Loads each member's slot of a page of which a part is written. Under locks.
@@ -1226,27 +1278,28 @@ fn write_patch<M: Media>(
 }
 
 /// Writes a part of a page, with the rest of it, into another frame: from the pages of so
-/// many members at most, each one's own, or the first's for all.
-fn write_merged<const SOURCES: usize, M: Media>(
+/// many members, each one's own, or the first's for all.
+fn write_merged<M: Media>(
     members: &mut [Member<'_, M>],
+    sources: usize,
     (page, places): (PageNo, [(usize, u8); 3]),
-    (within, part): (usize, &[u8]),
+    part: (usize, &[u8]),
     stamp: impl FnOnce() -> Stamp,
 ) -> Result<(), Failure> {
     // What can fail comes before the seqs.
-    let mut merged = [[0; PAGE_BYTES]; SOURCES];
-    for ((index, bytes), &place) in merged.iter_mut().enumerate().zip(&places) {
-        let Some(member) = members.get(index) else {
-            break;
-        };
-        if let Err(cause) = member.session.view.read_slot(place.0, page, bytes) {
-            members.iter_mut().for_each(unlock_and_leave);
-            return Err(Failure {
-                member: index,
-                cause,
-            });
+    let mut merged = [const { None }; 3];
+    for ((index, bytes), &(at, _)) in merged.iter_mut().enumerate().take(sources).zip(&places) {
+        let Member { session, handle } = &mut members[index];
+        match session.merge(handle, (page, 0), at, part) {
+            Ok(page) => *bytes = Some(page),
+            Err(cause) => {
+                members.iter_mut().for_each(unlock_and_leave);
+                return Err(Failure {
+                    member: index,
+                    cause,
+                });
+            }
         }
-        bytes[within..within + part.len()].copy_from_slice(part);
     }
     let stamp = stamp();
     for member in members.iter_mut() {
@@ -1254,16 +1307,21 @@ fn write_merged<const SOURCES: usize, M: Media>(
         member.session.begin(&member.handle, 0, page, stamp, true);
     }
     settle_all(members, &places);
-    let streamed = match SOURCES {
-        1 => stream(members, 0, &merged[0]),
+    let all = merged.iter().flatten();
+    let streamed = match sources {
+        1 => all.map(|bytes| stream(members, 0, bytes)).last(),
         _ => {
-            let each = members.iter_mut().zip(&merged);
+            let each = members.iter_mut().zip(all);
             let streamed =
                 each.map(|(member, bytes)| stream(std::slice::from_mut(member), 0, bytes));
-            streamed.reduce(Unfenced::and).expect("a member")
+            streamed.reduce(Unfenced::and)
         }
     };
-    commit(members, page, places, stamp, Some(streamed))
+    commit(members, page, places, stamp, streamed)?;
+    for (Member { session, .. }, bytes) in members.iter_mut().zip(merged.into_iter().flatten()) {
+        session.kept.put(&session.record, 0, bytes);
+    }
+    Ok(())
 }
 
 /// Forgets operations that a stamp says to be complete on all legs.
@@ -1340,7 +1398,7 @@ fn zero_part<M: Media>(
             let within = (offset % PAGE_BYTES as u64) as usize;
             let part = &zeroes[..len as usize];
             let part = (within, part);
-            write_part(member, page, part, Merging::Own, stamp.epoch, &|| stamp)
+            write_part(member, page, part, 1, stamp.epoch, &|| stamp)
         }
     }
 }
@@ -1426,6 +1484,29 @@ impl<M: Media> Session<M> {
             });
         }
         Ok(())
+    }
+
+    /// The page behind the slot at `at`, the number `index` of the record at hand, with a part
+    /// of it replaced.
+    fn merge(
+        &mut self,
+        handle: &Handle,
+        (first, index): (PageNo, usize),
+        at: usize,
+        (within, part): (usize, &[u8]),
+    ) -> Result<kept::Bytes, StoreError> {
+        let page = PageNo(first.0 + index as u64);
+        let (mut bytes, is_it) = self.kept.take(Of {
+            object: handle.object,
+            page,
+            slot: self.record.changes[index].old,
+            crc: self.sum_before(index),
+        });
+        if !is_it {
+            self.view.read_slot(at, page, &mut bytes)?;
+        }
+        bytes[within..within + part.len()].copy_from_slice(part);
+        Ok(bytes)
     }
 
     /// Loads the slot of a page of which a part is written. Under locks.

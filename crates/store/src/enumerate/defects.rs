@@ -116,7 +116,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::TablesWithSuperblock,
         Pairs(Kind::Memory),
-        "ending a session",
+        "acknowledged writes",
     ),
     (Defect::FrameTableNotFlushed, Pairs(Kind::Memory), "reading"),
     (Defect::FrameReuse, Laps(Kind::File), "reading"),

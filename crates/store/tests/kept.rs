@@ -1,0 +1,122 @@
+//! Sessions that write pages part by part, each keeping the one it wrote last, while the
+//! other changes the same pages.
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::Stamp;
+use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_fuzz::Random;
+use pagemesh_pmem::Recorder;
+use pagemesh_store::pool::{Pool, format};
+use pagemesh_store::session::{Member, Session, write, write_numbered};
+use pagemesh_store::view::Handle;
+use std::sync::Arc;
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(7));
+const PAGES: usize = 3;
+const PAGE: usize = PAGE_BYTES;
+/// After so many changes in place a slot is what it was.
+const LAP: usize = 4095;
+
+struct World {
+    pool: Pool<Recorder>,
+    sessions: [Session<Recorder>; 2],
+    handle: Handle,
+    op: u64,
+    expected: Vec<u8>,
+}
+
+impl World {
+    fn new() -> World {
+        let media = Arc::new(Recorder::new(4 << 20));
+        format(&*media, Uuid::from_u128(1)).expect("a pool");
+        let (mut pool, _) = Pool::open(media.clone(), media).expect("sound");
+        pool.create(SLICE, (PAGES * PAGE) as u64).expect("room");
+        let sessions = [1, 2].map(|client| {
+            let number = pool.open_session(client, 1).expect("a session");
+            Session::new(pool.view().clone(), number)
+        });
+        let mut world = World {
+            handle: pool.handle(SLICE).expect("the object"),
+            pool,
+            sessions,
+            op: 0,
+            expected: vec![0; PAGES * PAGE],
+        };
+        world.put(0, 0, &[1; PAGES * PAGE]);
+        world
+    }
+
+    /// Writes by one of the sessions, as a volume and as guests do in turn, and looks.
+    fn put(&mut self, by: usize, at: usize, data: &[u8]) {
+        self.op += 1;
+        let stamp = Stamp {
+            epoch: Epoch(1),
+            op: self.op,
+            open: 0,
+        };
+        let (session, handle) = (&mut self.sessions[by], self.handle);
+        let members = &mut [Member { session, handle }];
+        let written = match self.op % 2 {
+            0 => write(members, at as u64, data, stamp),
+            _ => write_numbered(members, at as u64, data, stamp.epoch, || stamp),
+        };
+        written.expect("room");
+        self.expected[at..at + data.len()].copy_from_slice(data);
+        let first = at / PAGE * PAGE;
+        let mut found = vec![0; (at + data.len()).next_multiple_of(PAGE) - first];
+        let read = self.sessions[1 - by].read(&handle, first as u64, &mut found, Epoch(1));
+        read.expect("sound");
+        assert!(
+            found == self.expected[first..first + found.len()],
+            "write {} by {by}, {} bytes at {at}",
+            self.op,
+            data.len()
+        );
+    }
+}
+
+#[test]
+fn parts_of_pages_are_written_by_turns() {
+    for seed in 0..30 {
+        let (mut world, mut random) = (World::new(), Random::new(seed));
+        // One writes a log from end to end, the other anything.
+        let mut end = 0;
+        for turn in 0..400 {
+            let len = 1 + match random.below(3) {
+                0 => random.below(100),
+                1 => random.below(700),
+                _ => random.below(6000),
+            };
+            let data: Vec<u8> = (0..len).map(|_| random.draw() as u8).collect();
+            if random.below(3) > 0 {
+                end = if end + len > PAGES * PAGE { 0 } else { end };
+                world.put(0, end, &data);
+                end += len;
+            } else {
+                let at = random.below(PAGES * PAGE - len + 1);
+                world.put(1, at, &data);
+            }
+            if turn % 50 == 0 {
+                world.pool.tend().expect("sound");
+            }
+        }
+    }
+}
+
+/// The slot is the very same again, and the page is not.
+#[test]
+fn a_page_that_changed_for_a_lap_of_its_slot_is_read_again() {
+    for changes in [LAP - 1, LAP, LAP + 1] {
+        let mut world = World::new();
+        world.put(0, 100, &[2; 1000]);
+        for change in 0..changes {
+            world.put(1, 2000 + change % 64, &[change as u8; 40]);
+            if change % 20 == 0 {
+                world.pool.tend().expect("sound");
+            }
+        }
+        world.put(0, 1100, &[3; 600]);
+    }
+}
