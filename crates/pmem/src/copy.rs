@@ -311,7 +311,8 @@ unsafe fn stream_to<const N: usize>(
 }
 
 /// Copies a page out to `page` and returns the CRC32C of what it got, even if the source
-/// changes meanwhile.
+/// changes meanwhile. The sum is of the copy, which nobody changes: of a loop that loads the
+/// source once for both, a compiler makes a copy and a second look at the source.
 ///
 /// # Safety
 /// `from` points to 4096 readable bytes that do not overlap `page`.
@@ -325,13 +326,13 @@ pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
 /// # Safety
 /// As [`read_page`], and the processor has the kernel's instructions.
 pub unsafe fn read_page_by(kernel: Copy, from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
-    if kernel == Copy::Avx512 {
-        // SAFETY: the caller's promises, forwarded.
-        return unsafe { read_avx512(from, page) };
-    }
     // SAFETY: as the caller promised.
-    unsafe { std::ptr::copy_nonoverlapping(from, page.as_mut_ptr(), PAGE_BYTES) };
-    crc32c(page)
+    unsafe { copy_shared(from, page.as_mut_ptr(), PAGE_BYTES) };
+    match kernel {
+        // SAFETY: the caller's promise, forwarded.
+        Copy::Avx512 => unsafe { sum_avx512(page) },
+        _ => crc32c(page),
+    }
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq")]
@@ -421,6 +422,67 @@ impl Folded512 {
     }
 }
 
+/// Loads bytes that somebody may be storing to, once: from a load that a compiler sees into
+/// it makes another for each use, and the sums would be of other bytes than the copies.
+///
+/// # Safety
+/// 64 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_512(from: *const u8) -> __m512i {
+    let data;
+    // SAFETY: as the caller promised.
+    unsafe {
+        std::arch::asm!(
+            "vmovdqu64 {}, [{}]",
+            out(zmm_reg) data,
+            in(reg) from,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    data
+}
+
+/// The same.
+///
+/// # Safety
+/// 32 bytes can be read.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_256(from: *const u8) -> __m256i {
+    let data;
+    // SAFETY: as the caller promised.
+    unsafe {
+        std::arch::asm!(
+            "vmovdqu {}, [{}]",
+            out(ymm_reg) data,
+            in(reg) from,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    data
+}
+
+/// The same.
+///
+/// # Safety
+/// 16 bytes can be read.
+#[inline]
+#[target_feature(enable = "sse4.2")]
+unsafe fn load_128(from: *const u8) -> __m128i {
+    let data;
+    // SAFETY: as the caller promised.
+    unsafe {
+        std::arch::asm!(
+            "movdqu {}, [{}]",
+            out(xmm_reg) data,
+            in(reg) from,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    data
+}
+
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
 unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
     let mut folded = Folded512::new();
@@ -429,7 +491,7 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
         for line in 0..LINES_PER_BLOCK {
             let at = block + line * 64;
             // SAFETY: `at + 64 <= PAGE_BYTES`; targets as the caller promised.
-            let data = unsafe { _mm512_loadu_si512(page.as_ptr().add(at).cast()) };
+            let data = unsafe { load_512(page.as_ptr().add(at)) };
             for target in targets {
                 // SAFETY: as above.
                 unsafe { _mm512_stream_si512(target.add(at).cast(), data) };
@@ -452,18 +514,10 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-unsafe fn read_avx512(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
+fn sum_avx512(page: &[u8; PAGE_BYTES]) -> u32 {
     let mut folded = Folded512::new();
-    for block in (0..PAGE_BYTES).step_by(BLOCK) {
-        for line in 0..LINES_PER_BLOCK {
-            let at = block + line * 64;
-            // SAFETY: `at + 64 <= PAGE_BYTES`; the source as the caller promised.
-            unsafe {
-                let data = _mm512_loadu_si512(from.add(at).cast());
-                _mm512_storeu_si512(page.as_mut_ptr().add(at).cast(), data);
-                folded.add(line, data);
-            }
-        }
+    for block in page.as_chunks::<BLOCK>().0 {
+        folded.add_block(block);
     }
     folded.finish()
 }
@@ -490,7 +544,7 @@ unsafe fn stream_avx2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
         for (i, [first, second]) in lanes.iter_mut().enumerate() {
             let at = block + i * 32;
             // SAFETY: `at + 32 <= PAGE_BYTES`; targets as the caller promised.
-            let data = unsafe { _mm256_loadu_si256(page.as_ptr().add(at).cast()) };
+            let data = unsafe { load_256(page.as_ptr().add(at)) };
             for target in targets {
                 // SAFETY: as above.
                 unsafe { _mm256_stream_si256(target.add(at).cast(), data) };
@@ -529,7 +583,7 @@ unsafe fn stream_sse42<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_B
     let mut found = WordSums::default();
     for at in (0..PAGE_BYTES).step_by(16) {
         // SAFETY: `at + 16 <= PAGE_BYTES`; targets as the caller promised.
-        let data = unsafe { _mm_loadu_si128(page.as_ptr().add(at).cast()) };
+        let data = unsafe { load_128(page.as_ptr().add(at)) };
         for target in targets {
             // SAFETY: as above.
             unsafe { _mm_stream_si128(target.add(at).cast(), data) };
@@ -579,6 +633,7 @@ unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     #[repr(align(64))]
     struct Page([u8; PAGE_BYTES]);
@@ -648,6 +703,52 @@ mod tests {
                 assert_eq!(found, expected, "{kernel:?}: {count} lines");
             }
         }
+    }
+
+    /// Whoever shares the source stores to it all the time.
+    #[test]
+    fn sums_are_of_what_was_copied_while_it_changes() {
+        let words: Vec<AtomicU64> = (0..PAGE_BYTES as u64 / 8).map(AtomicU64::new).collect();
+        let is_over = AtomicBool::new(false);
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let from: *const u8 = words.as_ptr().cast();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 1u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    for word in words.iter().rev() {
+                        value = value
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1);
+                        word.store(value, Ordering::Relaxed);
+                    }
+                }
+            });
+            let _over = Over(&is_over);
+            let mut copy = [0; PAGE_BYTES];
+            let mut pages = [0; TARGETS_MAX].map(|byte| Page([byte; PAGE_BYTES]));
+            let targets = pages.each_mut().map(|page| page.0.as_mut_ptr());
+            for kernel in kernels() {
+                for _ in 0..3000 {
+                    // SAFETY: the words outlive this, and the processor has the kernel.
+                    let found = unsafe { read_page_by(kernel, from, &mut copy) };
+                    assert_eq!(found, crc32c(&copy), "{kernel:?}");
+                    // SAFETY: the same, and pages of our own; a program that stores to what
+                    // it has written does as much.
+                    let sums = unsafe { stream_page_by(kernel, &targets, &*from.cast()) };
+                    // SAFETY: SSE is part of x86-64.
+                    unsafe { _mm_sfence() };
+                    for (target, page) in pages.iter().enumerate() {
+                        assert_eq!(sums, Sums::of(&page.0), "{kernel:?} {target}");
+                    }
+                }
+            }
+        });
     }
 
     #[test]

@@ -117,6 +117,8 @@ impl Patch {
         self.len = bytes.len();
         self.bytes.clear();
         self.bytes.extend_from_slice(bytes);
+        // Whoever they belong to may change them meanwhile: they are not looked at again.
+        std::hint::black_box(&mut self.bytes);
     }
 
     /// The record is no patch after all.
