@@ -47,6 +47,8 @@ pub enum Defect {
     SettledTooFar,
     /// A checkpoint passes a record that is not published yet.
     PassOpenWindow,
+    /// A checkpoint goes back to a floor that is older than the one before.
+    CheckpointGoesBack,
     /// The seq that a dead session took stays a hole that nobody closes.
     HoleKept,
     /// Bytes of a part of a page are put there before the fence.

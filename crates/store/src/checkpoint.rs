@@ -234,7 +234,13 @@ impl<M: Media> Pool<M> {
             return Seq(next);
         }
         let floors = (0..self.block.lanes_end).map(floor);
-        Seq(floors.min().map_or(next, |floor| floor.min(next)))
+        let limit = floors.min().map_or(next, |floor| floor.min(next));
+        // A floor may be older than the seq behind it: whoever publishes one has read the
+        // counter before, maybe long before. What a checkpoint has passed it never replays.
+        match defect::is(Defect::CheckpointGoesBack) {
+            true => Seq(limit),
+            false => Seq(limit).max(self.block.checkpoint),
+        }
     }
 
     fn try_checkpoint(&mut self, pass: &mut Pass) -> Result<(), PoolError> {

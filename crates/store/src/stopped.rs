@@ -1,8 +1,10 @@
 //! Tests of a session that stands still inside an operation.
 
+use crate::defect::{self, Defect};
 use crate::object::State;
 use crate::pool::{ObjectError, Pool, format};
 use crate::session::{Member, Session, write};
+use crate::view::Handle;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
@@ -20,6 +22,68 @@ fn pool(bytes: usize, pages: u64) -> Pool<Recorder> {
     let (mut pool, _) = Pool::open(media.clone(), media.clone()).expect("sound");
     pool.create(SLICE, pages * PAGE_BYTES as u64).expect("room");
     pool
+}
+
+fn put(session: &mut Session<Recorder>, handle: Handle, page: u64, byte: u8, op: u64, open: u32) {
+    let stamp = Stamp {
+        epoch: Epoch(1),
+        op,
+        open,
+    };
+    let (at, data) = (page * PAGE_BYTES as u64, [byte; PAGE_BYTES]);
+    write(&mut [Member { session, handle }], at, &data, stamp).expect("room");
+}
+
+/// The byte that a page is full of, once everybody has died.
+fn recovered(pool: &Pool<Recorder>, page: u64) -> u8 {
+    let image = pool.view().data.now();
+    let media = Arc::new(Recorder::from_image(image));
+    let (mut pool, _) = Pool::open(media.clone(), media).expect("sound");
+    let number = pool.open_session(1, 1).expect("a session");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut bytes = [0; PAGE_BYTES];
+    let at = page * PAGE_BYTES as u64;
+    Session::new(pool.view().clone(), number)
+        .read(&handle, at, &mut bytes, Epoch(1))
+        .expect("a sound page");
+    bytes[0]
+}
+
+/// Whether the page is what was written last.
+fn keeps_the_last_write() -> bool {
+    let mut pool = pool(2 << 20, 4);
+    let handle = pool.handle(SLICE).expect("the object");
+    let numbers = [(); 3].map(|()| pool.open_session(1, 1).expect("a session"));
+    let [mut one, mut two] = [0, 1].map(|at| Session::new(pool.view().clone(), numbers[at]));
+    let view = pool.view().clone();
+    let early = view.control.seq().load(Ordering::SeqCst);
+    // It may be missing on another leg, so its record stays in the lane.
+    put(&mut one, handle, 1, 1, 1, 0);
+    put(&mut two, handle, 1, 2, 2, 0);
+    put(&mut two, handle, 2, 3, 3, 0);
+    pool.tend().expect("sound");
+    // A thread that had read the counter before goes on.
+    let cells = view.control.cells(numbers[2]);
+    cells.active().fetch_add(1, Ordering::SeqCst);
+    cells.floor().store(early, Ordering::SeqCst);
+    view.control.seq().fetch_add(1, Ordering::SeqCst);
+    // There is news for the superblock.
+    two.note_complete(Stamp {
+        epoch: Epoch(1),
+        op: 4,
+        open: 0,
+    });
+    pool.tend().expect("sound");
+    recovered(&pool, 1) == 2
+}
+
+/// Its session took the seq late, so nothing below it is its own.
+#[test]
+fn a_floor_that_is_old_brings_nothing_back() {
+    assert!(keeps_the_last_write());
+    defect::set(Some(Defect::CheckpointGoesBack));
+    assert!(!keeps_the_last_write());
+    defect::set(None);
 }
 
 /// Overwriting frees a frame for each that it takes, once the record is
