@@ -49,6 +49,16 @@ pub enum Defect {
     PassOpenWindow,
     /// A checkpoint goes back to a floor that is older than the one before.
     CheckpointGoesBack,
+    /// A bypass passes a record that is not published yet.
+    BypassPassesWindow,
+    /// A bypass leaves records in lanes that it has applied.
+    BypassKeepsRecords,
+    /// A bypass does not list what may be missing on another leg.
+    BypassNotesNothing,
+    /// What a bypass listed of a session is forgotten when that dies.
+    BypassedOfDeadForgotten,
+    /// A bypass reads the seq after the ends of lanes.
+    BypassReadsSeqLate,
     /// The seq that a dead session took stays a hole that nobody closes.
     HoleKept,
     /// Bytes of a part of a page are put there before the fence.

@@ -5,7 +5,7 @@
 //! slots, frame-table words and bitmap bits are persistent; only then is a
 //! superblock with C written, and only after that are lane lines and freed
 //! frames used again. C never passes an open window: sessions publish a floor
-//! before they take a seq.
+//! before they take a seq. What goes on behind one that stays open: `bypass`.
 
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
@@ -40,6 +40,17 @@ const _: () = assert!(READ_LINES > ENTRY_LINES_MAX);
 /// are served in between.
 const RECLAIM_STEPS: u32 = 64;
 
+/// How far a checkpoint goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Reach {
+    /// Recovery begins there; the seq of nobody who is inside a window is below.
+    pub(crate) checkpoint: Seq,
+    /// Records below are applied: to the checkpoint, or beyond it.
+    pub(crate) applied: Seq,
+    /// It goes beyond, so it applies what is noted and no more.
+    pub(crate) is_bypass: bool,
+}
+
 /// What a pass over the lanes gathers. Kept from one to the next for its
 /// buffers.
 #[derive(Default)]
@@ -54,6 +65,8 @@ pub(crate) struct Pass {
     pub(crate) records: Vec<Record>,
     objects: Vec<ObjectRecord>,
     chunk: Chunk,
+    /// Committed lines of a lane that were left because of an open window, at most.
+    pub(crate) held: u64,
 }
 
 impl Pass {
@@ -85,7 +98,7 @@ fn first_group(entries: Vec<(u64, Entry)>) -> Vec<(u64, Record)> {
 
 /// Whether the lane of a session still has what is noted of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+pub(crate) enum Life {
     GoesOn,
     /// It ends, or the lane is made free.
     Ends,
@@ -100,14 +113,22 @@ impl<M: Media> Pool<M> {
     /// When the pool failed.
     pub fn tend(&mut self) -> Result<bool, ObjectError> {
         self.checkpoint()?;
+        if self.is_held_up() {
+            self.bypass()?;
+        }
         let more = self.reclaim()?;
         for number in self.lanes.numbers_open() {
             self.refill(number);
         }
+        let mut stuck = None;
         for number in self.lanes.numbers_open() {
-            self.answer(number)?;
+            match self.answer(number) {
+                // Others need not wait for what this one waits for.
+                Err(cause @ ObjectError::Stuck { .. }) => stuck = Some(cause),
+                answered => answered?,
+            }
         }
-        Ok(more)
+        stuck.map_or(Ok(more), Err)
     }
 
     /// Grants frames to a session.
@@ -129,12 +150,16 @@ impl<M: Media> Pool<M> {
             return Ok(());
         }
         self.spill_if_full(number)?;
+        // An operation that stands still keeps records, and frames that they freed, from
+        // being used again.
+        if self.frames.free() < wanted || self.is_lane_full(number) {
+            self.bypass()?;
+        }
         if self.frames.free() < wanted {
             self.recall_others(number);
         }
         if self.frames.free() < wanted || self.is_lane_full(number) {
-            // An operation that stands still keeps records, and frames that
-            // they freed, from being used again: no wait would end.
+            // Its own grants are all that is left: no other wait would end.
             self.await_windows()?;
         }
         let book = self.lanes.book(number);
@@ -145,13 +170,15 @@ impl<M: Media> Pool<M> {
 
     /// Takes grants back from sessions that are not inside a window.
     fn recall_others(&mut self, asking: u32) {
+        // For all of them: those inside may wait for the one that stands still.
+        let end = Deadline::after(LEAVE_WAIT);
         for number in self.lanes.numbers_open() {
             if number == asking || number == OWN {
                 continue;
             }
             let cells = self.view.control.cells(number);
             let active = cells.active().load(Ordering::SeqCst);
-            if active % 2 == 1 && !self.awaits_leave(number, active) {
+            if active % 2 == 1 && !self.awaits_leave(number, active, end) {
                 // Inside for too long: its grants stay its own.
                 continue;
             }
@@ -160,7 +187,7 @@ impl<M: Media> Pool<M> {
             let before = cells.recalls().fetch_add(1, Ordering::SeqCst);
             let active = cells.active().load(Ordering::SeqCst);
             let is_inside = active % 2 == 1 && !defect::is(Defect::RecallNotAwaited);
-            if is_inside && !self.awaits_leave(number, active) {
+            if is_inside && !self.awaits_leave(number, active, end) {
                 let cells = self.view.control.cells(number);
                 if !defect::is(Defect::GivenUpRecallKept) {
                     cells.recalls().store(before, Ordering::SeqCst);
@@ -174,9 +201,8 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn awaits_leave(&self, number: u32, active: u64) -> bool {
+    fn awaits_leave(&self, number: u32, active: u64, end: Deadline) -> bool {
         let cells = self.view.control.cells(number);
-        let end = Deadline::after(LEAVE_WAIT);
         let mut patience = Patience::default();
         while cells.active().load(Ordering::SeqCst) == active {
             if end.is_over() {
@@ -193,7 +219,8 @@ impl<M: Media> Pool<M> {
         for session in self.lanes.numbers_open() {
             let cells = self.view.control.cells(session);
             let active = cells.active().load(Ordering::SeqCst);
-            if active % 2 == 1 && !self.awaits_leave(session, active) {
+            let end = Deadline::after(LEAVE_WAIT);
+            if active % 2 == 1 && !self.awaits_leave(session, active, end) {
                 let pid = cells.pid().load(Ordering::Relaxed);
                 return Err(ObjectError::Stuck { session, pid });
             }
@@ -207,11 +234,21 @@ impl<M: Media> Pool<M> {
     /// When the medium fails or a lane makes no sense; the pool has then
     /// failed.
     pub fn checkpoint(&mut self) -> Result<(), PoolError> {
+        let limit = self.limit();
+        self.checkpoint_to(Reach {
+            checkpoint: limit,
+            applied: limit,
+            is_bypass: false,
+        })
+    }
+
+    pub(crate) fn checkpoint_to(&mut self, reach: Reach) -> Result<(), PoolError> {
         if self.failed {
             return Err(PoolError::Failed);
         }
         let mut pass = std::mem::take(&mut self.pass);
-        let result = self.try_checkpoint(&mut pass);
+        pass.held = 0;
+        let result = self.try_checkpoint(reach, &mut pass);
         pass.reset();
         self.pass = pass;
         self.failed |= result.is_err();
@@ -243,12 +280,11 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn try_checkpoint(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
+    fn try_checkpoint(&mut self, reach: Reach, pass: &mut Pass) -> Result<(), PoolError> {
         #[cfg(test)]
         if defect::is(Defect::FrameReuse) {
             return self.release_early(pass);
         }
-        let limit = self.limit();
         if self.view.has_overlay() && !defect::is(Defect::CheckpointNotSynced) {
             // Records and data first: nothing may be applied that could vanish.
             self.view.data.sync()?;
@@ -256,7 +292,7 @@ impl<M: Media> Pool<M> {
         // Closed ones too: an open window may have kept their last records
         // from being applied.
         for number in 0..self.block.lanes_end {
-            self.apply_lane(number, limit, pass)?;
+            self.apply_lane(number, reach, pass)?;
         }
         self.apply_to_file(pass)?;
         self.withhold_unreadable();
@@ -287,7 +323,7 @@ impl<M: Media> Pool<M> {
             self.keep_superblock()?;
         }
         self.block.generation += 1;
-        self.block.checkpoint = limit;
+        self.block.checkpoint = reach.checkpoint;
         self.block.used_frames = self.frames.used();
         self.block.heads = heads;
         if !defect::is(Defect::LaneReuse) {
@@ -306,7 +342,7 @@ impl<M: Media> Pool<M> {
                 .head()
                 .store(head, Ordering::Release);
         }
-        self.recycle_objects(limit);
+        self.recycle_objects(reach.checkpoint);
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 
@@ -340,6 +376,7 @@ impl<M: Media> Pool<M> {
             let applied = book.applied.end();
             let needed = match defect::is(Defect::HeadPastOpen) {
                 true => applied,
+                false if defect::is(Defect::BypassKeepsRecords) => complete.min(applied),
                 false => complete.max(book.noted).min(applied),
             };
             *head = needed.max(*head);
@@ -350,10 +387,10 @@ impl<M: Media> Pool<M> {
     pub(crate) fn apply_lane(
         &mut self,
         number: u32,
-        limit: Seq,
+        reach: Reach,
         pass: &mut Pass,
     ) -> Result<(), PoolError> {
-        let committed = self
+        let mut committed = self
             .view
             .control
             .cells(number)
@@ -362,6 +399,9 @@ impl<M: Media> Pool<M> {
         let settled = self.view.control.cells(number).settled();
         let settled = settled.load(Ordering::Acquire);
         let book = self.lanes.book(number);
+        if reach.is_bypass && book.is_open && number != OWN {
+            committed = committed.min(book.noted);
+        }
         let settled = book.begin..settled;
         let mut lane = book.applied.clone();
         if lane.end() >= committed {
@@ -374,8 +414,9 @@ impl<M: Media> Pool<M> {
         'read: while lane.end() < committed {
             let before = lane.end();
             if settled.contains(&before) && lane.follow_head(&*self.view.data, &mut record) {
-                if record.seq >= limit {
+                if record.seq >= reach.applied {
                     lane.resume(before);
+                    pass.held = pass.held.max(committed - before);
                     break;
                 }
                 self.apply_map(number, &mut record, true, pass)?;
@@ -400,8 +441,9 @@ impl<M: Media> Pool<M> {
                     Followed::Object(object) => object.seq,
                     Followed::Pad => continue,
                 };
-                if seq >= limit {
+                if seq >= reach.applied {
                     lane.resume(before);
+                    pass.held = pass.held.max(committed - before);
                     break 'read;
                 }
                 match found {
@@ -612,7 +654,7 @@ impl<M: Media> Pool<M> {
             .store(active.next_multiple_of(2), Ordering::Release);
         self.view.control.release_all(number);
         if !defect::is(Defect::InFlightOfDeadLost) {
-            self.collect_in_flight_of(number, None, Life::Ends)?;
+            let _left_behind = self.collect_in_flight_of(number, None, Life::Ends)?;
         }
         let cells = self.view.control.cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
@@ -792,20 +834,26 @@ impl<M: Media> Pool<M> {
     ) -> Result<(), ObjectError> {
         for number in self.lanes.numbers_open() {
             if number != OWN {
-                self.collect_in_flight_of(number, object, Life::GoesOn)?;
+                let _left_behind = self.collect_in_flight_of(number, object, Life::GoesOn)?;
             }
         }
         Ok(())
     }
 
-    fn collect_in_flight_of(
+    /// Notes what may be missing elsewhere of one session. Up to where of its lane; none
+    /// where all of it was left behind, as a record cannot be read.
+    pub(crate) fn collect_in_flight_of(
         &mut self,
         number: u32,
         object: Option<ObjectId>,
         life: Life,
-    ) -> Result<(), ObjectError> {
+    ) -> Result<Option<u64>, ObjectError> {
         let view = &self.view;
         let over = self.in_flight.forget_complete(&*view.data, &view.control);
+        if life == Life::Ends && !defect::is(Defect::BypassedOfDeadForgotten) {
+            // Their records may be gone from the lane.
+            self.in_flight.keep_of(number);
+        }
         let cells = self.view.control.cells(number);
         // What was noted before may be gone from the lane.
         let head = self.block.heads[number as usize];
@@ -821,7 +869,10 @@ impl<M: Media> Pool<M> {
                 match self.follow(&mut lane, committed, &mut chunk, &mut record) {
                     Ok(Followed::Map) => {}
                     Ok(_) => continue,
-                    Err(_) if self.is_applied(&lane) => return self.leave_behind(number),
+                    Err(_) if self.is_applied(&lane) => {
+                        self.leave_behind(number)?;
+                        return Ok(None);
+                    }
                     Err(bad) => return Err(bad.into()),
                 }
                 let Some(entry) = in_flight_of(&record) else {
@@ -842,7 +893,7 @@ impl<M: Media> Pool<M> {
             }
         }
         self.fence(stores);
-        Ok(())
+        Ok(Some(lane.end()))
     }
 
     /// Whether the last checkpoint left much of a session's lane retained.
@@ -862,7 +913,7 @@ impl<M: Media> Pool<M> {
         if committed - complete < self.view.geometry.lane_lines() / 4 {
             return Ok(());
         }
-        self.collect_in_flight_of(number, None, Life::Ends)?;
+        let _left_behind = self.collect_in_flight_of(number, None, Life::Ends)?;
         // The session waits for our answer: nobody else writes this cell now.
         self.view
             .control

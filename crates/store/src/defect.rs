@@ -6,7 +6,11 @@ pub(crate) use pagemesh_base::defect::{Defect, is};
 pub(crate) use pagemesh_base::defect::{present, without};
 
 #[cfg(test)]
-use crate::{checkpoint::Pass, pool::Pool, recovery::PoolError};
+use crate::{
+    checkpoint::{Pass, Reach},
+    pool::Pool,
+    recovery::PoolError,
+};
 #[cfg(test)]
 use pagemesh_pmem::Media;
 #[cfg(test)]
@@ -32,9 +36,14 @@ impl<M: Media> Pool<M> {
     pub(crate) fn release_early(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
         let limit = self.limit();
         let from = GRANTED.replace(limit.0);
+        let reach = Reach {
+            checkpoint: limit,
+            applied: limit,
+            is_bypass: false,
+        };
         for number in 0..self.block.lanes_end {
             let applied = self.lanes.book(number).applied.clone();
-            self.apply_lane(number, limit, pass)?;
+            self.apply_lane(number, reach, pass)?;
             self.lanes.book(number).applied = applied;
         }
         let fresh = pass.records.iter().filter(|record| record.seq.0 >= from);

@@ -147,6 +147,13 @@ impl Table {
         self.erase(media, gone)
     }
 
+    /// Keeps what was noted of a session, whatever that says from now on.
+    pub(crate) fn keep_of(&mut self, session: u32) {
+        for entry in self.entries.values_mut().flatten() {
+            entry.noted = entry.noted.filter(|noted| noted.session != session);
+        }
+    }
+
     fn erase<M: Media>(&mut self, media: &M, gone: Vec<Entry>) -> Option<Unfenced> {
         let mut stores = None;
         for Entry { index, .. } in gone {
@@ -182,6 +189,11 @@ impl Table {
     pub(crate) fn forget<M: Media>(&mut self, media: &M, object: ObjectId) -> Option<Unfenced> {
         let gone = self.entries.remove(&object)?;
         self.erase(media, gone)
+    }
+
+    /// How many entries there may be more.
+    pub(crate) fn free(&self) -> u64 {
+        self.free.len() as u64
     }
 
     /// How many entries there may be.

@@ -16,6 +16,7 @@
 mod bitmap;
 #[cfg(test)]
 mod buried;
+mod bypass;
 pub mod check;
 mod checkpoint;
 pub mod control;

@@ -4,7 +4,7 @@ use crate::defect::{self, Defect};
 use crate::object::State;
 use crate::pool::{ObjectError, Pool, format};
 use crate::session::{Member, Session, write};
-use crate::view::Handle;
+use crate::view::{Handle, View};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
@@ -86,32 +86,68 @@ fn a_floor_that_is_old_brings_nothing_back() {
     defect::set(None);
 }
 
-/// Overwriting frees a frame for each that it takes, once the record is
-/// checkpointed; which it is not beyond a window that stays open.
+/// As a process leaves them that stops after it took its seq.
+fn stand_still(view: &View<Recorder>, session: u32) {
+    let cells = view.control.cells(session);
+    cells.active().fetch_add(1, Ordering::SeqCst);
+    let next = view.control.seq().fetch_add(1, Ordering::SeqCst);
+    cells.floor().store(next, Ordering::SeqCst);
+}
+
+/// Overwriting frees a frame for each that it takes, once the record is applied: by a
+/// bypass where a window stays open.
 #[test]
-fn who_waits_for_frames_hears_of_an_operation_that_stands_still() {
+fn who_writes_on_does_not_wait_for_an_operation_that_stands_still() {
+    const WRITES: u64 = 5000;
     let mut pool = pool(4 << 20, 64);
     let handle = pool.handle(SLICE).expect("the object");
     let still = pool.open_session(1, 1).expect("a session");
     let busy = pool.open_session(1, 1).expect("a session");
     let mut session = Session::new(pool.view().clone(), busy);
     pool.tend().expect("grants");
-    // As a process leaves them that stops after it took its seq.
     let view = pool.view().clone();
-    let cells = view.control.cells(still);
-    let floor = view.control.seq().load(Ordering::SeqCst);
-    cells.floor().store(floor, Ordering::SeqCst);
-    cells.active().fetch_add(1, Ordering::SeqCst);
+    stand_still(&view, still);
+    let writer = std::thread::spawn(move || {
+        (0..WRITES).for_each(|at| put(&mut session, handle, at % 64, at as u8, at, 0));
+    });
+    while !writer.is_finished() {
+        pool.tend().expect("nobody is waited for");
+        std::thread::yield_now();
+    }
+    writer.join().expect("room all the time");
+    assert_eq!(pool.inside(), [still], "nobody ended it");
+    let frames = view.geometry.frame_numbers();
+    assert!(
+        WRITES > 4 * (frames.end - frames.start),
+        "all were used again"
+    );
+    let last = |page: u64| (WRITES - 1 - (WRITES - 1 - page) % 64) as u8;
+    for page in [0, 1, 63] {
+        assert_eq!(recovered(&pool, page), last(page));
+    }
+}
+
+/// Grants of one that stands still are all that is left: there is no other way to room.
+#[test]
+fn who_waits_for_the_last_frames_hears_of_an_operation_that_stands_still() {
+    let mut pool = pool(4 << 20, 1000);
+    let handle = pool.handle(SLICE).expect("the object");
+    let still = pool.open_session(1, 1).expect("a session");
+    let busy = pool.open_session(1, 1).expect("a session");
+    let mut session = Session::new(pool.view().clone(), busy);
+    pool.tend().expect("grants");
+    let view = pool.view().clone();
+    stand_still(&view, still);
     let writer = std::thread::spawn(move || {
         let stamp = Stamp {
             epoch: Epoch(1),
-            op: 0,
+            op: 1,
             open: 0,
         };
-        (0..2000u64).try_for_each(|at| {
-            let (at, data) = (at % 64 * PAGE_BYTES as u64, [at as u8; PAGE_BYTES]);
+        (0..1000).find_map(|page| {
+            let (at, data) = (page * PAGE_BYTES as u64, [1; PAGE_BYTES]);
             let session = &mut session;
-            write(&mut [Member { session, handle }], at, &data, stamp)
+            write(&mut [Member { session, handle }], at, &data, stamp).err()
         })
     });
     let told = loop {
@@ -124,15 +160,17 @@ fn who_waits_for_frames_hears_of_an_operation_that_stands_still() {
         std::thread::yield_now();
     };
     assert_eq!(told, still);
-    assert_eq!(pool.inside(), [still]);
     // Its end, as the brick sees to it.
-    cells.active().fetch_add(1, Ordering::SeqCst);
+    view.control
+        .cells(still)
+        .active()
+        .fetch_add(1, Ordering::SeqCst);
     pool.close_session(still).expect("sound");
     while !writer.is_finished() {
         pool.tend().expect("grants");
         std::thread::yield_now();
     }
-    writer.join().expect("no panic").expect("room again");
+    writer.join().expect("no panic");
 }
 
 /// One that goes on may store to a node of the object that was deleted: its

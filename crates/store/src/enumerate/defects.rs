@@ -81,6 +81,26 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
         "reading",
     ),
     (Defect::PassOpenWindow, Deaths(Dead::Session), "reading"),
+    (
+        Defect::BypassPassesWindow,
+        Deaths(Dead::Unnoticed),
+        "ending a session",
+    ),
+    (
+        Defect::BypassKeepsRecords,
+        Deaths(Dead::Unnoticed),
+        "frames in use",
+    ),
+    (
+        Defect::BypassNotesNothing,
+        Deaths(Dead::Unnoticed),
+        "operations in flight",
+    ),
+    (
+        Defect::BypassedOfDeadForgotten,
+        Deaths(Dead::Unnoticed),
+        "operations in flight",
+    ),
     (Defect::HoleKept, Deaths(Dead::Session), "checkpoints"),
     (
         Defect::DeadNotFinished,

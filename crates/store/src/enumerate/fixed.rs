@@ -11,6 +11,7 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::{Image, Recorder};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -18,6 +19,8 @@ const PAGE: u64 = PAGE_BYTES as u64;
 const LANE_RECORDS: u64 = 2 * 117;
 /// Images at each sync of that recovery.
 const IMAGES_OF_HIDDEN: u64 = 100;
+/// Records that are more than a quarter of a lane.
+const HELD_RECORDS: u64 = 34;
 /// Pages of the object that fills a pool, and about how many frames are left.
 const FILL_PAGES: u64 = 460;
 const FREE_FRAMES: u64 = 20;
@@ -298,6 +301,14 @@ const DEATHS: Part = Part {
     least: 10_000,
     percent: 5,
 };
+const STANDING: Part = Part {
+    budget: Budget {
+        all_max: 16,
+        sampled: 4,
+    },
+    least: 10_000,
+    percent: 5,
+};
 const LAPS: Part = Part {
     budget: Budget {
         all_max: 64,
@@ -315,6 +326,7 @@ const _: () = {
         DEATHS,
         DEATHS,
         DEATHS,
+        STANDING,
         LAPS,
         LAPS,
         super::mending::MENDINGS,
@@ -411,6 +423,48 @@ pub(super) enum Dead {
     Session,
     /// All processes: the pool is opened with what was not fenced yet.
     Everybody,
+    /// It alone, and nobody notices until others have filled their lanes: as one that
+    /// stands still.
+    Unnoticed,
+}
+
+/// Two clients write the same pages, of which the dead one has none: one until the
+/// owner has much to do, the other behind it. Where the dead one is inside with a seq it
+/// takes a bypass.
+fn fill_lanes(
+    world: &mut World<'_>,
+    [one, other]: [usize; 2],
+    round: u64,
+    budget: Budget,
+) -> Result<(), Wrong> {
+    world.budget = None;
+    let write = |world: &mut World<'_>, client, page, record: u64| {
+        // A part of each page: some go in place.
+        let len = [PAGE, 200][record as usize % 5 / 4];
+        let op = Op::Write {
+            client,
+            slice: MAIN,
+            at: page * PAGE,
+            len,
+            open: 0,
+            death: None,
+        };
+        ops::run(world, &op, 1 << 34 | round << 16 | page << 8 | record)
+    };
+    for record in 0..HELD_RECORDS {
+        write(world, one, 60, record)?;
+    }
+    write(world, other, 60, 0)?;
+    write(world, other, 70, 0)?;
+    world.budget = Some(budget);
+    ops::run(world, &Op::Tend, 0)?;
+    let pool = world.pool.borrow();
+    let next = pool.view().control().seq().load(Ordering::Acquire);
+    world.tally.bypasses += u64::from(pool.limit().0 < next);
+    assert!(!pool.is_held_up(), "no bypass");
+    drop(pool);
+    write(world, one, 60, HELD_RECORDS)?;
+    write(world, other, 70, 1)
 }
 
 /// A session dies at each of its accesses. On a file it is a thread of the owner, and
@@ -449,6 +503,12 @@ pub(super) fn deaths(
             }
             if dead == Dead::Everybody {
                 world.reopen()?;
+            } else if dead == Dead::Unnoticed {
+                let others = [1, 2].map(|next| (victims + next) % CLIENTS);
+                for round in 0..2 {
+                    fill_lanes(&mut world, others, round, budget)?;
+                }
+                ops::bury(&mut world)?;
             } else {
                 // Where its locks are free, the other goes to the same pages.
                 for (tag, page, pages) in [(2, 1, 1), (3, 36, 1)] {
@@ -472,6 +532,15 @@ fn a_session_dies_at_every_access() {
         deaths(Kind::Memory, Dead::Session, budget, tally)
     });
     assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+}
+
+#[test]
+fn a_session_stands_still_at_every_access() {
+    let tally = check("a session that stands still", STANDING, |budget, tally| {
+        deaths(Kind::Memory, Dead::Unnoticed, budget, tally)
+    });
+    assert!(tally.finished > 3 && tally.voided > 10, "{tally:?}");
+    assert!(tally.bypasses > 50, "{tally:?}");
 }
 
 #[test]

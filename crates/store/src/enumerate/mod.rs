@@ -67,6 +67,8 @@ struct Tally {
     deaths: u64,
     finished: u64,
     voided: u64,
+    /// Lanes that were filled behind a window that stayed open.
+    bypasses: u64,
     /// Crashes from which a sequence went on.
     lives: u64,
     sequences: u64,
@@ -88,6 +90,7 @@ impl Tally {
             deaths,
             finished,
             voided,
+            bypasses,
             lives,
             sequences,
         } = other;
@@ -104,6 +107,7 @@ impl Tally {
         self.deaths += deaths;
         self.finished += finished;
         self.voided += voided;
+        self.bypasses += bypasses;
         self.lives += lives;
         self.sequences += sequences;
     }

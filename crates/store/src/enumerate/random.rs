@@ -211,7 +211,7 @@ pub(super) const PART: Part = Part {
         sampled: 6,
     },
     least: 160_000,
-    percent: 35,
+    percent: 30,
 };
 
 /// Sequences of a plan whose points are counted to find the bound of a campaign.
