@@ -9,6 +9,7 @@
 use crate::file::{self, FileError};
 use crate::process;
 use crate::scrub::Scrubs;
+use crate::still::Still;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
@@ -32,7 +33,7 @@ use uuid::Uuid;
 const STUCK_MAX: usize = 8;
 /// How long a session may stay inside an operation that the brick waits for: far longer
 /// than any takes, even on a loaded machine. Then its process is ended.
-const WINDOW_MAX: Duration = Duration::from_secs(1);
+pub(crate) const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// How long the pool is left to others between two looks at such a session.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// How long after its process's end a connection is expected to close.
@@ -59,6 +60,8 @@ pub struct Brick<M = Mapped> {
     /// Slices and the sessions of this process that attached them, the oldest
     /// first. Locked before the pool.
     attached: Mutex<Vec<(SliceId, u32)>>,
+    /// Locked alone.
+    still: Mutex<Still>,
     /// None for a pool that is no file.
     _claim: Option<file::Claim>,
 }
@@ -146,6 +149,7 @@ impl<M: Media> Brick<M> {
             failed: AtomicBool::new(false),
             scrubs: Mutex::default(),
             attached: Mutex::default(),
+            still: Mutex::default(),
             _claim: claim,
         }
     }
@@ -174,6 +178,7 @@ impl<M: Media> Brick<M> {
                  a medium that loses bits should be replaced"
             );
         }
+        self.end_still();
         match tended {
             Ok(more) => more,
             // Told already; the next ring tries again.
@@ -200,6 +205,10 @@ impl<M: Media> Brick<M> {
             self.fail(&cause);
         }
         refused(cause)
+    }
+
+    pub(crate) fn still(&self) -> MutexGuard<'_, Still> {
+        self.still.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<M>> {

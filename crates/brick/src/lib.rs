@@ -11,4 +11,5 @@ pub mod file;
 mod process;
 pub mod scrub;
 pub mod service;
+mod still;
 pub mod worker;

@@ -6,6 +6,8 @@
 //!    64  next seq 8                               (every writer's shared line)
 //!   128  bell 4, sleeping 4                       (wakes the owner)
 //!   136  mended slots 8                           (by whoever met them)
+//!   144  a bit for each session whose lock words are waited for for long, 32
+//!                                                 (by who waits)
 //!   192  64 unreadable frames of 8, number + 1    (by whoever met them)
 //!  4096  16 384 lock words of 4 bytes             (owner + 1, waiters bit 31)
 //! 69632  sessions of 64 KiB:
@@ -24,6 +26,7 @@
 //! owner. Nothing here is trusted by recovery.
 
 use crate::defect::{self, Defect};
+use crate::geometry::LANES_MAX;
 use crate::in_flight::Noted;
 use crate::wait::{self, Deadline};
 use pagemesh_base::ids::{FrameNo, Incarnation, ObjectId, PageNo, Seq};
@@ -41,7 +44,9 @@ const SEQ_AT: usize = 64;
 const BELL_AT: usize = 128;
 const SLEEPING_AT: usize = 132;
 const MENDED_AT: usize = 136;
+const AWAITED_AT: usize = 144;
 const UNREADABLE_AT: usize = 192;
+const _: () = assert!(AWAITED_AT + LANES_MAX as usize / 8 <= UNREADABLE_AT);
 const LOCKS_AT: usize = PAGE_BYTES;
 /// Lock words: collisions of unrelated ranges stay rare, and the table fits
 /// into a second-level cache.
@@ -64,6 +69,8 @@ const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
 /// How long to wait for a lock. Its owner, dead or stopped, is cleaned up by
 /// the pool's owner long before.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How often who waits for a lock looks again, and, from the second time on, tells the
+/// pool's owner for whom.
 const LOCK_NAP: Duration = Duration::from_millis(100);
 /// How often who waits for the owner's answer looks whether it is gone: far more
 /// often than a new owner of the pool would wait for it.
@@ -311,6 +318,39 @@ impl Control {
         told.filter_map(|told| Some(FrameNo(told.checked_sub(1)?)))
     }
 
+    fn awaited_word(&self, session: u32) -> (&AtomicU64, u64) {
+        let at = AWAITED_AT + session as usize / 64 * 8;
+        (self.shared.word(at), 1 << (session % 64))
+    }
+
+    /// Tells the owner whose lock word is waited for for long: that one may stand still.
+    #[cold]
+    fn tell_awaited(&self, holder: u32) {
+        let session = (holder & !WAITERS).checked_sub(1);
+        if let Some(session) = session.filter(|&session| session < self.lanes) {
+            let (word, bit) = self.awaited_word(session);
+            word.fetch_or(bit, Ordering::AcqRel);
+            self.ring();
+        }
+    }
+
+    /// Takes the sessions whose lock words are waited for for long, for the owner. Others
+    /// wrote them: some may hold none, or not be open.
+    pub fn take_awaited(&self) -> Vec<u32> {
+        let first = (0..self.lanes).step_by(64);
+        let told = first.flat_map(|first| {
+            let (word, _) = self.awaited_word(first);
+            // Nearly always there is none, and the line stays shared.
+            let told = match word.load(Ordering::Acquire) {
+                0 => 0,
+                _ => word.swap(0, Ordering::AcqRel),
+            };
+            let bits = (0..64).filter(move |bit| told >> bit & 1 == 1);
+            bits.map(move |bit| first + bit)
+        });
+        told.filter(|&session| session < self.lanes).collect()
+    }
+
     fn half(&self, at: usize) -> &AtomicU32 {
         wait::step(at);
         self.shared.half(at)
@@ -453,6 +493,7 @@ impl Control {
             }
         }
         let end = Deadline::after(LOCK_WAIT_MAX);
+        let late = Deadline::after(LOCK_NAP);
         loop {
             let found = self.lock_half(word).load(Ordering::Relaxed);
             // Who has slept takes the word with the waiters bit: others may
@@ -473,6 +514,9 @@ impl Control {
             #[cfg(test)]
             if crate::enumerate::guests::clean_up() {
                 continue;
+            }
+            if late.is_over() {
+                self.tell_awaited(found);
             }
             let marked = match defect::is(Defect::WaiterUnmarked) {
                 true => found,
@@ -639,6 +683,33 @@ mod tests {
         control.release_all(3);
         control.lock(&range, 2).expect("free again");
         control.unlock(&range);
+    }
+
+    #[test]
+    fn the_owner_is_told_whose_locks_are_waited_for() {
+        let control = Control::create(LANES_MAX, Incarnation(1), Seq(1)).expect("a segment");
+        let range = Range::of(ObjectId(1), PageNo(7), 1);
+        for holder in [3, 64, LANES_MAX - 1] {
+            control.lock(&range, holder).expect("free");
+            assert!(control.take_awaited().is_empty(), "nobody waits");
+            let rung = control.rung();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| control.lock(&range, 1));
+                for _ in 0..2 {
+                    let told = std::iter::repeat_with(|| {
+                        std::thread::yield_now();
+                        control.take_awaited()
+                    });
+                    let mut told = told.skip_while(Vec::is_empty);
+                    assert_eq!(told.next(), Some(vec![holder]), "told again and again");
+                }
+                control.unlock(&range);
+                waiter.join().expect("no panic").expect("the lock");
+            });
+            assert!(control.rung() >= rung + 2);
+            control.take_awaited();
+            control.unlock(&range);
+        }
     }
 
     #[test]

@@ -655,14 +655,19 @@ impl<M: Media> Pool<M> {
         cells.start_time().load(Ordering::Relaxed)
     }
 
+    /// The number of the operation that a session is inside of, by its own count.
+    #[must_use]
+    pub fn operation(&self, number: u32) -> Option<u64> {
+        let active = self.view.control.cells(number).active();
+        let active = active.load(Ordering::SeqCst);
+        (active % 2 == 1).then_some(active)
+    }
+
     /// Sessions that are inside an operation now.
     #[must_use]
     pub fn inside(&self) -> Vec<u32> {
         let mut open = self.lanes.numbers_open();
-        open.retain(|&number| {
-            let active = self.view.control.cells(number).active();
-            active.load(Ordering::SeqCst) % 2 == 1
-        });
+        open.retain(|&number| self.operation(number).is_some());
         open
     }
 

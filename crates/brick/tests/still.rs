@@ -1,0 +1,137 @@
+//! Who stands still inside of an operation is ended once others have waited for it, and
+//! nobody else is.
+
+use pagemesh_base::ids::Epoch;
+use pagemesh_base::layout::SliceId;
+use pagemesh_base::slice::{BrickControl, Stamp};
+use pagemesh_brick::brick::Brick;
+use pagemesh_brick::file;
+use pagemesh_store::session::{Member, Session, write, write_numbered};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+const SLICE: SliceId = SliceId(Uuid::from_u128(5));
+const PAGE: [u8; 4096] = [7; 4096];
+const KILLED: i32 = 9;
+/// The bound of the brick, `WINDOW_MAX`.
+const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// It looks at each that is told, ten times a second.
+const ENDED_MAX: Duration = Duration::from_secs(5);
+
+fn stamp() -> Stamp {
+    Stamp {
+        epoch: Epoch(1),
+        op: 1,
+        open: 0,
+    }
+}
+
+/// Killed at the end, also of a test that fails.
+struct Process(Child);
+
+impl Process {
+    fn start() -> Process {
+        Process(
+            Command::new("sleep")
+                .arg("1000")
+                .spawn()
+                .expect("sleep runs"),
+        )
+    }
+
+    /// A field of its `stat`, by its number in proc(5).
+    fn stat(&self, number: usize) -> String {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id()));
+        let stat = stat.expect("it is there");
+        let (_, rest) = stat.rsplit_once(')').expect("a name in parentheses");
+        rest.split_ascii_whitespace()
+            .nth(number - 3)
+            .expect("a field")
+            .into()
+    }
+
+    fn stop(&self) {
+        let pid = self.0.id().to_string();
+        let status = Command::new("kill").args(["-s", "STOP", &pid]).status();
+        assert!(status.expect("kill runs").success());
+        while self.stat(3) != "T" {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn who_stands_still_in_the_way_of_others_is_ended() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let path = dir.path().join("pool");
+    file::create(&path, 16 << 20).expect("a pool");
+    let (brick, keeper, _) = Brick::open(&path).expect("a brick");
+    brick.create(SLICE, 1 << 20).expect("room");
+    let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
+    let view = brick.view().clone();
+    let handle = view.handle(object, SLICE).expect("the object");
+    let mut process = Process::start();
+    let started = process.stat(22).parse().expect("a number");
+    let own = std::process::id();
+    let still = brick
+        .open_session(process.0.id(), started)
+        .expect("a session");
+    let other = brick.open_session(own, 0).expect("a session");
+    let [mut holder, mut waiter] = [still, other].map(|number| Session::new(view.clone(), number));
+    let (inside, is_inside) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    let ended = std::thread::scope(|scope| {
+        // Dropped, it lets the one inside go, also from a test that fails.
+        let go_on = go_on;
+        // It asks for its number under the lock words.
+        scope.spawn(move || {
+            let session = &mut holder;
+            let stamp = || {
+                inside.send(()).expect("the test waits");
+                goes_on.recv().expect("the test tells");
+                stamp()
+            };
+            write_numbered(&mut [Member { session, handle }], 0, &PAGE, Epoch(1), stamp)
+                .expect("room");
+        });
+        is_inside.recv().expect("it gets there");
+        let waits = scope.spawn(move || {
+            let session = &mut waiter;
+            write(&mut [Member { session, handle }], 0, &PAGE, stamp()).expect("room");
+        });
+        // For longer than anybody may stand still; but this one runs.
+        let (began, rung) = (Instant::now(), view.control().rung());
+        while began.elapsed() < 2 * WINDOW_MAX || view.control().rung() < rung + 12 {
+            std::thread::yield_now();
+        }
+        assert!(process.0.try_wait().expect("a child").is_none(), "it runs");
+        process.stop();
+        let stopped = Instant::now();
+        let ended = loop {
+            if let Some(ended) = process.0.try_wait().expect("a child") {
+                break ended;
+            }
+            assert!(stopped.elapsed() < ENDED_MAX, "nobody ends it");
+            std::thread::yield_now();
+        };
+        assert!(!waits.is_finished(), "nobody has unlocked");
+        go_on.send(()).expect("it waits");
+        waits.join().expect("no panic");
+        ended
+    });
+    assert_eq!(ended.signal(), Some(KILLED));
+    for number in [still, other] {
+        brick.close_session(number);
+    }
+    keeper.stop();
+}
