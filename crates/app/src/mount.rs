@@ -16,14 +16,14 @@ use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
@@ -33,6 +33,11 @@ const TYPE: &str = "fuse.pagemesh";
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the manager is asked what the pools still have.
 const ROOM_EVERY: Duration = Duration::from_secs(5);
+/// So long one that ends may take until it lets go of addresses, before this mount does
+/// without: it waits for bricks that may be slow. Who listens there may be no mount.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at them.
+const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
 /// What whoever unmounts is told.
 const DONE: &[u8] = b"done";
 /// Octal digits of an escaped byte in mountinfo.
@@ -155,8 +160,9 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let trouble = move |error: &FsError| on_trouble.take_in(error);
     let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(trouble), room)?;
     tracing::info!(transport = ?mounted.transport(), "mounted");
-    let waiting = listen(&dir);
-    let guests = let_guests_in(&volume, &guests_of, &dir);
+    let until = Instant::now() + ADDRESS_LIMIT;
+    let waiting = listen(&dir, until);
+    let guests = let_guests_in(&volume, &guests_of, &dir, until);
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let cut_off = || {
@@ -320,10 +326,16 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
 
 /// Lets processes reach the files themselves, if they can; without that the kernel serves
 /// them.
-fn let_guests_in(volume: &Arc<Volume>, fs: &Weak<Fs>, dir: &Path) -> Option<Server> {
+fn let_guests_in(
+    volume: &Arc<Volume>,
+    fs: &Weak<Fs>,
+    dir: &Path,
+    until: Instant,
+) -> Option<Server> {
     let started = fs.upgrade().and_then(|fs| {
         let known = mount_on(dir).ok().flatten()?;
-        Some(Server::start(Arc::clone(volume), &fs, &known.device))
+        let start = || Server::start(Arc::clone(volume), &fs, &known.device);
+        Some(once_free(until, start))
     });
     match started {
         Some(Ok(server)) => Some(server),
@@ -367,12 +379,26 @@ fn address(device: &str) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("pagemesh-mount-{device}"))
 }
 
+/// Takes an address, as soon as it is free. The kernel gives a device number away again when
+/// its mount is gone, and that one's process has the addresses of this name until it ends.
+fn once_free<T>(until: Instant, take: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    loop {
+        match take() {
+            Err(cause) if cause.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(ADDRESS_PAUSE);
+            }
+            taken => return taken,
+        }
+    }
+}
+
 /// Lets others wait for the end of this mount.
-fn listen(dir: &Path) -> Arc<Mutex<Vec<UnixStream>>> {
+fn listen(dir: &Path, until: Instant) -> Arc<Mutex<Vec<UnixStream>>> {
     let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
     let listener = mount_on(dir).and_then(|known| {
         let known = known.context("the mount is not there")?;
-        Ok(UnixListener::bind_addr(&address(&known.device)?)?)
+        let address = address(&known.device)?;
+        Ok(once_free(until, || UnixListener::bind_addr(&address))?)
     });
     let listener = match listener {
         Ok(listener) => listener,

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // Tests.
 
+#[path = "direct/after.rs"]
+mod after;
 #[path = "direct/beside.rs"]
 mod beside;
 #[path = "direct/bounds.rs"]

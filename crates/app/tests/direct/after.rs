@@ -1,0 +1,46 @@
+//! A mount that has the device number of one whose process has not ended yet.
+
+use super::support::mounted::{self, CLASSIC, Mounted};
+use super::support::until;
+use super::{check, direct, guest, opened};
+use rustix::mount::UnmountFlags;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// The kernel gives the number away as soon as the mount is gone, and processes of both
+/// listen under names that follow from it.
+#[test]
+fn who_mounts_while_another_one_ends_is_found_by_guests() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
+        return;
+    };
+    cluster.ok(&["fs", "create", "other", "--size", "24M"]);
+    let mut first = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let number = std::fs::metadata(&first.dir).unwrap().dev();
+    let mut ending = first.daemon.take().unwrap();
+    ending.freeze();
+    rustix::mount::unmount(&first.dir, UnmountFlags::empty()).unwrap();
+    let place = cluster.dir().join("mnt2");
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| Mounted::try_new(&cluster, "other", "mnt2", "map", CLASSIC));
+        until("it is mounted", || {
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            mounts.contains(&format!(" {} ", place.display()))
+        });
+        ending.signal("CONT");
+        second.join().unwrap().unwrap()
+    });
+    assert!(ending.await_end().success(), "{}", ending.log());
+    let found = std::fs::metadata(&second.dir).unwrap().dev();
+    if found != number {
+        println!("another test was given the number");
+    }
+    let file = opened(&second, "file");
+    file.write_all_at(&[7; 8192], 0).unwrap();
+    let guest = guest();
+    let direct = direct(&guest, &file).expect("on the direct path");
+    check(&direct, &file, 0, &[7; 8192]);
+    drop((direct, guest, file));
+    // Who unmounts waits for its process, and not for the other one.
+    second.stop(&cluster);
+    cluster.check_identical("other");
+}
