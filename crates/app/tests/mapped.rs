@@ -5,6 +5,7 @@
 
 mod support;
 
+use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -56,11 +57,13 @@ fn last(times: u64, page: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// A program that is killed when it is dropped.
+/// A program that is killed when it is dropped, with what limits its time: they are a group.
 struct Storing(Child);
 
 impl Drop for Storing {
     fn drop(&mut self) {
+        // It may have ended, or be no group yet.
+        let _ = rustix::process::kill_process_group(Pid::from_child(&self.0), Signal::KILL);
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
