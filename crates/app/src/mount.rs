@@ -11,7 +11,7 @@ use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
-use pagemesh_direct::server::Server;
+use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
@@ -162,7 +162,11 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     tracing::info!(transport = ?mounted.transport(), "mounted");
     let until = Instant::now() + ADDRESS_LIMIT;
     let waiting = listen(&dir, until);
-    let guests = let_guests_in(&volume, &guests_of, &dir, until);
+    let is_mounted = || {
+        let unmounter = mounted.unmounter();
+        Box::new(move || unmounter.is_mounted()) as IsMounted
+    };
+    let guests = let_guests_in(&volume, &guests_of, &dir, (until, &is_mounted));
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let cut_off = || {
@@ -330,11 +334,11 @@ fn let_guests_in(
     volume: &Arc<Volume>,
     fs: &Weak<Fs>,
     dir: &Path,
-    until: Instant,
+    (until, is_mounted): (Instant, &dyn Fn() -> IsMounted),
 ) -> Option<Server> {
     let started = fs.upgrade().and_then(|fs| {
         let known = mount_on(dir).ok().flatten()?;
-        let start = || Server::start(Arc::clone(volume), &fs, &known.device);
+        let start = || Server::start(Arc::clone(volume), &fs, &known.device, is_mounted());
         Some(once_free(until, start))
     });
     match started {

@@ -61,10 +61,15 @@ pub struct Server {
     looking: Option<Sender<()>>,
 }
 
+/// Whether the mount is there. Once it is not, another one may have its device number, and
+/// who asks here means that.
+pub type IsMounted = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// What all connections share.
 struct Host {
     volume: Arc<Volume>,
     fs: Weak<Fs>,
+    is_mounted: IsMounted,
     /// By row: the process that has it.
     rows: Mutex<Vec<Option<Arc<Guest>>>>,
     boards: Mutex<HashMap<Ino, Weak<FileBoard>>>,
@@ -88,7 +93,12 @@ impl Server {
     ///
     /// # Errors
     /// When the system has no socket, memory or thread for it.
-    pub fn start(volume: Arc<Volume>, fs: &Arc<Fs>, device: &str) -> io::Result<Server> {
+    pub fn start(
+        volume: Arc<Volume>,
+        fs: &Arc<Fs>,
+        device: &str,
+        is_mounted: IsMounted,
+    ) -> io::Result<Server> {
         volume.admit_guests().map_err(io::Error::other)?;
         raise_descriptors();
         let listener = Arc::new(wire::socket()?);
@@ -97,6 +107,7 @@ impl Server {
         let host = Arc::new(Host {
             volume,
             fs: Arc::downgrade(fs),
+            is_mounted,
             rows: Mutex::new(vec![None; ROWS]),
             boards: Mutex::default(),
             guests: AtomicUsize::new(0),
@@ -244,6 +255,9 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
     let socket = guest.socket.as_fd();
     while let Some((bytes, memory)) = wire::receive(socket)? {
         let question = Question::decode(&bytes).map_err(io::Error::other)?;
+        if !(host.is_mounted)() {
+            return Ok(());
+        }
         match question {
             Question::Join => {
                 if row.is_none() {

@@ -3,7 +3,9 @@
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
 use super::{check, direct, guest, opened};
+use pagemesh_direct::wire::{self, Question};
 use rustix::mount::UnmountFlags;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// The kernel gives the number away as soon as the mount is gone, and processes of both
@@ -43,4 +45,39 @@ fn who_mounts_while_another_one_ends_is_found_by_guests() {
     // Who unmounts waits for its process, and not for the other one.
     second.stop(&cluster);
     cluster.check_identical("other");
+}
+
+/// A process that still ends answers nobody: whoever asks means another mount.
+#[test]
+fn who_has_no_mount_any_more_lets_nobody_in() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
+        return;
+    };
+    let mut mount = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let number = std::fs::metadata(&mount.dir).unwrap().dev();
+    let name = format!(
+        "{}:{}",
+        rustix::fs::major(number),
+        rustix::fs::minor(number)
+    );
+    let ask = || {
+        let socket = wire::socket().ok()?;
+        rustix::net::connect(&socket, &wire::address(&name).ok()?).ok()?;
+        Some(socket)
+    };
+    let join = |socket: &std::os::fd::OwnedFd| {
+        wire::send(socket.as_fd(), &Question::Join.encode(), None).ok()?;
+        wire::receive(socket.as_fd()).ok()?
+    };
+    assert!(join(&ask().expect("it listens")).is_some());
+    let mut ending = mount.daemon.take().unwrap();
+    ending.freeze();
+    // It is in the queue when the mount goes, and answered first of all.
+    let asked = ask().expect("the kernel takes it");
+    wire::send(asked.as_fd(), &Question::Join.encode(), None).unwrap();
+    rustix::mount::unmount(&mount.dir, UnmountFlags::empty()).unwrap();
+    ending.signal("CONT");
+    let answer = wire::receive(asked.as_fd());
+    assert!(!matches!(answer, Ok(Some(_))), "it was let in");
+    assert!(ending.await_end().success(), "{}", ending.log());
 }

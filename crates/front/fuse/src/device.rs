@@ -81,7 +81,7 @@ impl Device {
         Ok(fresh)
     }
 
-    fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         is_alive(&self.file)
     }
 

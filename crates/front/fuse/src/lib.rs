@@ -141,6 +141,12 @@ impl Unmounter {
         self.device.unmount()
     }
 
+    /// Whether it is there. Once it is not, another one may have its device number.
+    #[must_use]
+    pub fn is_mounted(&self) -> bool {
+        self.device.is_alive()
+    }
+
     /// Takes the mount away from whoever uses it, whatever they wait for.
     ///
     /// # Errors
