@@ -34,8 +34,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the manager is asked what the pools still have.
 const ROOM_EVERY: Duration = Duration::from_secs(5);
 /// So long one that ends may take until it lets go of addresses, before this mount does
-/// without: it waits for bricks that may be slow. Who listens there may be no mount.
-const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
+/// without: longer than it waits for bricks and a manager that are gone. Who listens there may
+/// be no mount.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(40);
 /// Between two looks at them.
 const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
 /// What whoever unmounts is told.
