@@ -323,7 +323,9 @@ impl<M: Media> Pool<M> {
             self.keep_superblock()?;
         }
         self.block.generation += 1;
-        self.block.checkpoint = reach.checkpoint;
+        // What a bypass collects may have gone further meanwhile.
+        let checkpoint = reach.checkpoint.max(self.block.checkpoint);
+        self.block.checkpoint = checkpoint;
         self.block.used_frames = self.frames.used();
         self.block.heads = heads;
         if !defect::is(Defect::LaneReuse) {
@@ -342,7 +344,7 @@ impl<M: Media> Pool<M> {
                 .head()
                 .store(head, Ordering::Release);
         }
-        self.recycle_objects(reach.checkpoint);
+        self.recycle_objects(checkpoint);
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 

@@ -186,6 +186,7 @@ impl<M: Media> Session<M> {
         // This pool's own: what is wrong in one must not become so in another.
         self.view.data.read(frame_at(frame) + patch.within, delta);
         if self.view.data.is_unreadable(frame_at(frame)) {
+            self.view.note_unreadable(frame);
             return false;
         }
         for (old, new) in delta.iter_mut().zip(&patch.bytes) {

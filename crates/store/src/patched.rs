@@ -69,6 +69,7 @@ struct World {
     pool: Pool<Medium>,
     session: Session<Medium>,
     handle: Handle,
+    epoch: Epoch,
     op: u64,
 }
 
@@ -88,6 +89,7 @@ impl World {
             handle: pool.handle(SLICE).expect("the object"),
             medium,
             pool,
+            epoch: Epoch(1),
             op: 0,
         }
     }
@@ -105,7 +107,7 @@ impl World {
     fn put(&mut self, at: u64, data: &[u8]) {
         self.op += 1;
         let stamp = Stamp {
-            epoch: Epoch(1),
+            epoch: self.epoch,
             op: self.op,
             open: 0,
         };
@@ -170,6 +172,24 @@ fn the_bytes_of_settled_patches_are_not_read_again() {
     world.put(pages[0] * PAGE, &[3; 200]);
     spoil(&world, world.session.lane.end() - 1);
     assert!(world.pool.tend().is_err(), "nothing settles the last one");
+}
+
+/// A leg that lacks bytes merges into stale ones: pages of which it gets parts are still to be
+/// copied.
+#[test]
+fn parts_of_pages_leave_the_stamp_of_a_round() {
+    let mut world = World::new();
+    world.pool.raise_epoch(SLICE, Epoch(2), 3).expect("sound");
+    world.epoch = Epoch(2);
+    world.put(0, &[1; 4 * PAGE_BYTES]);
+    assert_eq!([0, 1, 2, 3].map(|page| world.slot(page).track()), [3; 4]);
+    world.pool.raise_epoch(SLICE, Epoch(3), 0).expect("sound");
+    world.epoch = Epoch(3);
+    world.put(100, &[2; 2 * PAGE_BYTES]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|page| world.slot(page).track()),
+        [3, 0, 3, 3]
+    );
 }
 
 #[test]

@@ -969,7 +969,7 @@ fn write_merging<M: Media>(
     while !rest.is_empty() {
         let page = PageNo(at / PAGE_BYTES as u64);
         let within = (at % PAGE_BYTES as u64) as usize;
-        let len = run_of(members, page, within, rest.len(), sources == 1);
+        let len = run_of(members, page, within, rest.len(), merging);
         let part = (within, &rest[..len]);
         match within + len <= PAGE_BYTES && len < PAGE_BYTES {
             true => write_part(members, page, part, sources, epoch, stamp)?,
@@ -982,22 +982,23 @@ fn write_merging<M: Media>(
 }
 
 /// How many of `len` bytes that begin `within` a page one record can tell of: its pages lie in
-/// one leaf. If a page is merged for each member by itself, parts of pages go alone.
+/// one leaf. Where all members hold the same, it may begin and end with parts of pages. A member
+/// that may lack bytes keeps the stamps of pages that it has parts of: they go alone.
 fn run_of<M: Media>(
     members: &[Member<'_, M>],
     page: PageNo,
     within: usize,
     len: usize,
-    is_merged_once: bool,
+    merging: Merging,
 ) -> usize {
     let in_leaf = NODE_SLOTS - page.0 % NODE_SLOTS;
     let by_lane = members.iter().map(|it| it.session.pages_max()).min();
     let pages = in_leaf.min(by_lane.unwrap_or(1)) as usize;
     let run = len.min(pages * PAGE_BYTES - within);
-    match is_merged_once {
-        true => run,
-        false if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
-        false => run / PAGE_BYTES * PAGE_BYTES,
+    match merging {
+        Merging::First => run,
+        Merging::Own if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),
+        Merging::Own => run / PAGE_BYTES * PAGE_BYTES,
     }
 }
 
