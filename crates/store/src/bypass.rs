@@ -65,6 +65,8 @@ impl<M: Media> Pool<M> {
         if defect::is(Defect::BypassPassesWindow) {
             reach.checkpoint = reach.applied;
         }
+        // Noting them may have taken a checkpoint, which went further.
+        reach.checkpoint = reach.checkpoint.max(self.block.checkpoint);
         Ok(self.checkpoint_to(reach)?)
     }
 

@@ -323,9 +323,7 @@ impl<M: Media> Pool<M> {
             self.keep_superblock()?;
         }
         self.block.generation += 1;
-        // What a bypass collects may have gone further meanwhile.
-        let checkpoint = reach.checkpoint.max(self.block.checkpoint);
-        self.block.checkpoint = checkpoint;
+        self.block.checkpoint = reach.checkpoint;
         self.block.used_frames = self.frames.used();
         self.block.heads = heads;
         if !defect::is(Defect::LaneReuse) {
@@ -344,7 +342,7 @@ impl<M: Media> Pool<M> {
                 .head()
                 .store(head, Ordering::Release);
         }
-        self.recycle_objects(checkpoint);
+        self.recycle_objects(reach.checkpoint);
         freed_twice.map_or(Ok(()), |frame| Err(PoolError::FreedTwice(frame)))
     }
 

@@ -136,7 +136,7 @@ const DEFECTS: &[(Defect, Workload, &str)] = &[
     (
         Defect::TablesWithSuperblock,
         Pairs(Kind::Memory),
-        "acknowledged writes",
+        "ending a session",
     ),
     (Defect::FrameTableNotFlushed, Pairs(Kind::Memory), "reading"),
     (Defect::FrameReuse, Laps(Kind::File), "reading"),
