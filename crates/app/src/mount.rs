@@ -39,6 +39,7 @@ const ROOM_EVERY: Duration = Duration::from_secs(5);
 const ADDRESS_LIMIT: Duration = Duration::from_secs(40);
 /// Between two looks at them.
 const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
+const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
 /// What whoever unmounts is told.
 const DONE: &[u8] = b"done";
 /// Octal digits of an escaped byte in mountinfo.
@@ -162,12 +163,16 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let mounted = pagemesh_fuse::mount(fs, &dir, &options, Box::new(trouble), room)?;
     tracing::info!(transport = ?mounted.transport(), "mounted");
     let until = Instant::now() + ADDRESS_LIMIT;
-    let waiting = listen(&dir, until);
-    let is_mounted = || {
-        let unmounter = mounted.unmounter();
-        Box::new(move || unmounter.is_mounted()) as IsMounted
-    };
-    let guests = let_guests_in(&volume, &guests_of, &dir, (until, &is_mounted));
+    let looks = mounted.unmounter();
+    let is_mounted: IsMounted = Arc::new(move || looks.is_mounted());
+    let device = mount_on(&dir)
+        .and_then(|known| Ok(known.context("the mount is not there")?.device))
+        .inspect_err(|cause| tracing::warn!(%cause, "{NOBODY_WAITS}"))
+        .ok();
+    let waiting = device.as_deref().map(|device| listen(device, until));
+    let guests = device
+        .as_deref()
+        .and_then(|device| let_guests_in(&volume, &guests_of, device, &is_mounted, until));
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let cut_off = || {
@@ -196,7 +201,9 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     }
     served?;
     drop(given_back);
-    tell_done(&waiting);
+    if let Some(waiting) = waiting {
+        tell_done(&waiting);
+    }
     Ok(())
 }
 
@@ -334,22 +341,15 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
 fn let_guests_in(
     volume: &Arc<Volume>,
     fs: &Weak<Fs>,
-    dir: &Path,
-    (until, is_mounted): (Instant, &dyn Fn() -> IsMounted),
+    device: &str,
+    is_mounted: &IsMounted,
+    until: Instant,
 ) -> Option<Server> {
-    let started = fs.upgrade().and_then(|fs| {
-        let known = mount_on(dir).ok().flatten()?;
-        let start = || Server::start(Arc::clone(volume), &fs, &known.device, is_mounted());
-        Some(once_free(until, start))
-    });
-    match started {
-        Some(Ok(server)) => Some(server),
-        Some(Err(cause)) => {
-            tracing::warn!(%cause, "no process can reach the files directly");
-            None
-        }
-        None => None,
-    }
+    let fs = fs.upgrade()?;
+    let start = || Server::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
+    once_free(until, start)
+        .inspect_err(|cause| tracing::warn!(%cause, "no process can reach the files directly"))
+        .ok()
 }
 
 fn serve(
@@ -398,17 +398,14 @@ fn once_free<T>(until: Instant, take: impl Fn() -> std::io::Result<T>) -> std::i
 }
 
 /// Lets others wait for the end of this mount.
-fn listen(dir: &Path, until: Instant) -> Arc<Mutex<Vec<UnixStream>>> {
+fn listen(device: &str, until: Instant) -> Arc<Mutex<Vec<UnixStream>>> {
     let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-    let listener = mount_on(dir).and_then(|known| {
-        let known = known.context("the mount is not there")?;
-        let address = address(&known.device)?;
-        Ok(once_free(until, || UnixListener::bind_addr(&address))?)
-    });
+    let listener =
+        address(device).and_then(|address| once_free(until, || UnixListener::bind_addr(&address)));
     let listener = match listener {
         Ok(listener) => listener,
         Err(cause) => {
-            tracing::warn!(%cause, "nobody can wait for the end of this mount");
+            tracing::warn!(%cause, "{NOBODY_WAITS}");
             return waiting;
         }
     };
@@ -422,7 +419,7 @@ fn listen(dir: &Path, until: Instant) -> Arc<Mutex<Vec<UnixStream>>> {
             }
         });
     if let Err(cause) = spawned {
-        tracing::warn!(%cause, "nobody can wait for the end of this mount");
+        tracing::warn!(%cause, "{NOBODY_WAITS}");
     }
     waiting
 }

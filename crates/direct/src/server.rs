@@ -63,7 +63,7 @@ pub struct Server {
 
 /// Whether the mount is there. Once it is not, another one may have its device number, and
 /// who asks here means that.
-pub type IsMounted = Box<dyn Fn() -> bool + Send + Sync>;
+pub type IsMounted = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What all connections share.
 struct Host {

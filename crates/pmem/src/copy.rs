@@ -11,7 +11,7 @@
 //! PCLMULQDQ Instruction", Intel 2009, in its bit-reflected form.
 
 use crate::cpu::{Copy, cpu};
-use pagemesh_base::checksum::{Sums, WordSums, crc32c, crc32c_append};
+use pagemesh_base::checksum::{Sums, WordSums, crc32c_append};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::arch::x86_64::*;
 
@@ -328,11 +328,8 @@ pub unsafe fn read_page(from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
 pub unsafe fn read_page_by(kernel: Copy, from: *const u8, page: &mut [u8; PAGE_BYTES]) -> u32 {
     // SAFETY: as the caller promised.
     unsafe { copy_shared(from, page.as_mut_ptr(), PAGE_BYTES) };
-    match kernel {
-        // SAFETY: the caller's promise, forwarded.
-        Copy::Avx512 => unsafe { sum_avx512(page) },
-        _ => crc32c(page),
-    }
+    // SAFETY: the caller's promise, forwarded.
+    unsafe { crc32c_lines_by(kernel, 0, page.as_chunks().0) }
 }
 
 #[target_feature(enable = "avx512f,vpclmulqdq")]
@@ -424,64 +421,31 @@ impl Folded512 {
 
 /// Loads bytes that somebody may be storing to, once: from a load that a compiler sees into
 /// it makes another for each use, and the sums would be of other bytes than the copies.
-///
-/// # Safety
-/// 64 bytes can be read.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn load_512(from: *const u8) -> __m512i {
-    let data;
-    // SAFETY: as the caller promised.
-    unsafe {
-        std::arch::asm!(
-            "vmovdqu64 {}, [{}]",
-            out(zmm_reg) data,
-            in(reg) from,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    data
+macro_rules! load_once {
+    ($name:ident, $feature:literal, $vector:ty, $register:ident, $instruction:literal) => {
+        /// # Safety
+        /// As many bytes can be read as the vector has.
+        #[inline]
+        #[target_feature(enable = $feature)]
+        unsafe fn $name(from: *const u8) -> $vector {
+            let data;
+            // SAFETY: as the caller promised.
+            unsafe {
+                std::arch::asm!(
+                    concat!($instruction, " {}, [{}]"),
+                    out($register) data,
+                    in(reg) from,
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+            data
+        }
+    };
 }
 
-/// The same.
-///
-/// # Safety
-/// 32 bytes can be read.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn load_256(from: *const u8) -> __m256i {
-    let data;
-    // SAFETY: as the caller promised.
-    unsafe {
-        std::arch::asm!(
-            "vmovdqu {}, [{}]",
-            out(ymm_reg) data,
-            in(reg) from,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    data
-}
-
-/// The same.
-///
-/// # Safety
-/// 16 bytes can be read.
-#[inline]
-#[target_feature(enable = "sse4.2")]
-unsafe fn load_128(from: *const u8) -> __m128i {
-    let data;
-    // SAFETY: as the caller promised.
-    unsafe {
-        std::arch::asm!(
-            "movdqu {}, [{}]",
-            out(xmm_reg) data,
-            in(reg) from,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    data
-}
+load_once!(load_512, "avx512f", __m512i, zmm_reg, "vmovdqu64");
+load_once!(load_256, "avx2", __m256i, ymm_reg, "vmovdqu");
+load_once!(load_128, "sse4.2", __m128i, xmm_reg, "movdqu");
 
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
 unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BYTES]) -> Sums {
@@ -511,15 +475,6 @@ unsafe fn stream_avx512<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_
         crc: folded.finish(),
         words: found.finish(),
     }
-}
-
-#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-fn sum_avx512(page: &[u8; PAGE_BYTES]) -> u32 {
-    let mut folded = Folded512::new();
-    for block in page.as_chunks::<BLOCK>().0 {
-        folded.add_block(block);
-    }
-    folded.finish()
 }
 
 #[target_feature(enable = "avx2,pclmulqdq")]
@@ -632,6 +587,7 @@ unsafe fn stream_sse2<const N: usize>(targets: [*mut u8; N], page: &[u8; PAGE_BY
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagemesh_base::checksum::crc32c;
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

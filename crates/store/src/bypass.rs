@@ -80,11 +80,6 @@ impl<M: Media> Pool<M> {
         }
     }
 
-    fn committed(&self, number: u32) -> u64 {
-        let committed = self.view.control.cells(number).committed();
-        committed.load(Ordering::Acquire)
-    }
-
     /// Lines of records that may be missing on other legs: the records are as many at most.
     fn open_lines(&self) -> u64 {
         let of = |number: u32| {

@@ -51,6 +51,17 @@ pub(crate) struct Reach {
     pub(crate) is_bypass: bool,
 }
 
+impl Reach {
+    /// Of a checkpoint that is no bypass.
+    pub(crate) fn checkpoint(limit: Seq) -> Reach {
+        Reach {
+            checkpoint: limit,
+            applied: limit,
+            is_bypass: false,
+        }
+    }
+}
+
 /// What a pass over the lanes gathers. Kept from one to the next for its
 /// buffers.
 #[derive(Default)]
@@ -234,12 +245,7 @@ impl<M: Media> Pool<M> {
     /// When the medium fails or a lane makes no sense; the pool has then
     /// failed.
     pub fn checkpoint(&mut self) -> Result<(), PoolError> {
-        let limit = self.limit();
-        self.checkpoint_to(Reach {
-            checkpoint: limit,
-            applied: limit,
-            is_bypass: false,
-        })
+        self.checkpoint_to(Reach::checkpoint(self.limit()))
     }
 
     pub(crate) fn checkpoint_to(&mut self, reach: Reach) -> Result<(), PoolError> {
@@ -390,12 +396,7 @@ impl<M: Media> Pool<M> {
         reach: Reach,
         pass: &mut Pass,
     ) -> Result<(), PoolError> {
-        let mut committed = self
-            .view
-            .control
-            .cells(number)
-            .committed()
-            .load(Ordering::Acquire);
+        let mut committed = self.committed(number);
         let settled = self.view.control.cells(number).settled();
         let settled = settled.load(Ordering::Acquire);
         let book = self.lanes.book(number);
@@ -410,53 +411,45 @@ impl<M: Media> Pool<M> {
         lane.advance(self.block.heads[number as usize]);
         // Another session may have stored to the line after its flush.
         pass.frame_line = 0;
-        let mut record = Record::empty();
-        'read: while lane.end() < committed {
+        let (mut chunk, mut record) = (std::mem::take(&mut pass.chunk), Record::empty());
+        chunk.clear();
+        while lane.end() < committed {
             let before = lane.end();
-            if settled.contains(&before) && lane.follow_head(&*self.view.data, &mut record) {
-                if record.seq >= reach.applied {
-                    lane.resume(before);
-                    pass.held = pass.held.max(committed - before);
-                    break;
-                }
-                self.apply_map(number, &mut record, true, pass)?;
-                continue;
-            }
-            let full = lane.end() + READ_LINES;
-            lane.read_on(&*self.view.data, committed.min(full), &mut pass.chunk);
-            // Nothing else can be cut off: entries end with the ring.
-            let end = pass.chunk.end();
-            let whole = match end == full {
-                true => full - ENTRY_LINES_MAX,
-                false => full,
-            };
-            while lane.end() < end {
-                let before = lane.end();
-                if before > whole && pass.chunk.cuts_off(before) {
-                    break;
-                }
-                let found = self.follow(&mut lane, committed, &mut pass.chunk, &mut record)?;
-                let seq = match &found {
-                    Followed::Map => record.seq,
-                    Followed::Object(object) => object.seq,
-                    Followed::Pad => continue,
-                };
-                if seq >= reach.applied {
-                    lane.resume(before);
-                    pass.held = pass.held.max(committed - before);
-                    break 'read;
-                }
-                match found {
-                    Followed::Object(object) => self.apply_object(object, pass),
-                    _ => {
-                        let is_settled = settled.start <= before && lane.end() <= settled.end;
-                        self.apply_map(number, &mut record, is_settled, pass)?;
+            let is_settled = settled.contains(&before);
+            let found = match is_settled && lane.follow_head(&*self.view.data, &mut record) {
+                true => Followed::Map,
+                false => {
+                    if !chunk.has(before) {
+                        let until = committed.min(before + READ_LINES);
+                        lane.read_on(&*self.view.data, until, &mut chunk);
                     }
+                    self.follow(&mut lane, committed, &mut chunk, &mut record)?
                 }
+            };
+            let seq = match &found {
+                Followed::Map => record.seq,
+                Followed::Object(object) => object.seq,
+                Followed::Pad => continue,
+            };
+            if seq >= reach.applied {
+                lane.resume(before);
+                pass.held = pass.held.max(committed - before);
+                break;
+            }
+            match found {
+                Followed::Object(object) => self.apply_object(object, pass),
+                _ => self.apply_map(number, &mut record, is_settled, pass)?,
             }
         }
+        pass.chunk = chunk;
         self.lanes.book(number).applied = lane;
         Ok(())
+    }
+
+    /// Up to where a session has committed.
+    pub(crate) fn committed(&self, number: u32) -> u64 {
+        let committed = self.view.control.cells(number).committed();
+        committed.load(Ordering::Acquire)
     }
 
     /// As [`Lane::follow`], up to a line that is committed: what has one flipped
@@ -654,7 +647,7 @@ impl<M: Media> Pool<M> {
             .store(active.next_multiple_of(2), Ordering::Release);
         self.view.control.release_all(number);
         if !defect::is(Defect::InFlightOfDeadLost) {
-            let _left_behind = self.collect_in_flight_of(number, None, Life::Ends)?;
+            self.collect_in_flight_of(number, None, Life::Ends)?;
         }
         let cells = self.view.control.cells(number);
         let committed = cells.committed().load(Ordering::Acquire);
@@ -834,7 +827,7 @@ impl<M: Media> Pool<M> {
     ) -> Result<(), ObjectError> {
         for number in self.lanes.numbers_open() {
             if number != OWN {
-                let _left_behind = self.collect_in_flight_of(number, object, Life::GoesOn)?;
+                self.collect_in_flight_of(number, object, Life::GoesOn)?;
             }
         }
         Ok(())
@@ -898,8 +891,7 @@ impl<M: Media> Pool<M> {
 
     /// Whether the last checkpoint left much of a session's lane retained.
     fn is_lane_full(&self, number: u32) -> bool {
-        let committed = self.view.control.cells(number).committed();
-        let retained = committed.load(Ordering::Acquire) - self.block.heads[number as usize];
+        let retained = self.committed(number) - self.block.heads[number as usize];
         retained >= self.view.geometry.lane_lines() / 4
     }
 
@@ -913,7 +905,7 @@ impl<M: Media> Pool<M> {
         if committed - complete < self.view.geometry.lane_lines() / 4 {
             return Ok(());
         }
-        let _left_behind = self.collect_in_flight_of(number, None, Life::Ends)?;
+        self.collect_in_flight_of(number, None, Life::Ends)?;
         // The session waits for our answer: nobody else writes this cell now.
         self.view
             .control

@@ -36,11 +36,7 @@ impl<M: Media> Pool<M> {
     pub(crate) fn release_early(&mut self, pass: &mut Pass) -> Result<(), PoolError> {
         let limit = self.limit();
         let from = GRANTED.replace(limit.0);
-        let reach = Reach {
-            checkpoint: limit,
-            applied: limit,
-            is_bypass: false,
-        };
+        let reach = Reach::checkpoint(limit);
         for number in 0..self.block.lanes_end {
             let applied = self.lanes.book(number).applied.clone();
             self.apply_lane(number, reach, pass)?;

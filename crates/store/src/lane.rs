@@ -157,6 +157,11 @@ impl Lane {
         self.head = head;
     }
 
+    /// The byte where a line lies.
+    fn byte_of(&self, position: u64) -> usize {
+        self.start + (position % self.length) as usize * LINE_BYTES
+    }
+
     /// The place of the next line.
     #[must_use]
     pub fn place(&self) -> &Place {
@@ -218,7 +223,7 @@ impl Lane {
     }
 
     fn stream<M: Media>(&self, media: &M, entry: &[Line]) -> Unfenced {
-        let first = self.start + (self.next.position % self.length) as usize * LINE_BYTES;
+        let first = self.byte_of(self.end());
         let stream = |(i, line)| media.stream_line(first + i * LINE_BYTES, line);
         entry
             .iter()
@@ -366,16 +371,15 @@ impl Lane {
     /// wanted: of a map of one page, and of a patch whose bytes are where they belong. False
     /// for all else, and for what is damaged; nothing has moved then.
     pub fn follow_head<M: Media>(&mut self, media: &M, record: &mut Record) -> bool {
-        let at = |position: u64| self.start + (position % self.length) as usize * LINE_BYTES;
         let mut head = [0; LINE_BYTES];
-        media.read(at(self.end()), &mut head);
+        media.read(self.byte_of(self.end()), &mut head);
         let place = self.next;
         if record.decode_head(&head, &place).is_err() {
             return false;
         }
         let lines = record.lines() as u64;
         // Those that follow are mostly as long.
-        media.prefetch_load(at(place.position + HEADS_AHEAD * lines));
+        media.prefetch_load(self.byte_of(place.position + HEADS_AHEAD * lines));
         self.next.position += lines;
         true
     }
@@ -390,7 +394,7 @@ impl Lane {
             Found::Pad => whole.push(encode_pad(&self.next)),
             Found::Entry(entry) => entry.encode(&self.next, &mut whole),
         }
-        let first = self.start + (self.end() % self.length) as usize * LINE_BYTES;
+        let first = self.byte_of(self.end());
         let wanted = whole.as_flattened().as_chunks::<8>().0;
         let found = from.as_flattened().as_chunks::<8>().0;
         let differ = (first..).step_by(8).zip(wanted.iter().zip(found));
@@ -410,10 +414,7 @@ impl Lane {
         let count = (until - self.end()).min(self.length - offset);
         into.start = self.end();
         into.lines.resize(count as usize, [0; LINE_BYTES]);
-        media.read(
-            self.start + offset as usize * LINE_BYTES,
-            into.lines.as_flattened_mut(),
-        );
+        media.read(self.byte_of(self.end()), into.lines.as_flattened_mut());
     }
 
     fn read_ring<M: Media>(&self, media: &M) -> Vec<Line> {
@@ -473,7 +474,7 @@ impl Lane {
         let valid = all.filter(is_entry);
         valid
             .map(|position| {
-                let at = self.start + (position % self.length) as usize * LINE_BYTES;
+                let at = self.byte_of(position);
                 media.store(at, 0);
                 media.flush(at, 8)
             })
@@ -503,11 +504,16 @@ impl Chunk {
         self.start + self.lines.len() as u64
     }
 
-    /// Whether the entry at this position goes on behind the chunk.
+    /// Has nothing any more.
+    pub fn clear(&mut self) {
+        self.lines.clear();
+    }
+
+    /// Whether the entry at this position is there, as long as it says that it is.
     #[must_use]
-    pub fn cuts_off(&self, position: u64) -> bool {
-        let from = self.from(position);
-        lines_claimed(&from[0]) > from.len()
+    pub fn has(&self, position: u64) -> bool {
+        let is_in = (self.start..self.end()).contains(&position);
+        is_in && lines_claimed(&self.from(position)[0]) <= self.from(position).len()
     }
 
     fn from(&self, position: u64) -> &[Line] {

@@ -1052,6 +1052,16 @@ fn unlock_and_leave<M: Media>(member: &mut Member<'_, M>) {
     session.leave();
 }
 
+/// All members unlock and leave: nothing has happened, as one of them failed.
+fn give_up<M: Media>(
+    members: &mut [Member<'_, M>],
+    member: usize,
+    cause: StoreError,
+) -> Result<(), Failure> {
+    members.iter_mut().for_each(unlock_and_leave);
+    Err(Failure { member, cause })
+}
+
 /// Writes pages in one record. Of the first and the last one it may be a part: then these are
 /// merged from the first member's for all.
 fn write_pages<M: Media>(
@@ -1077,19 +1087,12 @@ fn write_pages<M: Media>(
             .session
             .fill_changes(page, count, places[index])
         {
-            members.iter_mut().for_each(unlock_and_leave);
-            return Err(Failure {
-                member: index,
-                cause,
-            });
+            return give_up(members, index, cause);
         }
     }
     let merged = match merge_ends(members, page, places[0].0, (within, data)) {
         Ok(merged) => merged,
-        Err(failure) => {
-            members.iter_mut().for_each(unlock_and_leave);
-            return Err(failure);
-        }
+        Err(cause) => return give_up(members, 0, cause),
     };
     // Locked instructions wait for streamed bytes, so all of them come first:
     // locks, number, seqs. From here on nothing fails.
@@ -1125,14 +1128,11 @@ fn merge_ends<M: Media>(
     page: PageNo,
     at: usize,
     (within, data): (usize, &[u8]),
-) -> Result<[Option<kept::Bytes>; 2], Failure> {
+) -> Result<[Option<kept::Bytes>; 2], StoreError> {
     let Member { session, handle } = &mut members[0];
     let last = (within + data.len()) / PAGE_BYTES;
     let behind = (within + data.len()) % PAGE_BYTES;
-    let mut merge = |index: usize, part| {
-        let merged = session.merge(handle, (page, index), at + index * 8, part);
-        merged.map_err(|cause| Failure { member: 0, cause })
-    };
+    let mut merge = |index: usize, part| session.merge(handle, (page, index), at + index * 8, part);
     let first = match within {
         0 => None,
         _ => Some(merge(0, (within, &data[..PAGE_BYTES - within]))?),
@@ -1293,13 +1293,7 @@ fn write_merged<M: Media>(
         let Member { session, handle } = &mut members[index];
         match session.merge(handle, (page, 0), at, part) {
             Ok(page) => *bytes = Some(page),
-            Err(cause) => {
-                members.iter_mut().for_each(unlock_and_leave);
-                return Err(Failure {
-                    member: index,
-                    cause,
-                });
-            }
+            Err(cause) => return give_up(members, index, cause),
         }
     }
     let stamp = stamp();

@@ -94,19 +94,25 @@ fn stand_still(view: &View<Recorder>, session: u32) {
     cells.floor().store(next, Ordering::SeqCst);
 }
 
+/// A pool with an object of so many pages, one that stands still, and another session.
+fn beside_one_that_stands_still(pages: u64) -> (Pool<Recorder>, u32, Session<Recorder>) {
+    let mut pool = pool(4 << 20, pages);
+    let still = pool.open_session(1, 1).expect("a session");
+    let busy = pool.open_session(1, 1).expect("a session");
+    let session = Session::new(pool.view().clone(), busy);
+    pool.tend().expect("grants");
+    stand_still(pool.view(), still);
+    (pool, still, session)
+}
+
 /// Overwriting frees a frame for each that it takes, once the record is applied: by a
 /// bypass where a window stays open.
 #[test]
 fn who_writes_on_does_not_wait_for_an_operation_that_stands_still() {
     const WRITES: u64 = 5000;
-    let mut pool = pool(4 << 20, 64);
+    let (mut pool, still, mut session) = beside_one_that_stands_still(64);
     let handle = pool.handle(SLICE).expect("the object");
-    let still = pool.open_session(1, 1).expect("a session");
-    let busy = pool.open_session(1, 1).expect("a session");
-    let mut session = Session::new(pool.view().clone(), busy);
-    pool.tend().expect("grants");
     let view = pool.view().clone();
-    stand_still(&view, still);
     let writer = std::thread::spawn(move || {
         (0..WRITES).for_each(|at| put(&mut session, handle, at % 64, at as u8, at, 0));
     });
@@ -130,14 +136,9 @@ fn who_writes_on_does_not_wait_for_an_operation_that_stands_still() {
 /// Grants of one that stands still are all that is left: there is no other way to room.
 #[test]
 fn who_waits_for_the_last_frames_hears_of_an_operation_that_stands_still() {
-    let mut pool = pool(4 << 20, 1000);
+    let (mut pool, still, mut session) = beside_one_that_stands_still(1000);
     let handle = pool.handle(SLICE).expect("the object");
-    let still = pool.open_session(1, 1).expect("a session");
-    let busy = pool.open_session(1, 1).expect("a session");
-    let mut session = Session::new(pool.view().clone(), busy);
-    pool.tend().expect("grants");
     let view = pool.view().clone();
-    stand_still(&view, still);
     let writer = std::thread::spawn(move || {
         let stamp = Stamp {
             epoch: Epoch(1),
