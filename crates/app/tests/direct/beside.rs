@@ -238,6 +238,6 @@ fn guests_work_beside_programs_that_are_not_caught() {
     writers.iter_mut().for_each(Child::kill);
     model.check(&file);
     drop(file);
-    mount.stop(&cluster);
+    mount.stop_once_free(&cluster);
     cluster.check_identical("files");
 }

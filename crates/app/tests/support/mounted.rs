@@ -89,8 +89,20 @@ impl Mounted {
     }
 
     /// Unmounts, and waits for the end of its process.
-    pub fn stop(mut self, cluster: &Cluster) {
+    pub fn stop(self, cluster: &Cluster) {
         cluster.ok(&["umount", self.dir.to_str().unwrap()]);
+        self.await_end();
+    }
+
+    /// The same behind a program with io_uring that was killed: the kernel gives its files back
+    /// when it comes to it.
+    pub fn stop_once_free(self, cluster: &Cluster) {
+        let args = ["umount", self.dir.to_str().unwrap()];
+        until("no file is in use", || cluster.run(&args).status.success());
+        self.await_end();
+    }
+
+    fn await_end(mut self) {
         let mut daemon = self.daemon.take().unwrap();
         assert!(daemon.await_end().success(), "{}", daemon.log());
     }
