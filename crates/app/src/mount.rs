@@ -169,10 +169,15 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         .and_then(|known| Ok(known.context("the mount is not there")?.device))
         .inspect_err(|cause| tracing::warn!(%cause, "{NOBODY_WAITS}"))
         .ok();
-    let waiting = device.as_deref().map(|device| listen(device, until));
+    let patience = Patience {
+        until,
+        ending: &ending,
+        is_mounted: &is_mounted,
+    };
+    let waiting = device.as_deref().map(|device| listen(device, &patience));
     let guests = device
         .as_deref()
-        .and_then(|device| let_guests_in(&volume, &guests_of, device, &is_mounted, until));
+        .and_then(|device| let_guests_in(&volume, &guests_of, device, &patience));
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let cut_off = || {
@@ -342,12 +347,13 @@ fn let_guests_in(
     volume: &Arc<Volume>,
     fs: &Weak<Fs>,
     device: &str,
-    is_mounted: &IsMounted,
-    until: Instant,
+    patience: &Patience<'_>,
 ) -> Option<Server> {
     let fs = fs.upgrade()?;
+    let is_mounted = patience.is_mounted;
     let start = || Server::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
-    once_free(until, start)
+    patience
+        .once_free(start)
         .inspect_err(|cause| tracing::warn!(%cause, "no process can reach the files directly"))
         .ok()
 }
@@ -384,24 +390,41 @@ fn address(device: &str) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("pagemesh-mount-{device}"))
 }
 
-/// Takes an address, as soon as it is free. The kernel gives a device number away again when
-/// its mount is gone, and that one's process has the addresses of this name until it ends.
-fn once_free<T>(until: Instant, take: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
-    loop {
-        match take() {
-            Err(cause) if cause.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
-                std::thread::sleep(ADDRESS_PAUSE);
+/// How a mount waits for the addresses of its device.
+struct Patience<'a> {
+    until: Instant,
+    ending: &'a Ending,
+    is_mounted: &'a IsMounted,
+}
+
+impl Patience<'_> {
+    /// Takes an address, as soon as it is free. The kernel gives a device number away again
+    /// when its mount is gone, and that one's process has the addresses of this name until
+    /// it ends. In vain is a wait for a mount that is to end, or is gone itself.
+    fn once_free<T>(&self, take: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+        loop {
+            let taken = take();
+            let is_in_use = |cause: &std::io::Error| cause.kind() == ErrorKind::AddrInUse;
+            if !taken.as_ref().is_err_and(is_in_use) || Instant::now() >= self.until {
+                return taken;
             }
-            taken => return taken,
+            if self.ending.within(ADDRESS_PAUSE) {
+                // For whoever waits for it behind this.
+                self.ending.teller().end();
+                return taken;
+            }
+            if !(self.is_mounted)() {
+                return taken;
+            }
         }
     }
 }
 
 /// Lets others wait for the end of this mount.
-fn listen(device: &str, until: Instant) -> Arc<Mutex<Vec<UnixStream>>> {
+fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> {
     let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-    let listener =
-        address(device).and_then(|address| once_free(until, || UnixListener::bind_addr(&address)));
+    let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address));
+    let listener = address(device).and_then(bind);
     let listener = match listener {
         Ok(listener) => listener,
         Err(cause) => {

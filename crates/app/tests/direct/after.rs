@@ -7,6 +7,8 @@ use pagemesh_direct::wire::{self, Question};
 use rustix::mount::UnmountFlags;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// The kernel gives the number away as soon as the mount is gone, and processes of both
 /// listen under names that follow from it.
@@ -24,10 +26,7 @@ fn who_mounts_while_another_one_ends_is_found_by_guests() {
     let place = cluster.dir().join("mnt2");
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(|| Mounted::try_new(&cluster, "other", "mnt2", "map", CLASSIC));
-        until("it is mounted", || {
-            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-            mounts.contains(&format!(" {} ", place.display()))
-        });
+        await_mounted(&place);
         ending.signal("CONT");
         second.join().unwrap().unwrap()
     });
@@ -45,6 +44,37 @@ fn who_mounts_while_another_one_ends_is_found_by_guests() {
     // Who unmounts waits for its process, and not for the other one.
     second.stop(&cluster);
     cluster.check_identical("other");
+}
+
+/// It does not wait for the addresses of one that does not end.
+#[test]
+fn who_is_to_end_while_another_one_ends_does_so() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
+        return;
+    };
+    cluster.ok(&["fs", "create", "other", "--size", "24M"]);
+    let mut first = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let ending = first.daemon.take().unwrap();
+    ending.freeze();
+    rustix::mount::unmount(&first.dir, UnmountFlags::empty()).unwrap();
+    let place = cluster.dir().join("mnt2");
+    std::fs::create_dir(&place).unwrap();
+    let args = ["mount", "other", place.to_str().unwrap(), "--fuse", CLASSIC];
+    let mut second = cluster.try_daemon("mount-mnt2", &args, 0).unwrap();
+    await_mounted(&place);
+    let told = Instant::now();
+    second.signal("TERM");
+    assert!(second.await_end().success(), "{}", second.log());
+    // It would wait 40 s.
+    assert!(told.elapsed() < Duration::from_secs(20));
+    ending.signal("CONT");
+}
+
+fn await_mounted(place: &Path) {
+    until("it is mounted", || {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        mounts.contains(&format!(" {} ", place.display()))
+    });
 }
 
 /// A process that still ends answers nobody: whoever asks means another mount.
