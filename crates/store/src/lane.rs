@@ -17,8 +17,8 @@
 
 use crate::defect::{self, Defect};
 use crate::record::{
-    Entry, NoRecord, ObjectRecord, Place, Record, Standing, encode_pad, is_pad, lines_claimed,
-    was_pad,
+    Entry, NoRecord, ObjectRecord, Place, Record, Standing, encode_pad, is_older_patch, is_pad,
+    lines_claimed, was_pad,
 };
 use pagemesh_base::ids::Seq;
 use pagemesh_base::units::LINE_BYTES;
@@ -77,6 +77,8 @@ pub struct Scan {
     pub mended: Vec<u64>,
     /// What is there of a last group that is not whole.
     pub torn: Vec<Entry>,
+    /// Whether it ends at a record of an older build, which this one cannot read.
+    pub is_older: bool,
 }
 
 impl Scan {
@@ -241,7 +243,7 @@ impl Lane {
     pub fn recover<M: Media>(&mut self, media: &M) -> Result<Scan, Damage> {
         let ring = self.read_ring(media);
         let (mut scan, bad) = self.scan(&ring);
-        if let Some(bad) = bad {
+        if let Some(bad) = bad.filter(|_| !scan.is_older) {
             self.check_torn(&ring, &bad, &mut scan.torn)?;
         }
         Ok(scan)
@@ -257,7 +259,7 @@ impl Lane {
     /// Reads on from the end as far as groups are whole, and what ended it.
     fn scan(&mut self, ring: &[Line]) -> (Scan, Option<Bad>) {
         let (mut entries, mut mended) = (Vec::new(), Vec::new());
-        let (mut begun, mut bad) = (None, None);
+        let (mut begun, mut bad, mut is_older) = (None, None, false);
         while self.end() < self.head + self.length {
             let position = self.end();
             let found = self.decode(ring, position).or_else(|cause| {
@@ -285,6 +287,8 @@ impl Lane {
                     entries.push((position, entry));
                 }
                 Err(cause) => {
+                    let from = &ring[(position % self.length) as usize..];
+                    is_older = is_older_patch(from, &self.next);
                     bad = Some(Bad { position, cause });
                     break;
                 }
@@ -303,6 +307,7 @@ impl Lane {
             end,
             mended,
             torn,
+            is_older,
         };
         (scan, bad)
     }

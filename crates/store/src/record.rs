@@ -44,6 +44,8 @@ const KIND_PAD: u8 = 3;
 /// A map whose data has a second sum. Slots have no check bits in it: these places hold
 /// the sum, the lower byte in that of the old slot.
 const KIND_SUMMED_MAP: u8 = 4;
+/// A patch of a build before heads had a sum of their own: its sum is of all of its lines.
+const KIND_OLDER_PATCH: u8 = 5;
 /// A map of one page that is changed in place: the bytes lie in the lines behind the head.
 /// In place of the count it has how many, and where a summed map has the sum, their first
 /// byte's place in the page. Where the new slot names its frame, which is the old one's, it
@@ -351,12 +353,12 @@ fn with_sum([old, new]: [u64; 2], sum: u16) -> [u64; 2] {
     [with(old, low), with(new, high)]
 }
 
-/// Kind, level and count: the first word without its checksum.
 /// The word of the new slot with the sum of a patch's bytes in place of the frame.
 fn with_body_sum(new: u64, sum: u32) -> u64 {
     new & !FRAME_MASK | u64::from(sum)
 }
 
+/// Kind, level and count: the first word without its checksum.
 fn first_word(kind: u8, level: u8, count: u16) -> u64 {
     u64::from(kind) << KIND_SHIFT | u64::from(level) << 40 | u64::from(count) << 48
 }
@@ -402,6 +404,21 @@ pub fn lines_claimed(line: &Line) -> usize {
         (KIND_OBJECT, ..) => OBJECT_LINES,
         _ => 1,
     }
+}
+
+/// Whether a patch of an older build starts `lane`, which this one does not read.
+#[must_use]
+pub fn is_older_patch(lane: &[Line], place: &Place) -> bool {
+    let Some(head) = lane
+        .first()
+        .filter(|head| head[BEFORE_KIND] == KIND_OLDER_PATCH)
+    else {
+        return false;
+    };
+    let [.., low, high] = get_u64(head, 0).to_le_bytes();
+    let bytes = usize::from(u16::from_le_bytes([low, high]));
+    let record = lane.get(..patch_lines(bytes));
+    record.is_some_and(|record| place.checksum(record) == get_u32(head, 0))
 }
 
 /// Pages, of the half word that also tells the lines before.

@@ -47,6 +47,11 @@ pub enum PoolError {
     /// The journal lost something that was persistent.
     #[error("{0}; the medium lost it: replace the pool and let the volume copy it anew")]
     Lane(#[from] Damage),
+    /// A record that only an older build reads.
+    #[error(
+        "lane {0} holds a record of an older build, which this one does not read; start that build once and end it in good order, so that the pool is closed"
+    )]
+    Older(u32),
     /// A part of a transaction is lost.
     #[error(
         "lane {0} lost a part of a transaction that was persistent; replace the pool and let the volume copy it anew"
@@ -252,6 +257,9 @@ pub(crate) fn recover<M: Media>(
             true => lane.recover(media)?,
             false => lane.recover_unordered(media),
         };
+        if scan.is_older {
+            return Err(PoolError::Older(number));
+        }
         summary.mended += scan.mended.len() as u64;
         summary.dropped += scan.torn.len() as u64;
         let entries: Vec<Entry> = scan.entries.into_iter().map(|(_, entry)| entry).collect();

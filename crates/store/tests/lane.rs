@@ -324,3 +324,35 @@ proptest! {
         check(&sizes, 60);
     }
 }
+
+/// Heads of patches had no sum of their own once: such a record is no torn tail.
+#[test]
+fn a_patch_of_an_older_build_is_told_from_a_torn_tail() {
+    const KIND_AT: usize = 4;
+    const OLDER: u8 = 5;
+    let slot = Slot::EMPTY.map(FrameNo(100), 0);
+    let mut older = record(1, 1);
+    older.changes[0].old = slot;
+    older.changes[0].new = slot.map(FrameNo(100), 0);
+    older.patch = Patch {
+        within: 40,
+        len: 200,
+        bytes: vec![9; 200],
+    };
+    let mut entry = Vec::new();
+    older.encode(&mut entry);
+    entry[0][KIND_AT] = OLDER;
+    seal(&mut entry, &place(1, 0));
+    let written = |entry: &[[u8; LINE_BYTES]]| {
+        let media = Recorder::new(PAGE_BYTES);
+        let mut lane = Lane::new(START, LENGTH, place(1, 0));
+        let stores = lane.append(&media, entry);
+        let _fenced = media.fence(stores);
+        recover(media.now(), place(1, 0))
+    };
+    let found = written(&entry);
+    assert!(found.is_older && found.entries.is_empty(), "{found:?}");
+    entry[2][7] ^= 1;
+    let torn = written(&entry);
+    assert!(!torn.is_older && torn.entries.is_empty(), "{torn:?}");
+}
