@@ -54,6 +54,10 @@ impl<M: Media> Brick<M> {
             if since.elapsed() < WINDOW_MAX || !process::is_stopped(pid) {
                 continue;
             }
+            // It may have left since it was looked at, and been stopped elsewhere.
+            if self.pool().operation(session) != Some(operation) {
+                continue;
+            }
             tracing::warn!(
                 session,
                 pid,

@@ -7,6 +7,7 @@
 //! frames used again. C never passes an open window: sessions publish a floor
 //! before they take a seq. What goes on behind one that stays open: `bypass`.
 
+use crate::control::{LOCK_WAIT_MAX, Range};
 use crate::defect::{self, Defect};
 use crate::geometry::OBJECT_BYTES;
 use crate::in_flight::Noted;
@@ -918,8 +919,10 @@ impl<M: Media> Pool<M> {
 
     /// Stamps the round on the pages of an object's in-flight operations.
     pub(crate) fn stamp(&mut self, object: ObjectId, round: u8) -> Result<(), ObjectError> {
-        let found: Vec<_> = self.in_flight.of(object, &self.view.control).collect();
-        let slice = self.objects[&object].slice;
+        let Object {
+            slice, size_bytes, ..
+        } = self.objects[&object];
+        let found: Vec<_> = self.in_flight_of(object, size_bytes).collect();
         let handle = self.view.handle(object, slice)?;
         for entry in found {
             for page in entry.page.0..entry.page.0 + u64::from(entry.count) {
@@ -930,9 +933,23 @@ impl<M: Media> Pool<M> {
     }
 
     fn stamp_page(&mut self, handle: &Handle, page: PageNo, round: u8) -> Result<(), ObjectError> {
-        let range = crate::control::Range::of(handle.object, page, 1);
+        let range = Range::of(handle.object, page, 1);
         let control = &self.view.control;
-        control.lock(&range, OWN).map_err(|_| StoreError::Stalled)?;
+        let end = Deadline::after(LOCK_WAIT_MAX);
+        loop {
+            let before = control.holder(&range);
+            if control.lock_within(&range, OWN, LEAVE_WAIT).is_ok() {
+                break;
+            }
+            // Who cleans up behind the dead needs the pool, and may have to end this one.
+            if let Some((session, _)) = before.filter(|_| before == control.holder(&range)) {
+                let pid = control.cells(session).pid().load(Ordering::Relaxed);
+                return Err(ObjectError::Stuck { session, pid });
+            }
+            if end.is_over() {
+                return Err(StoreError::Stalled.into());
+            }
+        }
         let stamped = self.stamp_locked(handle, page, round);
         self.view.control.unlock(&range);
         stamped

@@ -68,10 +68,10 @@ const WAITERS: u32 = 1 << 31;
 const SPINS: u32 = if cfg!(test) { 1 } else { 200 };
 /// How long to wait for a lock. Its owner, dead or stopped, is cleaned up by
 /// the pool's owner long before.
-const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+pub(crate) const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// How often who waits for a lock looks again, and, from the second time on, tells the
 /// pool's owner for whom.
-const LOCK_NAP: Duration = Duration::from_millis(100);
+pub(crate) const LOCK_NAP: Duration = Duration::from_millis(100);
 /// How often who waits for the owner's answer looks whether it is gone: far more
 /// often than a new owner of the pool would wait for it.
 const ANSWER_NAP: Duration = Duration::from_millis(20);
@@ -334,6 +334,23 @@ impl Control {
         }
     }
 
+    /// Tells the owner that somebody waits for whoever holds words of the range.
+    #[cold]
+    pub(crate) fn tell_holders(&self, range: &Range) {
+        for &word in range.iter() {
+            self.tell_awaited(self.lock_half(word).load(Ordering::Acquire));
+        }
+    }
+
+    /// A session that holds a word of the range, and its operation.
+    pub(crate) fn holder(&self, range: &Range) -> Option<(u32, u64)> {
+        let session = range.iter().find_map(|&word| {
+            let held = self.lock_half(word).load(Ordering::Acquire) & !WAITERS;
+            held.checked_sub(1).filter(|&session| session < self.lanes)
+        })?;
+        Some((session, self.cells(session).active().load(Ordering::SeqCst)))
+    }
+
     /// Takes the sessions whose lock words are waited for for long, for the owner. Others
     /// wrote them: some may hold none, or not be open.
     pub fn take_awaited(&self) -> Vec<u32> {
@@ -452,8 +469,18 @@ impl Control {
     /// # Errors
     /// When one is not released in time; none is then held.
     pub(crate) fn lock(&self, words: &[u16], session: u32) -> Result<(), Stalled> {
+        self.lock_within(words, session, LOCK_WAIT_MAX)
+    }
+
+    /// As [`Control::lock`], of one who waits for none of them for so long.
+    pub(crate) fn lock_within(
+        &self,
+        words: &[u16],
+        session: u32,
+        limit: Duration,
+    ) -> Result<(), Stalled> {
         for (i, &word) in words.iter().enumerate() {
-            if let Err(stalled) = self.lock_word(word, session + 1) {
+            if let Err(stalled) = self.lock_word(word, session + 1, limit) {
                 self.unlock(&words[..i]);
                 return Err(stalled);
             }
@@ -470,18 +497,18 @@ impl Control {
     }
 
     #[inline]
-    fn lock_word(&self, word: u16, owner: u32) -> Result<(), Stalled> {
+    fn lock_word(&self, word: u16, owner: u32, limit: Duration) -> Result<(), Stalled> {
         let taken =
             self.lock_half(word)
                 .compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed);
         match taken {
             Ok(_) => Ok(()),
-            Err(_) => self.await_word(word, owner),
+            Err(_) => self.await_word(word, owner, limit),
         }
     }
 
     #[cold]
-    fn await_word(&self, word: u16, owner: u32) -> Result<(), Stalled> {
+    fn await_word(&self, word: u16, owner: u32, limit: Duration) -> Result<(), Stalled> {
         for _ in 0..SPINS {
             std::hint::spin_loop();
             if self
@@ -492,7 +519,7 @@ impl Control {
                 return Ok(());
             }
         }
-        let end = Deadline::after(LOCK_WAIT_MAX);
+        let end = Deadline::after(limit);
         let late = Deadline::after(LOCK_NAP);
         loop {
             let found = self.lock_half(word).load(Ordering::Relaxed);
@@ -529,7 +556,7 @@ impl Control {
                     .is_ok()
             {
                 let at = LOCKS_AT + usize::from(word) * 4;
-                wait::sleep(&self.shared, at, marked, Some(LOCK_NAP));
+                wait::sleep(&self.shared, at, marked, Some(LOCK_NAP.min(limit)));
             }
         }
     }

@@ -537,8 +537,24 @@ impl<M: Media> Pool<M> {
         slice: SliceId,
     ) -> Result<Option<Vec<pagemesh_base::slice::InFlight>>, ObjectError> {
         let (object, entry) = self.find(slice)?;
-        let listed = self.in_flight.of(object, &self.view.control);
+        let listed = self.in_flight_of(object, entry.size_bytes);
         Ok((!entry.compare).then(|| listed.collect()))
+    }
+
+    /// Those of an object of this size. Lanes may tell late of one that was deleted, when
+    /// another has its place in the table: pages that this one does not have are left out.
+    pub(crate) fn in_flight_of(
+        &self,
+        object: ObjectId,
+        size_bytes: u64,
+    ) -> impl Iterator<Item = pagemesh_base::slice::InFlight> {
+        let pages = size_bytes.div_ceil(PAGE_BYTES as u64);
+        let listed = self.in_flight.of(object, &self.view.control);
+        listed.filter_map(move |mut entry| {
+            let left = pages.checked_sub(entry.page.0)?;
+            entry.count = u64::from(entry.count).min(left) as u32;
+            (entry.count > 0).then_some(entry)
+        })
     }
 
     /// The legs were made equal: forgets what `in_flight` told.

@@ -1498,7 +1498,7 @@ impl<M: Media> Session<M> {
             crc: self.sum_before(index),
         });
         if !is_it {
-            self.view.read_slot(at, page, &mut bytes)?;
+            self.view.read_slot(at, (handle.object, page), &mut bytes)?;
         }
         bytes[within..within + part.len()].copy_from_slice(part);
         Ok(bytes)
@@ -1617,13 +1617,14 @@ impl<M: Media> Session<M> {
             let within = (at % PAGE_BYTES as u64) as usize;
             let count = rest.len().min(PAGE_BYTES - within);
             let (part, after) = rest.split_at_mut(count);
+            let of_object = (handle.object, page);
             match self.slot_at(handle, page)? {
                 None => part.fill(0),
                 Some(slot_at) => match <&mut Page>::try_from(&mut *part) {
-                    Ok(whole) => drop(self.view.read_slot(slot_at, page, whole)?),
+                    Ok(whole) => drop(self.view.read_slot(slot_at, of_object, whole)?),
                     Err(_) => {
                         let mut whole = [0; PAGE_BYTES];
-                        self.view.read_slot(slot_at, page, &mut whole)?;
+                        self.view.read_slot(slot_at, of_object, &mut whole)?;
                         part.copy_from_slice(&whole[within..within + count]);
                     }
                 },
@@ -1657,7 +1658,9 @@ impl<M: Media> Session<M> {
             for page in pages {
                 let sum = match session.slot_at(handle, page)? {
                     None => None,
-                    Some(at) => session.view.read_slot(at, page, &mut buffer)?,
+                    Some(at) => session
+                        .view
+                        .read_slot(at, (handle.object, page), &mut buffer)?,
                 };
                 sums.push(sum.unwrap_or(of_zeroes));
             }

@@ -1,15 +1,16 @@
 //! Tests of a session that stands still inside an operation.
 
+use crate::control::Range;
 use crate::defect::{self, Defect};
 use crate::object::State;
 use crate::pool::{ObjectError, Pool, format};
 use crate::session::{Member, Session, write};
 use crate::view::{Handle, View};
-use pagemesh_base::ids::Epoch;
+use pagemesh_base::ids::{Epoch, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::Stamp;
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::Recorder;
+use pagemesh_pmem::{Media, Recorder};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
@@ -200,4 +201,66 @@ fn nothing_of_a_deleted_object_is_freed_while_a_session_is_inside() {
     let entry = pool.objects.get(&object);
     assert!(entry.is_none_or(|entry| entry.state == State::Free));
     assert!(matches!(pool.delete(SLICE), Err(ObjectError::Unknown(_))));
+}
+
+/// A reader waits for it as a writer does, and has the owner end it.
+#[test]
+fn who_reads_a_page_that_one_stands_still_in_tells_of_it() {
+    let (pool, still, mut session) = beside_one_that_stands_still(4);
+    let handle = pool.handle(SLICE).expect("the object");
+    put(&mut session, handle, 1, 7, 1, 0);
+    let view = pool.view().clone();
+    let at = session.slot_at(&handle, PageNo(1));
+    let at = at.expect("sound").expect("a leaf");
+    let slot = view.slot(at, PageNo(1)).expect("sound");
+    let word = Range::of(handle.object, PageNo(1), 1);
+    view.control.lock(&word, still).expect("free");
+    view.meta.store(at, slot.changing().encode());
+    let reader = std::thread::spawn(move || {
+        let (at, mut bytes) = (PAGE_BYTES as u64, [0; PAGE_BYTES]);
+        session
+            .read(&handle, at, &mut bytes, Epoch(1))
+            .map(|()| bytes)
+    });
+    let told = loop {
+        assert!(!reader.is_finished(), "the page is being changed");
+        let told = view.control.take_awaited();
+        if !told.is_empty() {
+            break told;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(told, [still]);
+    view.meta.store(at, slot.encode());
+    view.control.unlock(&word);
+    let read = reader.join().expect("no panic").expect("sound");
+    assert_eq!(read, [7; PAGE_BYTES]);
+}
+
+/// It began behind the barrier, so that nobody waited for it before.
+#[test]
+fn a_round_is_not_stamped_past_one_that_stands_still_and_the_owner_hears_of_it() {
+    let (mut pool, still, mut session) = beside_one_that_stands_still(4);
+    let handle = pool.handle(SLICE).expect("the object");
+    put(&mut session, handle, 1, 7, 1, 0);
+    let view = pool.view().clone();
+    let leave = || {
+        view.control
+            .cells(still)
+            .active()
+            .fetch_add(1, Ordering::SeqCst)
+    };
+    leave();
+    let word = Range::of(handle.object, PageNo(1), 1);
+    view.control.lock(&word, still).expect("free");
+    let stuck = pool.raise_epoch(SLICE, Epoch(1), 3);
+    assert!(
+        matches!(stuck, Err(ObjectError::Stuck { session, .. }) if session == still),
+        "{stuck:?}"
+    );
+    view.control.unlock(&word);
+    pool.raise_epoch(SLICE, Epoch(1), 3).expect("called again");
+    let at = session.slot_at(&handle, PageNo(1));
+    let at = at.expect("sound").expect("a leaf");
+    assert_eq!(view.slot(at, PageNo(1)).expect("sound").track(), 3);
 }

@@ -6,13 +6,13 @@
 //! changes nothing but slots above the leaves that lost a bit, back to what they
 //! were ([`crate::ways`]).
 
-use crate::control::Control;
+use crate::control::{Control, LOCK_NAP, Range};
 use crate::defect::{self, Defect};
 use crate::geometry::Geometry;
 use crate::object::{GATE_AT, Gate, HEIGHT, ROOT_AT, SIZE_AT, SLICE_AT};
 use crate::slot::Slot;
 use crate::table::{BadTable, Location, Table};
-use crate::wait::{self, Deadline};
+use crate::wait::{Deadline, Patience};
 use pagemesh_base::ids::{Epoch, FrameNo, Incarnation, ObjectId, PageNo};
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::units::PAGE_BYTES;
@@ -312,19 +312,19 @@ impl<M: Media> View<M> {
         Err(damaged_page(page))
     }
 
-    /// Copies the page behind the slot at `at` out. Returns its checksum, or
+    /// Copies the page of an object, behind the slot at `at`, out. Returns its checksum, or
     /// none when it is a hole.
     pub(crate) fn read_slot(
         &self,
         at: usize,
-        page: PageNo,
+        (object, page): (ObjectId, PageNo),
         into: &mut [u8; PAGE_BYTES],
     ) -> Result<Option<u32>, StoreError> {
         let mut was_damaged = false;
         for _ in 0..READ_TRIES_MAX {
             let slot = self.slot(at, page)?;
             if slot.is_changing() {
-                self.await_change(at, page)?;
+                self.await_change(at, (object, page))?;
                 continue;
             }
             let Some(frame) = slot.frame() else {
@@ -347,9 +347,14 @@ impl<M: Media> View<M> {
         Err(StoreError::Stalled)
     }
 
-    /// Waits until nobody is changing the page behind the slot at `at` in place.
+    /// Waits until nobody is changing the page behind the slot at `at` in place. Who does
+    /// holds its lock word, and may stand still.
     #[cold]
-    fn await_change(&self, at: usize, page: PageNo) -> Result<(), StoreError> {
+    fn await_change(
+        &self,
+        at: usize,
+        (object, page): (ObjectId, PageNo),
+    ) -> Result<(), StoreError> {
         let is_changing = || Slot::decode(self.meta.load(at)).is_ok_and(Slot::is_changing);
         for _ in 0..CHANGE_SPINS {
             std::hint::spin_loop();
@@ -357,19 +362,29 @@ impl<M: Media> View<M> {
                 return Ok(());
             }
         }
+        let word = Range::of(object, page, 1);
         let end = Deadline::after(CHANGE_WAIT_MAX);
+        let mut late = Deadline::after(LOCK_NAP);
+        let mut patience = Patience::default();
         while is_changing() {
             if self.is_gone() {
                 return Err(StoreError::Gone);
             }
             if end.is_over() {
-                return Err(damaged_page(page));
+                return Err(match self.control.is_free(&word) {
+                    true => damaged_page(page),
+                    false => StoreError::Stalled,
+                });
             }
             #[cfg(test)]
             if crate::enumerate::guests::clean_up() {
                 continue;
             }
-            wait::pause();
+            if late.is_over() {
+                self.control.tell_holders(&word);
+                late = Deadline::after(LOCK_NAP);
+            }
+            patience.pause();
         }
         Ok(())
     }

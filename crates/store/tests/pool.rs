@@ -261,6 +261,43 @@ fn an_old_epoch_is_refused_and_in_flight_operations_are_told() {
     assert_eq!(pool.in_flight(SLICE).expect("the object"), Some(vec![]));
 }
 
+/// Of one whose place in the table another has by now: what is noted of it late is no page
+/// of that one.
+#[test]
+fn what_was_in_flight_of_a_deleted_object_is_of_no_other() {
+    const KEPT: SliceId = SliceId(Uuid::from_u128(76));
+    const OTHER: SliceId = SliceId(Uuid::from_u128(77));
+    let media = recorder();
+    let mut pool = open(&media);
+    pool.create(SLICE, SIZE).expect("an object");
+    let handle = pool.handle(SLICE).expect("the object");
+    let mut one = session(&mut pool);
+    put(&mut one, handle, 3 * PAGE_BYTES as u64, &[1; PAGE_BYTES], 5).expect("a write");
+    pool.delete(SLICE).expect("the object");
+    while pool.tend().expect("sound") {}
+    // Checkpoints pass its end, and its place can be used again.
+    pool.create(KEPT, SIZE).expect("an object");
+    let kept = pool.handle(KEPT).expect("the object");
+    let mut two = session(&mut pool);
+    for op in 1..2000 {
+        put(&mut two, kept, 0, &[1; PAGE_BYTES], op).expect("a write");
+        while pool.tend().expect("sound") {}
+    }
+    pool.create(OTHER, PAGE_BYTES as u64).expect("an object");
+    let other = pool.handle(OTHER).expect("the object");
+    assert_eq!(other.object(), handle.object(), "its place in the table");
+    drop(one);
+    pool.close_session(1).expect("a session");
+    for _ in 0..2 {
+        pool.raise_epoch(OTHER, Epoch(2), 3)
+            .expect("no page is missing");
+        let told = pool.in_flight(OTHER).expect("the object").expect("few");
+        assert!(told.iter().all(|it| it.page == PageNo(0)), "{told:?}");
+        drop(pool);
+        pool = open(&media);
+    }
+}
+
 #[test]
 fn what_a_living_session_completes_is_in_flight_no_more() {
     let media = recorder();
