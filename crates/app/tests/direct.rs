@@ -13,8 +13,12 @@ mod bounds;
 mod crowd;
 #[path = "direct/end.rs"]
 mod end;
+#[path = "direct/numbers.rs"]
+mod numbers;
 #[path = "direct/pairs.rs"]
 mod pairs;
+#[path = "direct/rows.rs"]
+mod rows;
 mod support;
 
 use pagemesh_direct::guest::{File as Direct, Guest};

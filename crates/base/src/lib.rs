@@ -6,6 +6,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod aside;
 pub mod awake;
 pub mod bytes;
 pub mod checksum;

@@ -21,6 +21,7 @@ fn fuzz_direct_question() {
         Question::Board(7),
         Question::Bar(u64::MAX),
         Question::Call,
+        Question::Leave,
         Question::Grow(3),
         Question::Write(3),
     ];

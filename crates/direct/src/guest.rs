@@ -17,6 +17,7 @@ use crate::board::{Board, Run};
 use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
+use pagemesh_base::aside::aside;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
 use pagemesh_base::peer::peer;
@@ -74,6 +75,11 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 const MISSES_MAX: u32 = 4;
 /// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// The same for who must not go on without: longer than the mount waits for guests that stand
+/// still or are late.
+const BAR_ANSWER_MAX: Duration = Duration::from_secs(30);
+/// Stack for what a station needs a connection to each brick for.
+const EQUIP_STACK_BYTES: usize = 256 << 10;
 
 /// Where the kernel says who somebody is no key is asked for.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
@@ -218,7 +224,12 @@ impl Guest {
     /// it any more. Returns when that is so.
     pub fn bar(&self, device: u64, ino: u64) {
         if let Some(mount) = self.mount(device, true) {
-            let answered = guard(&mount.asker).ask(Question::Bar(ino));
+            let asker = guard(&mount.asker);
+            // Who is in the way may be waited for, and ended.
+            let answered = asker
+                .wait_for(Some(BAR_ANSWER_MAX))
+                .and_then(|()| asker.ask(Question::Bar(ino)))
+                .and_then(|_| asker.wait_for(Some(ANSWER_MAX)));
             if answered.is_err() {
                 mount.end();
             }
@@ -282,7 +293,15 @@ impl Stand {
         let mut sessions = self.station.legs().iter().map(MappedLeg::sessions);
         if !is_used && (self.station.legs().is_empty() || sessions.any(is_few)) {
             self.drop_legs();
-            self.link = None;
+            self.leave();
+        }
+    }
+
+    /// Gives the row back.
+    fn leave(&mut self) {
+        if let Some(link) = self.link.take() {
+            // A mount that is gone has no rows.
+            let _ = wire::send(link.0.as_fd(), &Question::Leave.encode(), None);
         }
     }
 }
@@ -297,6 +316,7 @@ fn all_descriptors(leg: &MappedLeg) -> Vec<RawFd> {
 impl Drop for Stand {
     fn drop(&mut self) {
         self.drop_legs();
+        self.leave();
     }
 }
 
@@ -321,9 +341,19 @@ impl Link {
         if peer.uid != 0 && peer.uid != geteuid().as_raw() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;
         owned::add(socket.as_raw_fd());
-        Ok(Link(socket))
+        let link = Link(socket);
+        link.wait_for(Some(ANSWER_MAX))?;
+        Ok(link)
+    }
+
+    /// How long an answer is waited for from now on; none: as long as the mount is there.
+    fn wait_for(&self, limit: Option<Duration>) -> io::Result<()> {
+        Ok(sockopt::set_socket_timeout(
+            &self.0,
+            sockopt::Timeout::Recv,
+            limit,
+        )?)
     }
 
     fn ask(&self, question: Question) -> io::Result<(Answer, Option<SystemFile>)> {
@@ -370,10 +400,13 @@ impl Mount {
             panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
             retry_at: AtomicU64::new(0),
-            changed: rustix::event::eventfd(0, flags)?,
+            changed: aside(rustix::event::eventfd(0, flags)?),
             device,
         });
         owned::add(mount.changed.as_raw_fd());
+        // For all children: in a virtual machine it is the host that answers, one question
+        // after the other.
+        let _known = pagemesh_pmem::cpu::cpu();
         if let Some(row) = row {
             let mut first = guard(&mount.stations[thread_number() % STATIONS]);
             first.link = Some(link);
@@ -391,7 +424,8 @@ impl Mount {
             true => Question::Grow(ino),
             false => Question::Board(ino),
         };
-        let answered = self.asker.try_lock().ok()?.ask(question);
+        let mut asker = self.asker.try_lock().ok()?;
+        let answered = asker.ask(question);
         match answered {
             Ok((Answer::Yes, Some(memory))) => {
                 let mut boards = guard(&self.boards);
@@ -407,11 +441,26 @@ impl Mount {
                 Some(board)
             }
             Ok(_) => None,
-            Err(_) => {
+            Err(cause) => {
                 // An answer that comes late would be taken for that of the next question.
-                self.end();
+                match cause.kind() {
+                    io::ErrorKind::WouldBlock => self.ask_anew(&mut asker),
+                    _ => self.end(),
+                }
                 None
             }
+        }
+    }
+
+    /// The mount is there, and takes longer: the next question goes by another connection.
+    #[cold]
+    fn ask_anew(&self, asker: &mut Link) {
+        match Link::connect(&self.device) {
+            Ok(link) => {
+                *asker = link;
+                self.wake();
+            }
+            Err(_) => self.end(),
         }
     }
 
@@ -474,13 +523,22 @@ impl Mount {
             return false;
         }
         let mut equipped = Err(Lack::Picture);
-        (self.masked)(&mut || equipped = self.try_equip(stand));
+        (self.masked)(&mut || {
+            // Threads of programs may have little stack.
+            equipped = std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().stack_size(EQUIP_STACK_BYTES);
+                let made = thread.spawn_scoped(scope, || self.try_equip(stand));
+                made.map_or(Err(Lack::Room), |made| {
+                    made.join().unwrap_or(Err(Lack::Room))
+                })
+            });
+        });
         let wait = match equipped {
             Ok(()) => None,
             Err(Lack::Picture) => Some(RETRY),
             Err(Lack::Room) => {
                 // Others can do nothing with a session without a row, nor with one of one leg.
-                stand.link = None;
+                stand.leave();
                 Some(FULL_RETRY)
             }
         };
@@ -640,7 +698,7 @@ pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Resu
     let link = Link::connect(&device).map_err(is_none)?;
     // Who may not be a guest finds the connection closed.
     link.ask(Question::Board(ino)).map_err(is_none)?;
-    sockopt::set_socket_timeout(&link.0, sockopt::Timeout::Recv, None)?;
+    link.wait_for(None)?;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let memory = SystemFile::from(rustix::fs::memfd_create("pagemesh-parts", flags)?);
     memory.write_all_at(&wire::encode_parts(parts), 0)?;

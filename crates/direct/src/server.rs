@@ -34,7 +34,8 @@ use std::time::{Duration, Instant};
 /// Connections that the kernel keeps before they are accepted.
 const BACKLOG: i32 = 64;
 /// Connections at the same time: each process has one for questions, and one for each row.
-const GUESTS_MAX: usize = 2 * ROWS;
+/// More processes than there are rows ask, too: who maps a file has to say so.
+const GUESTS_MAX: usize = 16 * ROWS;
 /// Files with boards, each of which takes a descriptor; the kernel serves further ones.
 const BOARDS_MAX: usize = 4096;
 /// Looks at a guest that is inside before the thread gives up its processor: operations take
@@ -247,6 +248,8 @@ fn serve(host: &Arc<Host>, socket: OwnedFd) {
         tracing::debug!(%cause, pid = guest.pid.as_raw_pid(), "a guest's connection ended");
     }
     if let Some(number) = row {
+        // It may go on, and use the row, if its connection was closed by accident.
+        while !guest.is_gone(LOOK_EVERY) && !host.is_ending.load(Ordering::Acquire) {}
         host.clean_up(number, &guest);
     }
 }
@@ -268,6 +271,11 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 wire::send(socket, &answer.encode(), memory)?;
             }
             Question::Call => host.volume.call_shipping(),
+            Question::Leave => {
+                if let Some(number) = row.take() {
+                    host.clean_up(number, guest);
+                }
+            }
             Question::Look => wire::send(socket, &host.joined(*row).0.encode(), None)?,
             Question::Bar(ino) => {
                 let barred = host.fs.upgrade().map(|fs| fs.bar_guests(Ino(ino)));
@@ -422,9 +430,8 @@ impl Host {
             if self.is_ending.load(Ordering::Acquire) {
                 return;
             }
-            // Its connection may end before its process has.
             let guest = self.guest(number);
-            if guest.is_none_or(|guest| guest.is_gone(Duration::ZERO)) {
+            if guest.is_none_or(|guest| guest.has_ended()) {
                 return std::thread::sleep(NAP);
             }
             if waited >= LATE_MAX {
@@ -507,6 +514,17 @@ impl Guest {
         let until = Timespec::try_from(wait).unwrap_or_default();
         let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&until)), Ok(ended) if ended > 0)
+    }
+
+    /// Whether it is gone, which the thread of its connection then hears of: a child that it
+    /// forked may have the connection still.
+    fn has_ended(&self) -> bool {
+        let is_gone = self.is_gone(Duration::ZERO);
+        if is_gone {
+            // It may be shut already.
+            let _ = shutdown(&self.socket, Shutdown::Both);
+        }
+        is_gone
     }
 
     /// By a signal or a debugger, proc(5).

@@ -24,6 +24,7 @@
 //! packets make no sense is ended.
 
 use bytes::Bytes;
+use pagemesh_base::aside::aside;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
 use pagemesh_base::units::PAGE_BYTES;
@@ -44,7 +45,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pmdg");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const QUESTION_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 28;
 /// Bytes of a socket's path, as the kernel has it.
@@ -69,6 +70,9 @@ pub enum Question {
     Call,
     /// For parts of a file that it has open to be overwritten together.
     Write(u64),
+    /// For nothing: it needs the row no more. A connection that ends without a word may have
+    /// been closed by accident, by a process that goes on.
+    Leave,
 }
 
 /// What a mount answers.
@@ -148,6 +152,7 @@ impl Question {
             Question::Look => (3, 0),
             Question::Bar(file) => (4, file),
             Question::Call => (5, 0),
+            Question::Leave => (8, 0),
             Question::Grow(file) => (6, file),
             Question::Write(file) => (7, file),
         };
@@ -175,6 +180,7 @@ impl Question {
             (3, 0) => Ok(Question::Look),
             (4, file) => Ok(Question::Bar(file)),
             (5, 0) => Ok(Question::Call),
+            (8, 0) => Ok(Question::Leave),
             (6, file) => Ok(Question::Grow(file)),
             (7, file) => Ok(Question::Write(file)),
             _ => Err(Strange("an unknown question")),
@@ -305,12 +311,8 @@ pub fn address(device: &str) -> io::Result<SocketAddrUnix> {
 /// When the system has none.
 pub fn socket() -> io::Result<OwnedFd> {
     let kind = SocketType::SEQPACKET;
-    Ok(socket_with(
-        AddressFamily::UNIX,
-        kind,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
+    let flags = SocketFlags::CLOEXEC;
+    Ok(aside(socket_with(AddressFamily::UNIX, kind, flags, None)?))
 }
 
 /// Sends a packet, with memory if there is some. Does not wait for room: there is one
@@ -389,6 +391,7 @@ mod tests {
             Question::Board(u64::MAX),
             Question::Bar(7),
             Question::Call,
+            Question::Leave,
             Question::Grow(8),
             Question::Write(9),
         ] {

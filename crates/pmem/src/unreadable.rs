@@ -13,12 +13,13 @@
 //! goes to the handler that was there before.
 
 use crate::mapped::MapError;
+use pagemesh_base::aside::aside;
 use pagemesh_base::units::PAGE_BYTES;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem::{MaybeUninit, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -209,7 +210,8 @@ fn prepare() -> io::Result<Handler> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: a new descriptor that nobody else owns.
-    let mut file = unsafe { File::from_raw_fd(fd) };
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut file = File::from(aside(fd));
     let page = [PATTERN.to_le_bytes(); PAGE_BYTES / 8];
     file.write_all(page.as_flattened())?;
     let action_of = |signal| {

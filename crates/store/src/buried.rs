@@ -53,8 +53,9 @@ fn check(level: u8, bit: u32, is_swapped: bool) {
     let cells = view.control.cells(dead.number());
     let committed = cells.committed().load(Ordering::SeqCst);
     put(&mut dead, handle, 3, 2);
-    // As it was before the record was published.
+    // As it was before the record was published, inside.
     cells.committed().store(committed, Ordering::SeqCst);
+    cells.active().fetch_sub(1, Ordering::SeqCst);
     if !is_swapped {
         media.store(page_at, before);
     }

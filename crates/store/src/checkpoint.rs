@@ -632,10 +632,12 @@ impl<M: Media> Pool<M> {
     pub(crate) fn bury(&mut self, number: u32) -> Result<(), ObjectError> {
         let cells = self.view.control.cells(number);
         cells.revoked().store(1, Ordering::SeqCst);
-        if defect::is(Defect::LocksFreedFirst) {
+        // Lock words are taken, and what is not published is written, inside only.
+        let was_inside = self.operation(number).is_some();
+        if was_inside && defect::is(Defect::LocksFreedFirst) {
             self.view.control.release_all(number);
         }
-        if !defect::is(Defect::DeadNotFinished) {
+        if was_inside && !defect::is(Defect::DeadNotFinished) {
             self.finish(number)?;
         }
         let cells = self.view.control.cells(number);
@@ -646,7 +648,9 @@ impl<M: Media> Pool<M> {
         cells
             .active()
             .store(active.next_multiple_of(2), Ordering::Release);
-        self.view.control.release_all(number);
+        if was_inside {
+            self.view.control.release_all(number);
+        }
         if !defect::is(Defect::InFlightOfDeadLost) {
             self.collect_in_flight_of(number, None, Life::Ends)?;
         }

@@ -6,6 +6,7 @@ use crate::message::reply::Attached;
 use crate::remote::Remote;
 use crate::stream::Stream;
 use crate::tcp::TcpLeg;
+use pagemesh_base::aside::aside;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, SliceId};
 use pagemesh_base::slice::SliceError;
@@ -108,7 +109,12 @@ fn try_connect(socket: &Path, timeouts: Timeouts) -> Result<(Grant, MapLink), Fa
 /// Connects without waiting: a brick that does not accept is as good as none.
 fn open(path: &Path) -> io::Result<Stream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let socket = aside(socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?);
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(Stream::unix(socket))
 }
@@ -139,7 +145,7 @@ fn receive_grant(
         }
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
-                fds.extend(received);
+                fds.extend(received.map(aside));
             }
         }
     }
@@ -168,7 +174,7 @@ impl MapLink {
         epoch: Epoch,
     ) -> Result<(Attached, TcpLeg, OwnedFd), SliceError> {
         let life = self.remote.as_fd().try_clone_to_owned();
-        let life = life.map_err(|cause| SliceError::Lost(cause.to_string()))?;
+        let life = aside(life.map_err(|cause| SliceError::Lost(cause.to_string()))?);
         let attached = self.remote.attach(slice, epoch)?;
         let leg = TcpLeg::over(self.remote, attached, self.timeouts);
         Ok((attached, leg, life))

@@ -1,0 +1,46 @@
+//! Numbers of descriptors: programs name some themselves, and close what they were given.
+
+use super::support::mounted::{self, Mounted, library};
+use super::support::{PAGEMESH, program};
+use std::process::Stdio;
+
+/// Shells put files under numbers of their own. Whoever has no standard output must not
+/// write to a brick.
+const SHELL: &str = r#"
+set -e
+cd "$1"
+exec 3<>three 4>four 5>>five 9<>nine
+for number in 3 4 5 9; do
+    for line in 1 2 3 4 5 6 7 8; do echo "line $line" >&$number; done
+done
+exec 6>&3 3>six
+echo six >&3
+echo nine >&6
+exec 1>&- 2>&-
+exec 7>>five
+for line in 1 2 3 4 5 6 7 8; do echo "more $line" >&7; done
+echo lost || true
+"#;
+
+#[test]
+fn shells_name_descriptors_as_they_like() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = program::limited(PAGEMESH);
+    command.args(["exec", "--library"]).arg(library());
+    command.args(["--", "bash", "-c", SHELL, "bash"]);
+    command.arg(&mount.dir).stdin(Stdio::null());
+    let ended = command.output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let lines = |word: &str| (1..=8).map(|n| format!("{word} {n}\n")).collect::<String>();
+    let read = |name: &str| std::fs::read_to_string(mount.path(name)).unwrap();
+    assert_eq!(read("three"), lines("line") + "nine\n");
+    assert_eq!(read("four"), lines("line"));
+    assert_eq!(read("five"), lines("line") + &lines("more"));
+    assert_eq!(read("nine"), lines("line"));
+    assert_eq!(read("six"), "six\n");
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}

@@ -1,0 +1,50 @@
+//! Rows of the segment: who has one may be inside of an operation at any time.
+
+use super::support::mounted::{self, CLASSIC, Mounted};
+use super::support::until;
+use pagemesh_direct::wire::{self, Answer, Question};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// Another connection of this process, with a row.
+fn joined(mount: &Mounted) -> (OwnedFd, u32) {
+    let number = std::fs::metadata(&mount.dir).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let socket = wire::socket().unwrap();
+    let address = wire::address(&format!("{major}:{minor}")).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
+    let (bytes, _) = wire::receive(socket.as_fd()).unwrap().unwrap();
+    match Answer::decode(&bytes) {
+        Ok(Answer::Joined(row, _)) => (socket, row),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Its process goes on: the connection may have been closed by accident.
+#[test]
+fn a_row_is_given_away_only_by_who_has_it() {
+    let Some(cluster) = mounted::cluster(&[128, 128], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", CLASSIC);
+    let (lost, first) = joined(&mount);
+    drop(lost);
+    for _ in 0..20 {
+        let (given_back, second) = joined(&mount);
+        assert_ne!(
+            second, first,
+            "somebody may be inside of an operation there"
+        );
+        wire::send(given_back.as_fd(), &Question::Leave.encode(), None).unwrap();
+        let (again, third) = joined(&mount);
+        assert_ne!(third, first, "somebody may be inside of an operation there");
+        wire::send(again.as_fd(), &Question::Leave.encode(), None).unwrap();
+    }
+    until("rows that were given back are given to others", || {
+        let (socket, row) = joined(&mount);
+        wire::send(socket.as_fd(), &Question::Leave.encode(), None).unwrap();
+        row < 4
+    });
+    mount.stop(&cluster);
+}
