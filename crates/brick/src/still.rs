@@ -10,7 +10,7 @@ use crate::process;
 use pagemesh_pmem::Media;
 use std::time::Instant;
 
-/// A session that others told of, and since when it is known to be inside of that operation.
+/// A session that others wait for, and since when it is known to be inside of that operation.
 struct Awaited {
     session: u32,
     operation: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Still(Vec<Awaited>);
 
 impl Still {
     /// Takes in that others wait for a session's operation. Since when this is known.
-    fn note(&mut self, session: u32, operation: u64) -> Instant {
+    pub(crate) fn note(&mut self, session: u32, operation: u64) -> Instant {
         let of_it = |known: &&Awaited| known.session == session && known.operation == operation;
         if let Some(known) = self.0.iter().find(of_it) {
             return known.since;

@@ -233,11 +233,19 @@ impl<M: Media> Pool<M> {
             let active = cells.active().load(Ordering::SeqCst);
             let end = Deadline::after(LEAVE_WAIT);
             if active % 2 == 1 && !self.awaits_leave(session, active, end) {
-                let pid = cells.pid().load(Ordering::Relaxed);
-                return Err(ObjectError::Stuck { session, pid });
+                return Err(self.stuck(session, active));
             }
         }
         Ok(())
+    }
+
+    fn stuck(&self, session: u32, operation: u64) -> ObjectError {
+        let pid = self.process(session);
+        ObjectError::Stuck {
+            session,
+            operation,
+            pid,
+        }
     }
 
     /// Applies what was committed and makes it the new start of recovery.
@@ -946,9 +954,10 @@ impl<M: Media> Pool<M> {
                 break;
             }
             // Who cleans up behind the dead needs the pool, and may have to end this one.
-            if let Some((session, _)) = before.filter(|_| before == control.holder(&range)) {
-                let pid = control.cells(session).pid().load(Ordering::Relaxed);
-                return Err(ObjectError::Stuck { session, pid });
+            if let Some((session, operation)) = before
+                && before == control.holder(&range)
+            {
+                return Err(self.stuck(session, operation));
             }
             if end.is_over() {
                 return Err(StoreError::Stalled.into());

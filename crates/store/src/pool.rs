@@ -114,6 +114,8 @@ pub enum ObjectError {
     Stuck {
         /// Its number.
         session: u32,
+        /// Which operation, of its own count.
+        operation: u64,
         /// Its process.
         pid: u32,
     },
