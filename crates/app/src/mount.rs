@@ -16,6 +16,7 @@ use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
@@ -37,6 +38,8 @@ const ROOM_EVERY: Duration = Duration::from_secs(5);
 /// without: longer than it waits for bricks and a manager that are gone. Who listens there may
 /// be no mount.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(40);
+/// Who waits for the end of a mount at the same time; others find the connection closed.
+const WAITING_MAX: usize = 64;
 /// Between two looks at them.
 const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
 const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
@@ -436,15 +439,28 @@ fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> 
     let spawned = std::thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    std::thread::sleep(ADDRESS_PAUSE);
+                    continue;
+                };
                 let mut waiting = accepted.lock().unwrap_or_else(PoisonError::into_inner);
-                waiting.push(stream);
+                waiting.retain(|stream| !has_hung_up(stream));
+                if waiting.len() < WAITING_MAX {
+                    waiting.push(stream);
+                }
             }
         });
     if let Err(cause) = spawned {
         tracing::warn!(%cause, "{NOBODY_WAITS}");
     }
     waiting
+}
+
+/// Whether the other side waits no more.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+    !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
 }
 
 fn tell_done(waiting: &Mutex<Vec<UnixStream>>) {

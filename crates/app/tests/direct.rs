@@ -13,6 +13,8 @@ mod bounds;
 mod crowd;
 #[path = "direct/end.rs"]
 mod end;
+#[path = "direct/exec.rs"]
+mod exec;
 #[path = "direct/numbers.rs"]
 mod numbers;
 #[path = "direct/pairs.rs"]

@@ -63,7 +63,7 @@ pub struct Brick<M = Mapped> {
     /// Locked alone.
     still: Mutex<Still>,
     /// None for a pool that is no file.
-    _claim: Option<file::Claim>,
+    claim: Option<file::Claim>,
 }
 
 /// The thread that checkpoints and grants; ends the brick when dropped.
@@ -150,7 +150,7 @@ impl<M: Media> Brick<M> {
             scrubs: Mutex::default(),
             attached: Mutex::default(),
             still: Mutex::default(),
-            _claim: claim,
+            claim: claim,
         }
     }
 
@@ -282,7 +282,9 @@ impl<M: Media> Brick<M> {
         }
         let began = Instant::now();
         let mut is_told = false;
-        while self.is_inside(number) && process::is_running(pid, started) {
+        // Its threads may be gone with the program that they ran.
+        let is_there = || process::is_running(pid, started) && !self.is_left_by(pid);
+        while self.is_inside(number) && is_there() {
             let waited = began.elapsed();
             if !is_told && waited > LEAVE_LIMIT {
                 is_told = true;
@@ -295,33 +297,42 @@ impl<M: Media> Brick<M> {
         }
     }
 
+    fn is_left_by(&self, pid: u32) -> bool {
+        self.claim.as_ref().is_some_and(|it| it.is_left_by(pid))
+    }
+
     /// In a function of its own: the pool must not stay locked.
     fn is_inside(&self, number: u32) -> bool {
         self.pool().revoke(number)
     }
 
     /// Runs something that waits for all operations to end. A client's process
-    /// that is stopped inside one is ended, as nothing else keeps its late
-    /// stores out.
+    /// that stays inside of one is ended, as nothing else keeps its late
+    /// stores out; not one that was just met there, behind others that came and went.
     fn unstuck<T>(
         &self,
         mut run: impl FnMut(&mut Pool<M>) -> Result<T, ObjectError>,
     ) -> Result<T, ObjectError> {
         let mut pool = self.pool();
         let mut tries = 0;
-        let mut since = Instant::now();
+        let mut still = Still::default();
         loop {
             let result = run(&mut pool);
-            let Err(ObjectError::Stuck { session, pid }) = result else {
+            let Err(ObjectError::Stuck {
+                session,
+                operation,
+                pid,
+            }) = result
+            else {
                 return result;
             };
-            if since.elapsed() < WINDOW_MAX {
+            if still.note(session, operation).elapsed() < WINDOW_MAX {
                 // Who cleans up behind the dead needs the pool.
                 let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
                 pool = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            since = Instant::now();
+            still = Still::default();
             tries += 1;
             if dead_inside(&pool).is_some() && tries < STUCK_MAX {
                 pool = self.await_dead(pool);
@@ -333,11 +344,7 @@ impl<M: Media> Brick<M> {
                 .map(|number| (number, pool.process(number)))
                 .find(|(_, pid)| process::is_stopped(*pid));
             let (session, pid) = stopped.unwrap_or((session, pid));
-            tracing::warn!(
-                session,
-                pid,
-                "ending a process that is stopped in an operation"
-            );
+            tracing::warn!(session, pid, "ending a process that stays in an operation");
             if tries == STUCK_MAX {
                 return result;
             }

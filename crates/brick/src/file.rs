@@ -6,6 +6,7 @@
 //! files are fully allocated before they become a pool, and before one is opened.
 
 use crate::process;
+use pagemesh_base::mapping::maps;
 use pagemesh_pmem::{Durability, MapError, Mapped, Media, Stated};
 use pagemesh_store::check::{Options, Plan, Report, check};
 use pagemesh_store::pool;
@@ -344,7 +345,16 @@ fn this_boot() -> Result<Uuid, FileError> {
 /// other descriptor of the pool that is closed.
 #[derive(Debug)]
 pub struct Claim {
-    _file: File,
+    file: File,
+}
+
+impl Claim {
+    /// Whether a process has let go of the pool: it maps it no more. False where that cannot
+    /// be told.
+    pub(crate) fn is_left_by(&self, pid: u32) -> bool {
+        let found = self.file.metadata();
+        found.is_ok_and(|found| maps(pid, found.dev(), found.ino()) == Some(false))
+    }
 }
 
 fn open_file(path: &Path) -> Result<File, FileError> {
@@ -387,7 +397,7 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
     let began = Instant::now();
     loop {
         match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => return Ok(Claim { _file: file }),
+            Ok(_) => return Ok(Claim { file: file }),
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }

@@ -3,6 +3,7 @@
 //! Invariants: a process is named by its number and its start time, so that a
 //! later one of the same number is never ended.
 
+use pagemesh_base::mapping::maps;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::unix::fs::MetadataExt;
@@ -89,7 +90,7 @@ pub(crate) fn holders(file: &Path) -> Vec<(u32, u64)> {
     pids.filter(|&pid| pid != std::process::id())
         .filter_map(|pid| Some((pid, start_time(pid)?)))
         .filter(|&(pid, _)| {
-            maps(pid, wanted.dev(), wanted.ino())
+            maps(pid, wanted.dev(), wanted.ino()) == Some(true)
                 || is_stopped(pid) && holds_lock(pid, wanted.dev(), wanted.ino())
         })
         .collect()
@@ -117,23 +118,6 @@ fn shows_lock(line: &str) -> bool {
     words.next() == Some("lock:") && words.any(|word| word == "FLOCK")
 }
 
-/// Whether a process has this inode mapped; false for what cannot be looked at.
-fn maps(pid: u32, dev: u64, inode: u64) -> bool {
-    let Ok(maps) = std::fs::read_to_string(format!("/proc/{pid}/maps")) else {
-        return false;
-    };
-    let wanted = (rustix::fs::major(dev), rustix::fs::minor(dev), inode);
-    maps.lines().any(|line| mapped(line) == Some(wanted))
-}
-
-/// Device and inode of a line of `/proc/PID/maps`.
-fn mapped(line: &str) -> Option<(u32, u32, u64)> {
-    let mut fields = line.split_ascii_whitespace().skip(3);
-    let (major, minor) = fields.next()?.split_once(':')?;
-    let hex = |digits| u32::from_str_radix(digits, 16).ok();
-    Some((hex(major)?, hex(minor)?, fields.next()?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,12 +142,5 @@ mod tests {
             "lock:\t1: OFDLCK ADVISORY  WRITE -1 fd:01:12 0 EOF"
         ));
         assert!(!shows_lock("flags:\t0100002"));
-    }
-
-    #[test]
-    fn lines_of_maps_are_read() {
-        let line = "7f00-7f10 rw-s 00000000 00:1b 4711    /dev/shm/pool (deleted)";
-        assert_eq!(mapped(line), Some((0, 0x1b, 4711)));
-        assert_eq!(mapped("nonsense"), None);
     }
 }

@@ -42,7 +42,7 @@ use std::fs::File as SystemFile;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,9 @@ const SESSIONS_KEPT_PART: u32 = 8;
 /// not use; elsewhere it keeps them, since having them again costs milliseconds and the memory
 /// map of the pool.
 const SESSIONS_FEW_PART: u32 = 2;
+/// Between two looks at stations that somebody is at: bricks wait for two seconds until
+/// whoever maps their pools lets go.
+const BUSY_LOOK: Duration = Duration::from_millis(200);
 /// So long nobody used such a station, at least, and twice as long at most.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Calls that the kernel serves after a file was opened, or its size or pages changed, before
@@ -119,6 +122,8 @@ struct Mount {
     segment: Segment,
     stations: [Mutex<Stand>; STATIONS],
     /// For questions about files.
+    /// Its descriptor, for who must not wait for it.
+    asker_fd: AtomicI32,
     asker: Mutex<Link>,
     boards: Mutex<HashMap<u64, Weak<Board>>>,
     /// Of the pools that are mapped.
@@ -259,7 +264,7 @@ impl Guest {
         mounts.retain(|(known, _)| *known != device);
         let known = match &opened {
             Some(mount) => Known::Joined(Arc::clone(mount)),
-            None => Known::Refused(now + FULL_RETRY.as_millis() as u64),
+            None => Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64),
         };
         mounts.push((device, known));
         opened
@@ -335,6 +340,8 @@ impl Drop for Link {
 impl Link {
     fn connect(device: &str) -> io::Result<Link> {
         let socket = wire::socket()?;
+        // A mount that accepts nobody is waited for as long as one that does not answer.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_MAX))?;
         connect(&socket, &wire::address(device)?)?;
         // Anybody can listen under a name of this kind.
         let peer = peer(&socket)?;
@@ -385,6 +392,7 @@ impl Mount {
             Answer::Joined(row, _) => Some(row as usize),
             _ => None,
         };
+        let asker = Link::connect(&device)?;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let mount = Arc::new(Mount {
             transports: Transports::new(
@@ -395,7 +403,8 @@ impl Mount {
             masked,
             segment: Segment::join(memory).map_err(io::Error::other)?,
             stations: std::array::from_fn(|_| Mutex::default()),
-            asker: Mutex::new(Link::connect(&device)?),
+            asker_fd: AtomicI32::new(asker.0.as_raw_fd()),
+            asker: Mutex::new(asker),
             boards: Mutex::default(),
             panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
@@ -457,6 +466,7 @@ impl Mount {
     fn ask_anew(&self, asker: &mut Link) {
         match Link::connect(&self.device) {
             Ok(link) => {
+                self.asker_fd.store(link.0.as_raw_fd(), Ordering::Release);
                 *asker = link;
                 self.wake();
             }
@@ -561,11 +571,14 @@ impl Mount {
             None => Link::connect(&self.device)?,
             Some(link) => link,
         };
-        let (answer, _) = link.ask(question)?;
-        let Answer::Joined(row, picture) = answer else {
+        let answer = link.ask(question).map(|(answer, _)| answer);
+        stand.link = Some(link);
+        let Ok(Answer::Joined(row, picture)) = answer else {
+            // A row that comes late is given back with it.
+            stand.leave();
+            answer?;
             return Err(Lack::Room);
         };
-        stand.link = Some(link);
         stand.station.take_row(row as usize);
         let picture = picture.ok_or(Lack::Picture)?;
         let mut legs = ArrayVec::new();
@@ -589,11 +602,13 @@ impl Mount {
         while !self.is_gone.load(Ordering::Acquire) {
             descriptors.clear();
             descriptors.push(self.changed.as_raw_fd());
-            let asker = guard(&self.asker).0.as_raw_fd();
-            descriptors.push(asker);
-            let mut has_link = false;
+            descriptors.push(self.asker_fd.load(Ordering::Acquire));
+            let (mut has_link, mut is_busy) = (false, false);
             for station in &self.stations {
-                let stand = guard(station);
+                let Ok(stand) = station.try_lock() else {
+                    is_busy = true;
+                    continue;
+                };
                 has_link |= stand.link.is_some();
                 let legs = stand.station.legs().iter();
                 legs.for_each(|leg| leg.descriptors(&mut descriptors));
@@ -603,16 +618,19 @@ impl Mount {
                 true => look_at.or(Some(Instant::now() + IDLE_MAX)),
                 false => None,
             };
-            if until_readable(&descriptors, look_at).is_err() {
+            // Who is at a station may wait for a mount that hangs, while bricks come and go.
+            let busy_until = is_busy.then(|| Instant::now() + BUSY_LOOK);
+            let until = look_at.into_iter().chain(busy_until).min();
+            if until_readable(&descriptors, until).is_err() {
                 break;
             }
+            let free = || self.stations.iter().filter_map(|it| it.try_lock().ok());
             if look_at.is_some_and(|at| Instant::now() >= at) {
                 look_at = None;
-                self.stations.iter().for_each(|it| guard(it).tend());
+                free().for_each(|mut stand| stand.tend());
             }
             let _ = rustix::io::read(&self.changed, &mut [0; 8]);
-            for station in &self.stations {
-                let mut stand = guard(station);
+            for mut stand in free() {
                 if stand.station.legs_mut().any(|leg| leg.ended().is_some()) {
                     stand.drop_legs();
                 }

@@ -9,6 +9,7 @@
 use crate::board;
 use crate::rows::{self, FileBoard};
 use crate::wire::{self, Answer, Question};
+use pagemesh_base::mapping::maps;
 use pagemesh_base::peer::peer;
 use pagemesh_fs::{Board, Fs, Ino};
 use pagemesh_volume::Volume;
@@ -24,6 +25,7 @@ use rustix::process::{
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -50,6 +52,10 @@ const STILL_MAX: Duration = Duration::from_secs(2);
 /// is stopped, before it gives up.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
+/// How long those who are inside may take to come out of a mount that is taken away.
+const GIVE_UP_MAX: Duration = Duration::from_secs(2);
+/// Between two tries to accept where the system lacks something.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Between two looks at guests that somebody waits for who does not come here.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -132,8 +138,18 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether nobody is waited for any more, as the mount is being taken away.
+    /// Nobody is waited for any more, as the mount is being taken away. Its files may be served
+    /// for a while yet, so guests are kept out for good, and those inside come out first.
     pub fn give_up(&self) {
+        if !self.host.is_ending.load(Ordering::Acquire)
+            && let Some(segment) = self.host.segment()
+        {
+            segment.close();
+            let began = Instant::now();
+            while !segment.is_quiet() && began.elapsed() < GIVE_UP_MAX {
+                std::thread::sleep(NAP);
+            }
+        }
         self.host.is_ending.store(true, Ordering::Release);
     }
 }
@@ -197,11 +213,12 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
         let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(_) if host.is_ending.load(Ordering::Acquire) => return,
             Err(cause) => {
-                if !host.is_ending.load(Ordering::Acquire) {
-                    tracing::warn!(%cause, "no more guests of the mount are let in");
-                }
-                return;
+                // Who waits to be let in must not do so for ever.
+                tracing::warn!(%cause, "cannot let guests of the mount in; trying again");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
             }
         };
         if host.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
@@ -249,7 +266,10 @@ fn serve(host: &Arc<Host>, socket: OwnedFd) {
     }
     if let Some(number) = row {
         // It may go on, and use the row, if its connection was closed by accident.
-        while !guest.is_gone(LOOK_EVERY) && !host.is_ending.load(Ordering::Acquire) {}
+        while !host.is_ending.load(Ordering::Acquire)
+            && !host.has_left(&guest)
+            && !guest.is_gone(LOOK_EVERY)
+        {}
         host.clean_up(number, &guest);
     }
 }
@@ -455,6 +475,17 @@ impl Host {
         });
     }
 
+    /// Whether nothing of a guest is left that could use its row: its process has ended, or
+    /// executed another program.
+    fn has_left(&self, guest: &Guest) -> bool {
+        let maps = || {
+            let found = self.segment()?.file().metadata().ok()?;
+            let pid = guest.pid.as_raw_pid().cast_unsigned();
+            maps(pid, found.dev(), found.ino())
+        };
+        guest.is_gone(Duration::ZERO) || maps() == Some(false)
+    }
+
     fn guest(&self, row: usize) -> Option<Arc<Guest>> {
         guard(&self.rows)[row].clone()
     }
@@ -477,12 +508,14 @@ impl Host {
         let row = segment.row(number);
         if row.place().is_some() {
             // It may have closed the connection by accident, and go on.
-            if !guest.is_gone(Duration::ZERO) {
+            if !self.has_left(guest) {
                 self.await_row(segment, number);
             }
             if let Some(place) = row.place() {
-                guest.end("it was inside of an operation when its connection ended");
-                guest.is_gone(STILL_MAX);
+                if !self.has_left(guest) {
+                    guest.end("it was inside of an operation when its connection ended");
+                    guest.is_gone(STILL_MAX);
+                }
                 self.heal(segment, number, guest);
                 let board = guard(&self.boards).get(&Ino(place.file)).cloned();
                 let board = board.and_then(|board| board.upgrade());

@@ -291,7 +291,9 @@ impl<'s> Row<'s> {
     /// Says where it goes on, inside of an operation.
     #[inline]
     pub fn say(self, offset: u64, len: u64) {
-        self.word(2).store(offset, Ordering::Relaxed);
+        // Of who dies in between there is nothing here, and no place but its own.
+        self.word(3).store(0, Ordering::Relaxed);
+        self.word(2).store(offset, Ordering::Release);
         self.word(3).store(len, Ordering::Release);
     }
 

@@ -3,20 +3,22 @@
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
 use pagemesh_direct::wire::{self, Answer, Question};
+use pagemesh_volume::guests::Segment;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Another connection of this process, with a row.
-fn joined(mount: &Mounted) -> (OwnedFd, u32) {
+/// Another connection of this process, with a row, and the segment.
+fn joined(mount: &Mounted) -> (OwnedFd, u32, Segment) {
     let number = std::fs::metadata(&mount.dir).unwrap().dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let socket = wire::socket().unwrap();
     let address = wire::address(&format!("{major}:{minor}")).unwrap();
     rustix::net::connect(&socket, &address).unwrap();
     wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
-    let (bytes, _) = wire::receive(socket.as_fd()).unwrap().unwrap();
+    let (bytes, memory) = wire::receive(socket.as_fd()).unwrap().unwrap();
+    let segment = Segment::join(memory.unwrap().into()).unwrap();
     match Answer::decode(&bytes) {
-        Ok(Answer::Joined(row, _)) => (socket, row),
+        Ok(Answer::Joined(row, _)) => (socket, row, segment),
         other => panic!("{other:?}"),
     }
 }
@@ -28,23 +30,26 @@ fn a_row_is_given_away_only_by_who_has_it() {
         return;
     };
     let mount = Mounted::by(&cluster, "files", "map", CLASSIC);
-    let (lost, first) = joined(&mount);
+    let (lost, first, segment) = joined(&mount);
     drop(lost);
     for _ in 0..20 {
-        let (given_back, second) = joined(&mount);
+        let (given_back, second, _) = joined(&mount);
         assert_ne!(
             second, first,
             "somebody may be inside of an operation there"
         );
         wire::send(given_back.as_fd(), &Question::Leave.encode(), None).unwrap();
-        let (again, third) = joined(&mount);
+        let (again, third, _) = joined(&mount);
         assert_ne!(third, first, "somebody may be inside of an operation there");
         wire::send(again.as_fd(), &Question::Leave.encode(), None).unwrap();
     }
-    until("rows that were given back are given to others", || {
-        let (socket, row) = joined(&mount);
+    // Nothing is left that could use it.
+    drop(segment);
+    until("the row is given to others", || {
+        let (socket, row, other) = joined(&mount);
+        drop(other);
         wire::send(socket.as_fd(), &Question::Leave.encode(), None).unwrap();
-        row < 4
+        row == first
     });
     mount.stop(&cluster);
 }

@@ -1,0 +1,34 @@
+//! What other processes have mapped, proc(5).
+
+/// Whether a process has this inode mapped; none: it cannot be looked at, or is gone. One that
+/// has executed another program has nothing mapped any more of what it had before, and none of
+/// the threads.
+#[must_use]
+pub fn maps(pid: u32, dev: u64, inode: u64) -> Option<bool> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let wanted = (rustix::fs::major(dev), rustix::fs::minor(dev), inode);
+    // Of a process that is ending, or a thread of the kernel's, nothing is told.
+    (!maps.is_empty()).then(|| maps.lines().any(|line| mapped(line) == Some(wanted)))
+}
+
+/// Device and inode of a line of `/proc/PID/maps`.
+fn mapped(line: &str) -> Option<(u32, u32, u64)> {
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let hex = |digits| u32::from_str_radix(digits, 16).ok();
+    Some((hex(major)?, hex(minor)?, fields.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps_are_read() {
+        let line = "7f00-7f10 rw-s 00000000 00:1b 4711    /dev/shm/pool (deleted)";
+        assert_eq!(mapped(line), Some((0, 0x1b, 4711)));
+        assert_eq!(mapped("nonsense"), None);
+        assert_eq!(maps(std::process::id(), 0, u64::MAX), Some(false));
+        assert_eq!(maps(u32::MAX, 0, 1), None);
+    }
+}
