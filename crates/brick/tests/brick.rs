@@ -16,8 +16,9 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_fabric::map;
 use pagemesh_pmem::{Durability, MapError, Stated};
 use pagemesh_store::superblock::Superblock;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
@@ -647,9 +648,31 @@ fn a_map_socket_that_became_anothers_stays() {
     assert!(!path.exists(), "its own socket is removed");
 }
 
+fn maps_and_sleeps(pool: &Path) -> Child {
+    const SCRIPT: &str = "import mmap, sys, time
+pool = open(sys.argv[1], 'r+b')
+there = mmap.mmap(pool.fileno(), 0)
+print('mapped', flush=True)
+time.sleep(600)";
+    let mut command = Command::new("python3");
+    command
+        .args(["-c", SCRIPT])
+        .arg(pool)
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().expect("a process");
+    let said = child.stdout.take().expect("its output");
+    let mut line = String::new();
+    BufReader::new(said).read_line(&mut line).expect("a line");
+    assert_eq!(line, "mapped\n");
+    child
+}
+
 /// A process that does nothing, and its start time.
-fn idle_process() -> (Child, u64) {
-    let child = Command::new("sleep").arg("600").spawn().expect("a process");
+fn idle_process(maps: Option<&Path>) -> (Child, u64) {
+    let child = match maps {
+        None => Command::new("sleep").arg("600").spawn().expect("a process"),
+        Some(pool) => maps_and_sleeps(pool),
+    };
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
     let started = fields.split_ascii_whitespace().nth(22 - 3);
@@ -667,10 +690,11 @@ fn active(brick: &Brick, number: u32) -> &AtomicU64 {
 }
 
 /// Ends the session of a process that lives; gives whether it does after that.
-fn lives_after_its_session(is_inside: bool) -> bool {
+fn lives_after_its_session(is_inside: bool, maps: bool) -> bool {
     let home = Home::new("/dev/shm");
     let (brick, _keeper) = home.open();
-    let (mut child, started) = idle_process();
+    let pool = home.path();
+    let (mut child, started) = idle_process(maps.then_some(pool.as_path()));
     let number = brick.open_session(child.id(), started).expect("a session");
     active(&brick, number).fetch_add(u64::from(is_inside), Ordering::SeqCst);
     brick.close_session(number);
@@ -684,6 +708,13 @@ fn lives_after_its_session(is_inside: bool) -> bool {
 
 #[test]
 fn a_session_never_ends_while_its_process_is_inside_an_operation() {
-    assert!(lives_after_its_session(false));
-    assert!(!lives_after_its_session(true), "its late stores would land");
+    assert!(lives_after_its_session(false, true));
+    assert!(
+        !lives_after_its_session(true, true),
+        "its late stores would land"
+    );
+    assert!(
+        lives_after_its_session(true, false),
+        "it runs another program by now"
+    );
 }
