@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 use uuid::Uuid;
 
@@ -717,4 +718,50 @@ fn a_session_never_ends_while_its_process_is_inside_an_operation() {
         lives_after_its_session(true, false),
         "it runs another program by now"
     );
+}
+
+/// Each of them comes and goes, longer than the brick waits for one at a time, and at every
+/// look one is inside.
+#[test]
+fn who_is_met_inside_again_and_again_is_not_ended() {
+    const OPERATIONS: u32 = 12;
+    const OVERLAP: Duration = Duration::from_millis(40);
+    let home = Home::new("/dev/shm");
+    let (brick, _keeper) = home.open();
+    brick.create(SLICE, SIZE).expect("room");
+    let mut worker = worker(&brick, 1);
+    let clients = [(); 2].map(|()| {
+        let (child, started) = idle_process(Some(&home.path()));
+        let number = brick.open_session(child.id(), started).expect("a session");
+        (child, active(&brick, number))
+    });
+    let [(mut one, first), (mut other, second)] = clients;
+    std::thread::scope(|scope| {
+        let step = |word: &AtomicU64| word.fetch_add(1, Ordering::SeqCst);
+        step(first);
+        let busy = scope.spawn(move || {
+            for _ in 0..OPERATIONS {
+                std::thread::sleep(OVERLAP);
+                step(second);
+                std::thread::sleep(OVERLAP);
+                step(first);
+                std::thread::sleep(OVERLAP);
+                step(first);
+                std::thread::sleep(OVERLAP);
+                step(second);
+            }
+            step(first);
+        });
+        let raise = SliceRequest::RaiseEpoch {
+            epoch: Epoch(2),
+            round: 0,
+        };
+        check(&mut worker, raise, Ok(SliceReply::Done));
+        busy.join().expect("no panic");
+    });
+    for child in [&mut one, &mut other] {
+        assert!(child.try_wait().expect("our own child").is_none());
+        child.kill().expect("it runs");
+        child.wait().expect("our own child");
+    }
 }
