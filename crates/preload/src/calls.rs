@@ -216,17 +216,30 @@ export! {
         if engine::owns(fd) && !thread::this().is_inside() {
             return crate::sys::returned(-(libc::EBADF as isize)) as c_int;
         }
-        descriptors::forget(fd);
-        // SAFETY: it touches no memory; here and below.
-        unsafe { real::close(fd) }
+        // SAFETY: it touches no memory; here and below. Nothing is held.
+        unsafe {
+            if table::is_ours(fd) {
+                real::pthread_testcancel();
+                let result = descriptors::closed(fd);
+                if result != BY_KERNEL {
+                    return crate::sys::returned(result) as c_int;
+                }
+            }
+            real::close(fd)
+        }
     }
 
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
-            // SAFETY: as above. The engine's close with that anyway.
+        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 || first > last {
+            // SAFETY: as above. The engine's close with that anyway; the rest is an error.
             return unsafe { real::close_range(first, last, flags) };
         }
-        descriptors::forget_range(first, last);
+        if flags == 0 {
+            descriptors::close_range(first, last);
+        } else {
+            // Of a table of descriptors that will be this thread's alone, or who knows.
+            descriptors::forget_range(first, last);
+        }
         // SAFETY: as above.
         descriptors::close_between(first, last, |from, to| unsafe {
             real::close_range(from, to, flags)
@@ -235,7 +248,7 @@ export! {
 
     closefrom(first: c_int) -> () {
         let first = first.max(0) as c_uint;
-        descriptors::forget_range(first, c_uint::MAX);
+        descriptors::close_range(first, c_uint::MAX);
         // SAFETY: as above.
         descriptors::close_between(first, c_uint::MAX, |from, to| unsafe {
             real::close_range(from, to, 0)
@@ -244,45 +257,50 @@ export! {
 
     dup(fd: c_int) -> c_int {
         // SAFETY: it touches no memory; here and below.
-        descriptors::named(fd, unsafe { real::dup(fd) })
+        descriptors::doubled(fd, || unsafe { real::dup(fd) })
     }
 
     dup2(fd: c_int, to: c_int) -> c_int {
         if engine::owns(to) {
             return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
         }
-        descriptors::replaced(fd, to);
-        // SAFETY: as above.
-        descriptors::named(fd, unsafe { real::dup2(fd, to) })
+        match descriptors::replaced(fd, to, || crate::sys::dup2(fd, to)) {
+            // SAFETY: as above.
+            BY_KERNEL => unsafe { real::dup2(fd, to) },
+            result => crate::sys::returned(result) as c_int,
+        }
     }
 
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         if engine::owns(to) {
             return crate::sys::returned(-(libc::EBUSY as isize)) as c_int;
         }
-        descriptors::replaced(fd, to);
-        // SAFETY: as above.
-        descriptors::named(fd, unsafe { real::dup3(fd, to, flags) })
-    }
-
-    fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-        // SAFETY: the arguments are the caller's.
-        let result = unsafe { real::fcntl(fd, command, argument) };
-        if table::is_ours(fd) {
-            return descriptors::controlled(fd, command, argument, result);
+        match descriptors::replaced(fd, to, || crate::sys::dup3(fd, to, flags)) {
+            // SAFETY: as above.
+            BY_KERNEL => unsafe { real::dup3(fd, to, flags) },
+            result => crate::sys::returned(result) as c_int,
         }
-        result
-    }
-
-    fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
-        // SAFETY: the arguments are the caller's.
-        let result = unsafe { real::fcntl64(fd, command, argument) };
-        if table::is_ours(fd) {
-            return descriptors::controlled(fd, command, argument, result);
-        }
-        result
     }
 }
+
+macro_rules! controlling {
+    ($($name:ident)*) => {
+        export! {
+            $($name(fd: c_int, command: c_int, argument: c_long) -> c_int {
+                // SAFETY: the arguments are the caller's.
+                let control = || unsafe { real::$name(fd, command, argument) };
+                match command {
+                    libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::doubled(fd, control),
+                    libc::F_SETFL => descriptors::flagged(fd, argument, control()),
+                    // Perhaps it waits for a lock, and is cancelled.
+                    _ => control(),
+                }
+            })*
+        }
+    };
+}
+
+controlling! { fcntl fcntl64 }
 
 /// A limit of file sizes is the kernel's to enforce.
 macro_rules! limits {

@@ -10,10 +10,12 @@
 //! what the kernel does in the end, by a bare system call, since a thread that was cancelled
 //! there would keep the lock. A busy lock is waited for: passing its holder, a call would
 //! see an offset that never was. Where another process may have the description, the
-//! kernel does all of it.
+//! kernel does all of it. The offset is moved by number; so under the lock it is looked at
+//! whether the number still leads to the description (`table`).
 
 use crate::engine::File;
 use crate::entry::{Entry, Mode};
+use crate::lock::Held;
 use crate::table::{self, Use};
 use crate::thread::{self, Inside};
 use crate::{buffer, engine, process, sys};
@@ -209,16 +211,34 @@ pub fn at_offset(
     in_turn(fd, len, direct, |_| kernel())
 }
 
+/// A call that has the offset of its entry, to which the number leads meanwhile.
+struct Turn {
+    held: Held<'static>,
+    call: Call,
+}
+
+impl Turn {
+    /// None: the kernel's.
+    fn begin(fd: c_int) -> Option<Turn> {
+        loop {
+            let call = Call::begin(fd)?;
+            let held = call.entry.hold();
+            if call.entry.is_of(fd) {
+                return Some(Turn { held, call });
+            }
+        }
+    }
+}
+
 fn in_turn(
     fd: c_int,
     len: usize,
     direct: impl FnOnce(&Call, u64) -> Option<Done>,
     kernel: impl FnOnce(&Call) -> isize,
 ) -> isize {
-    let Some(call) = Call::begin(fd) else {
+    let Some(Turn { call, held }) = Turn::begin(fd) else {
         return BY_KERNEL;
     };
-    let held = call.entry.offset.hold();
     // Looked at behind whoever was here before it was so: his offset may not be settled yet.
     if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
         return BY_KERNEL;
@@ -312,9 +332,8 @@ pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
 /// have made the file longer since. One call sets the offset, so that it may be shared with
 /// other processes. None: the kernel's.
 fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
-    let call = Call::begin(fd)?;
-    let _held = call.entry.offset.hold();
-    let end = off64_t::try_from(any_file(&call)?.size()?).ok()?;
+    let turn = Turn::begin(fd)?;
+    let end = off64_t::try_from(any_file(&turn.call)?.size()?).ok()?;
     Some(sys::lseek(fd, end.checked_add(offset)?, libc::SEEK_SET))
 }
 

@@ -4,7 +4,7 @@
 //! So a descriptor that is given to a stream is the kernel's from then on, and one whose
 //! stream is closed is taken out.
 
-use crate::data::Call;
+use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
@@ -55,6 +55,7 @@ fn facts_of(flags: c_int) -> Option<Facts> {
 /// A file was opened; gives its descriptor.
 #[inline(never)]
 pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
+    came(fd);
     if fd >= 0
         && let Some(facts) = facts_of(flags)
     {
@@ -103,6 +104,14 @@ fn changing() -> Option<Changing> {
         .filter(|_| process::may_change())
 }
 
+/// A descriptor is new. If it is in the table, what it led to was closed by nobody that is
+/// known (`io_uring`, a bare system call). Gives it.
+#[inline(never)]
+pub extern "C" fn came(fd: c_int) -> c_int {
+    forget(fd);
+    fd
+}
+
 /// Before a descriptor goes.
 #[inline(never)]
 pub extern "C" fn forget(fd: c_int) {
@@ -111,6 +120,28 @@ pub extern "C" fn forget(fd: c_int) {
     {
         table::remove(fd);
     }
+}
+
+/// Closes one that is ours. Gives the kernel's result.
+#[inline(never)]
+pub extern "C" fn closed(fd: c_int) -> isize {
+    if table::is_ours(fd)
+        && let Some(_inside) = changing()
+        && let Some(change) = table::change(fd)
+    {
+        let result = sys::close(fd);
+        change.end();
+        return result;
+    }
+    BY_KERNEL
+}
+
+/// Closes those of a range that are ours.
+#[inline(never)]
+pub extern "C" fn close_range(first: c_uint, last: c_uint) {
+    table::ours_in(first, last).for_each(|fd| {
+        closed(fd);
+    });
 }
 
 /// Before all descriptors of a range go.
@@ -178,42 +209,76 @@ pub extern "C" fn copied(from: c_int) {
     }
 }
 
-/// A second descriptor of the same description came. Gives it.
+/// Makes a second descriptor of the same description by `kernel`. Gives it.
 #[inline(never)]
-pub extern "C" fn named(fd: c_int, new: c_int) -> c_int {
-    if new >= 0
-        && fd != new
-        && table::is_ours(fd)
-        && let Some(call) = Call::begin(fd)
-        && process::may_change()
-    {
-        table::add_name(new, &call.entry);
+pub extern "C" fn doubled(fd: c_int, kernel: impl FnOnce() -> c_int) -> c_int {
+    if !table::is_ours(fd) {
+        return came(kernel());
+    }
+    let Some(_inside) = changing() else {
+        return kernel();
+    };
+    let source = table::enter(fd);
+    let new = kernel();
+    match source {
+        _ if new < 0 => {}
+        Some(source) if source.is_of(fd) => table::add_name(new, &source),
+        source => {
+            table::remove(new);
+            unknown(fd, source);
+        }
     }
     new
 }
 
-/// Before `dup2`.
-#[inline(never)]
-pub extern "C" fn replaced(fd: c_int, new: c_int) {
-    if fd != new {
-        forget(new);
+/// A descriptor leads to what `fd` led to, and nobody knows to which: it was replaced meanwhile.
+/// All that it may be leave their offsets to the kernel.
+fn unknown(fd: c_int, before: Option<table::Use>) {
+    if let Some(before) = before {
+        before.share();
+    }
+    if let Some(now) = table::enter(fd) {
+        now.share();
     }
 }
 
-/// After `fcntl`; gives its result.
+/// Makes `new` a descriptor of the same description by `kernel`, which asks no C library, if one
+/// of both is ours. Gives the kernel's result.
 #[inline(never)]
-pub extern "C" fn controlled(fd: c_int, command: c_int, argument: c_long, result: c_int) -> c_int {
-    match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => named(fd, result),
-        libc::F_SETFL if result == 0 => {
-            flags_changed(fd, argument as c_int);
-            result
+pub extern "C" fn replaced(fd: c_int, new: c_int, kernel: impl FnOnce() -> isize) -> isize {
+    if fd == new || !(table::is_ours(fd) || table::is_ours(new)) {
+        return BY_KERNEL;
+    }
+    let Some(_inside) = changing() else {
+        return BY_KERNEL;
+    };
+    let source = table::enter(fd);
+    let Some(change) = table::change(new) else {
+        unknown(fd, source);
+        return BY_KERNEL;
+    };
+    let result = kernel();
+    match source {
+        _ if result < 0 => change.undo(),
+        Some(source) if source.is_of(fd) => change.end_as(&source),
+        source => {
+            change.end();
+            unknown(fd, source);
         }
-        _ => result,
     }
+    result
 }
 
-/// Who begins or ends to append is the kernel's from then on, under all names.
+/// Who begins or ends to append is the kernel's from then on, under all names. Gives the
+/// result of `fcntl`.
+#[inline(never)]
+pub extern "C" fn flagged(fd: c_int, flags: c_long, result: c_int) -> c_int {
+    if result == 0 && table::is_ours(fd) {
+        flags_changed(fd, flags as c_int);
+    }
+    result
+}
+
 fn flags_changed(fd: c_int, flags: c_int) {
     if let Some(call) = Call::begin(fd)
         && call.entry.facts().is_writable
@@ -235,8 +300,7 @@ pub extern "C" fn streamed(fd: c_int) {
 /// Others may move the offset from now on.
 pub fn share(fd: c_int) {
     if let Some(call) = Call::begin(fd) {
-        call.entry.set_shared();
-        drop(call.entry.offset.hold());
+        call.entry.share();
     }
 }
 
@@ -303,7 +367,7 @@ pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long, d: c_l
             process::after_copy();
         }
         libc::SYS_close => forget(a as c_int),
-        libc::SYS_dup2 | libc::SYS_dup3 => replaced(a as c_int, b as c_int),
+        libc::SYS_dup2 | libc::SYS_dup3 if a != b => forget(b as c_int),
         libc::SYS_close_range if c as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 => {
             forget_range(a as c_uint, b as c_uint);
         }

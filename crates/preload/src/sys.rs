@@ -96,9 +96,19 @@ pub unsafe fn vector_here(
     unsafe { call(number, args) }
 }
 
-pub fn close(fd: c_int) {
+pub fn close(fd: c_int) -> isize {
     // SAFETY: it touches no memory.
-    unsafe { call(libc::SYS_close, [int(fd), 0, 0, 0, 0, 0]) };
+    unsafe { call(libc::SYS_close, [int(fd), 0, 0, 0, 0, 0]) }
+}
+
+pub fn dup2(fd: c_int, to: c_int) -> isize {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_dup2, [int(fd), int(to), 0, 0, 0, 0]) }
+}
+
+pub fn dup3(fd: c_int, to: c_int, flags: c_int) -> isize {
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_dup3, [int(fd), int(to), int(flags), 0, 0, 0]) }
 }
 
 pub fn fdatasync(fd: c_int) -> isize {
@@ -182,9 +192,18 @@ pub fn futex_wait(word: &AtomicU32, seen: u32) {
 }
 
 pub fn futex_wake_one(word: &AtomicU32) {
+    futex_wake(word, 1);
+}
+
+pub fn futex_wake_all(word: &AtomicU32) {
+    futex_wake(word, c_int::MAX);
+}
+
+fn futex_wake(word: &AtomicU32, sleepers: c_int) {
     let op = int(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
+    let args = [word.as_ptr() as usize, op, int(sleepers), 0, 0, 0];
     // SAFETY: the kernel only looks for who sleeps at the address.
-    unsafe { call(libc::SYS_futex, [word.as_ptr() as usize, op, 1, 0, 0, 0]) };
+    unsafe { call(libc::SYS_futex, args) };
 }
 
 /// The process may not write files of any length: who does so is sent a signal.

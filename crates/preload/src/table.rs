@@ -2,13 +2,20 @@
 //!
 //! A descriptor that is not there is the kernel's, which is always right. So everything
 //! that may end or replace a descriptor takes it out *before* the kernel does it, and only
-//! what has surely made one puts it in, afterwards.
+//! what has surely made one puts it in, afterwards. In between it is *changing*: who looks it
+//! up waits for the end, so that nobody does by number what was meant for the description
+//! before, and nobody passes those who take turns at its offset.
 //!
-//! Looking up a descriptor that is not ours is one load. Nothing here waits or allocates.
+//! A change begins under the lock of the description's offset, and holds no lock. So whoever
+//! has that lock and finds that a number leads to the entry may go on by number. A thread
+//! waits for a change only while it has none of its own under way, and no lock.
+//!
+//! Looking up a descriptor that is not ours is one load. Nothing here allocates.
 
 use crate::engine::File;
 use crate::entry::{Entry, Facts};
-use crate::thread;
+use crate::lock::Held;
+use crate::{sys, thread};
 use libc::c_int;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -21,7 +28,12 @@ pub const FDS_MAX: usize = 65536;
 /// 700 bytes once it is used.
 pub const ENTRIES_MAX: usize = 8192;
 
-/// 0, or the number of an entry plus one.
+/// In place of an entry's number while a descriptor is changing.
+const CHANGING: u32 = u32::MAX;
+/// The same, and somebody may sleep until it has.
+const AWAITED: u32 = CHANGING - 1;
+
+/// 0, or the number of an entry plus one, or that it is changing.
 static SLOTS: [AtomicU32; FDS_MAX] = [const { AtomicU32::new(0) }; FDS_MAX];
 static ENTRIES: [Entry; ENTRIES_MAX] = [const { Entry::new() }; ENTRIES_MAX];
 
@@ -51,20 +63,113 @@ pub struct Use {
     thread: u32,
 }
 
-/// None: not ours, or no longer. The caller's thread is inside.
+impl Use {
+    /// Its offset's lock.
+    #[inline]
+    pub fn hold(&self) -> Held<'static> {
+        self.entry.offset.hold()
+    }
+
+    /// Whether a number still leads here. As long as the offset's lock is held, the kernel's
+    /// does too.
+    #[inline]
+    pub fn is_of(&self, fd: c_int) -> bool {
+        slot(fd).is_some_and(|slot| slot.load(SeqCst) == self.number)
+    }
+
+    /// Others may move the offset from now on. Behind it, nobody thinks otherwise.
+    pub fn share(&self) {
+        self.set_shared();
+        drop(self.hold());
+    }
+}
+
+/// None: not ours. The caller's thread is inside.
 #[inline]
 pub fn enter(fd: c_int) -> Option<Use> {
     let slot = slot(fd)?;
-    let number = slot.load(SeqCst);
-    let entry = ENTRIES.get((number as usize).wrapping_sub(1))?;
-    let thread = thread::this().number();
-    entry.count_in(thread);
-    let found = Use {
-        entry,
-        number,
-        thread,
-    };
-    (slot.load(SeqCst) == number).then_some(found)
+    loop {
+        let mut number = slot.load(SeqCst);
+        if number >= AWAITED {
+            number = changed_to(slot);
+        }
+        let entry = ENTRIES.get((number as usize).wrapping_sub(1))?;
+        let thread = thread::this().number();
+        entry.count_in(thread);
+        let found = Use {
+            entry,
+            number,
+            thread,
+        };
+        if slot.load(SeqCst) == number {
+            return Some(found);
+        }
+    }
+}
+
+/// What a number leads to when it is not changing.
+#[cold]
+fn changed_to(slot: &AtomicU32) -> u32 {
+    loop {
+        let number = slot.load(SeqCst);
+        if number < AWAITED {
+            return number;
+        }
+        let _ = slot.compare_exchange(CHANGING, AWAITED, SeqCst, SeqCst);
+        sys::futex_wait(slot, AWAITED);
+    }
+}
+
+/// A descriptor is closed or replaced.
+#[must_use]
+pub struct Change {
+    slot: &'static AtomicU32,
+    before: u32,
+}
+
+/// Begins when no call at the offset is under way by this number. None: it has no place in
+/// the table. The caller's thread is inside until it has ended this.
+pub fn change(fd: c_int) -> Option<Change> {
+    let slot = slot(fd)?;
+    loop {
+        let used = enter(fd);
+        let before = used.as_ref().map_or(0, |used| used.number);
+        let held = used.as_ref().map(Use::hold);
+        let began = slot.compare_exchange(before, CHANGING, SeqCst, SeqCst);
+        drop(held);
+        if began.is_ok() {
+            return Some(Change { slot, before });
+        }
+    }
+}
+
+impl Change {
+    /// It leads where it did.
+    pub fn undo(self) {
+        self.lead_to(self.before);
+    }
+
+    /// It is the kernel's.
+    pub fn end(self) {
+        self.end_with(0);
+    }
+
+    /// It is a name of this.
+    pub fn end_as(self, entry: &Use) {
+        entry.add_name();
+        self.end_with(entry.number);
+    }
+
+    fn end_with(self, number: u32) {
+        self.lead_to(number);
+        drop_name(self.before);
+    }
+
+    fn lead_to(&self, number: u32) {
+        if self.slot.swap(number, SeqCst) == AWAITED {
+            sys::futex_wake_all(self.slot);
+        }
+    }
 }
 
 impl std::ops::Deref for Use {
@@ -96,24 +201,31 @@ pub fn add(fd: c_int, facts: Facts, file: File) -> Option<&'static Entry> {
     Some(entry)
 }
 
-/// A second descriptor of a description.
+/// A second descriptor of a description came. Where the table has no place for it, the offset
+/// is the kernel's.
 pub fn add_name(fd: c_int, of: &Use) {
-    if slot(fd).is_some() {
-        of.add_name();
-        set(fd, of.number);
+    match change(fd) {
+        Some(change) => {
+            FDS_END.fetch_max(fd as u32 + 1, SeqCst);
+            change.end_as(of);
+        }
+        None => of.share(),
     }
 }
 
 fn set(fd: c_int, number: u32) {
     FDS_END.fetch_max(fd as u32 + 1, SeqCst);
-    let Some(slot) = slot(fd) else { return };
-    drop_name(slot.swap(number, SeqCst));
+    if let Some(change) = change(fd) {
+        change.end_with(number);
+    }
 }
 
 /// Takes a descriptor out. The caller's thread is inside.
 pub fn remove(fd: c_int) {
-    if let Some(slot) = slot(fd) {
-        drop_name(slot.swap(0, SeqCst));
+    if is_ours(fd)
+        && let Some(change) = change(fd)
+    {
+        change.end();
     }
 }
 
@@ -206,10 +318,13 @@ pub fn inherit() {
     FREE.store(0, SeqCst);
     let entries = &ENTRIES[..touched() as usize];
     entries.iter().for_each(Entry::inherit);
-    for fd in ours_in(0, u32::MAX) {
-        let number = slot(fd).map_or(0, |slot| slot.load(SeqCst));
+    for slot in SLOTS.iter().take(FDS_END.load(SeqCst) as usize) {
+        let number = slot.load(SeqCst);
         if let Some(entry) = entries.get((number as usize).wrapping_sub(1)) {
             entry.add_name();
+        } else if number != 0 {
+            // Whoever was changing it is not here. It may be either, and is the kernel's.
+            slot.store(0, SeqCst);
         }
     }
     for (entry, number) in entries.iter().zip(1..) {

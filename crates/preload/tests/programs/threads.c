@@ -133,6 +133,60 @@ static void races(void)
     unlink("a"), unlink("b");
 }
 
+// Whole records from the beginning, without holes, in every file that a number led to.
+enum { ROTATIONS = 300 };
+
+static void *log_lines(void *argument)
+{
+    char record[RECORD + 1];
+    sprintf(record, "%-*ld\n", RECORD - 1, (long)argument);
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED))
+        MUST(write(number, record, RECORD) == RECORD);
+    return 0;
+}
+
+static void has_whole_records(const char *name)
+{
+    char record[RECORD];
+    int fd = must_open(name, O_RDONLY);
+    off_t end = lseek(fd, 0, SEEK_END);
+    MUST(end % RECORD == 0);
+    for (off_t place = 0; place < end; place += RECORD) {
+        MUST(pread(fd, record, RECORD, place) == RECORD);
+        MUST(record[0] >= '0' && record[0] < '0' + THREADS && record[RECORD - 1] == '\n');
+    }
+    close(fd);
+    unlink(name);
+}
+
+static void rotated(void)
+{
+    char name[30];
+    pthread_t threads[THREADS];
+    stop = 0;
+    number = must_open("first", O_WRONLY | O_CREAT | O_TRUNC);
+    for (long i = 0; i < THREADS; i++)
+        MUST(pthread_create(&threads[i], 0, log_lines, (void *)i) == 0);
+    for (int i = 0; i < ROTATIONS; i++) {
+        sprintf(name, "log %d", i);
+        int new = must_open(name, O_WRONLY | O_CREAT | O_TRUNC);
+        MUST(dup2(new, number) == number);
+        MUST(close(new) == 0);
+        // Some are written by everybody before the next one comes.
+        while (i % 8 == 0 && lseek(number, 0, SEEK_CUR) < 40 * RECORD)
+            ;
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], 0);
+    close(number);
+    has_whole_records("first");
+    for (int i = 0; i < ROTATIONS; i++) {
+        sprintf(name, "log %d", i);
+        has_whole_records(name);
+    }
+}
+
 // Forks in the middle of what others write at an offset.
 static void *forks(void *argument)
 {
@@ -162,6 +216,7 @@ int main(void)
     offsets();
     memset(taken, 0, sizeof taken);
     races();
+    rotated();
     forking();
     return 0;
 }
