@@ -77,6 +77,12 @@ pub fn is_writable(start: *mut c_void, len: usize) -> bool {
         .is_some_and(|last| unsafe { pagemesh_touch_write(start, last.cast_mut()) } != 0)
 }
 
+/// What lies there, if it is there.
+pub fn copied<T: Copy>(from: *const T) -> Option<T> {
+    // SAFETY: readable, as was just seen; what is asked for is plain numbers and pointers.
+    is_readable(from.cast(), size_of::<T>()).then(|| unsafe { from.read_unaligned() })
+}
+
 /// Whether the interrupted instruction is one of these; then it goes on with *no*.
 ///
 /// # Safety

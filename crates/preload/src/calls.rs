@@ -13,7 +13,7 @@
 
 use crate::data::{self, BY_KERNEL};
 use crate::process::Since;
-use crate::{descriptors, engine, real, signals, table, thread, vector};
+use crate::{descriptors, engine, messages, real, signals, table, thread, vector};
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, size_t, ssize_t};
 
@@ -141,6 +141,57 @@ opening! {
     __openat64_2(at: c_int, path: Path, flags: c_int) with flags;
 }
 
+/// A new descriptor. It is not looked at closer, but that its number is nobody else's.
+macro_rules! making {
+    ($($name:ident($($arg:ident: $kind:ty),*);)*) => {
+        export! {
+            $($name($($arg: $kind),*) -> c_int {
+                // SAFETY: the arguments are the caller's.
+                descriptors::came(unsafe { real::$name($($arg),*) })
+            })*
+        }
+    };
+}
+
+making! {
+    socket(domain: c_int, kind: c_int, protocol: c_int);
+    accept(socket: c_int, address: Buffer, len: Buffer);
+    accept4(socket: c_int, address: Buffer, len: Buffer, flags: c_int);
+    eventfd(count: c_uint, flags: c_int);
+    epoll_create(size: c_int);
+    epoll_create1(flags: c_int);
+    memfd_create(name: Path, flags: c_uint);
+    timerfd_create(clock: c_int, flags: c_int);
+    signalfd(fd: c_int, signals: *const c_void, flags: c_int);
+    inotify_init();
+    inotify_init1(flags: c_int);
+}
+
+/// Something is done about descriptors that came by what the real one was given.
+macro_rules! behind {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $came:expr;)*) => {
+        export! {
+            $($name($($arg: $kind),*) -> $result {
+                // SAFETY: the arguments are the caller's.
+                let result = unsafe { real::$name($($arg),*) };
+                $came(result as isize);
+                result
+            })*
+        }
+    };
+}
+
+behind! {
+    pipe(ends: *mut c_int) -> c_int: |result| descriptors::both_came(ends, result);
+    pipe2(ends: *mut c_int, flags: c_int) -> c_int: |result| descriptors::both_came(ends, result);
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int:
+        |result| descriptors::both_came(ends, result);
+    recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t:
+        |result| messages::received(message, result);
+    recvmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, limit: Buffer)
+        -> c_int: |result| messages::all_received(messages, result);
+}
+
 /// Something is done about descriptors, and then the real one called.
 macro_rules! before {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $first:expr;)*) => {
@@ -172,11 +223,9 @@ before! {
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
         -> c_long: descriptors::called(number, a, b, c, d, e);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
-        descriptors::sent(message);
+        messages::sent(message);
     sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int:
-        for at in 0..count as usize {
-            descriptors::sent((&raw const (*messages.add(at)).msg_hdr).cast());
-        };
+        messages::all_sent(messages, count);
     fdopen(fd: c_int, mode: Path) -> Buffer: descriptors::streamed(fd);
     fclose(stream: Buffer) -> c_int: descriptors::stream_ends(stream);
     freopen(path: Path, mode: Path, stream: Buffer) -> Buffer: descriptors::stream_ends(stream);

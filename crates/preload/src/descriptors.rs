@@ -8,8 +8,8 @@ use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
-use crate::{engine, process, signals, sys, table};
-use libc::{c_int, c_long, c_uint, c_void, msghdr};
+use crate::{buffer, engine, process, signals, sys, table};
+use libc::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -316,41 +316,12 @@ pub unsafe extern "C" fn stream_ends(stream: *mut c_void) {
     }
 }
 
-/// A message may take descriptors to another process.
-///
-/// # Safety
-/// As of `sendmsg`: all pointers are good.
+/// Two are new, if the kernel says so; it has written them there.
 #[inline(never)]
-pub unsafe extern "C" fn sent(message: *const msghdr) {
-    // SAFETY: the caller's.
-    let Some(header) = (unsafe { message.as_ref() }) else {
-        return;
-    };
-    if header.msg_controllen < size_of::<libc::cmsghdr>() {
-        return;
-    }
-    // SAFETY: the caller's, here and below: headers that lie within the message.
-    unsafe {
-        let mut part = libc::CMSG_FIRSTHDR(message);
-        while let Some(found) = part.as_ref() {
-            if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
-                share_each(libc::CMSG_DATA(part).cast(), found.cmsg_len);
-            }
-            part = libc::CMSG_NXTHDR(message, part);
-        }
-    }
-}
-
-/// # Safety
-/// Descriptors lie there, as many as a part of a message of this length has.
-unsafe fn share_each(fds: *const c_int, part_len: usize) {
-    // SAFETY: it is arithmetic.
-    let head = unsafe { libc::CMSG_LEN(0) } as usize;
-    for at in 0..part_len.saturating_sub(head) / size_of::<c_int>() {
-        // SAFETY: the caller's.
-        let fd = unsafe { fds.add(at).read_unaligned() };
-        if table::is_ours(fd) {
-            share(fd);
+pub extern "C" fn both_came(ends: *const c_int, result: isize) {
+    if result == 0 && !table::is_untouched() {
+        for end in [ends, ends.wrapping_add(1)] {
+            came(buffer::copied(end).unwrap_or(-1));
         }
     }
 }

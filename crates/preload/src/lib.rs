@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `calls` | what programs call in place of the C library's |
 //! | `data`, `vector` | reading and writing, and the offset |
-//! | `descriptors` | opening, closing, duplicating |
+//! | `descriptors`, `messages` | opening, closing, duplicating, sending |
 //! | `table`, `entry` | which descriptors are on the direct path |
 //! | `process` | forking |
 //! | `signals`, `thread` | no handler inside an engine call |
@@ -55,6 +55,7 @@ mod descriptors;
 pub mod engine;
 mod entry;
 mod lock;
+mod messages;
 mod mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 mod probe;

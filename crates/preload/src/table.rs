@@ -56,6 +56,12 @@ pub fn is_ours(fd: c_int) -> bool {
     slot(fd).is_some_and(|slot| slot.load(Relaxed) != 0)
 }
 
+/// No descriptor ever was in the table.
+#[inline]
+pub fn is_untouched() -> bool {
+    FDS_END.load(Relaxed) == 0
+}
+
 /// An entry that is used: it stays what it is until this is dropped. Its thread is *inside*.
 pub struct Use {
     entry: &'static Entry,

@@ -26,6 +26,12 @@ fn what_the_engine_declines_the_kernel_does() {
 }
 
 #[test]
+fn a_number_is_free_if_something_else_got_it() {
+    let counts = check("numbers", &[]);
+    assert!(counts.writes > 20, "{counts:?}");
+}
+
+#[test]
 fn a_number_is_what_it_was_opened_as_last() {
     let counts = check("descriptors", &[]);
     assert!(counts.reads > 20_000 && counts.writes > 900, "{counts:?}");

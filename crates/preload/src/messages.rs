@@ -1,0 +1,84 @@
+//! Descriptors in messages.
+//!
+//! What is sent has not been looked at by the kernel: a pointer or a length may be anything.
+//! So nothing of it is looked at while no descriptor was ever ours, and then only what is
+//! surely there, as far as the kernel would look; the error is the kernel's to tell.
+
+use crate::buffer;
+use crate::descriptors::{came, share};
+use crate::table;
+use libc::{c_int, c_uint, cmsghdr, mmsghdr, msghdr};
+
+/// The kernel refuses more messages in one call (UIO_MAXIOV).
+const MESSAGES_MAX: usize = 1024;
+
+/// The kernel refuses more of what comes with a message, unless an administrator raised it
+/// (`net.core.optmem_max`, 128 KiB at most by default).
+const CONTROL_BYTES_MAX: usize = 1 << 20;
+
+/// A message may take descriptors to another process.
+#[inline(never)]
+pub extern "C" fn sent(message: *const msghdr) {
+    if !table::is_untouched() {
+        each_of(message, |fd| {
+            if table::is_ours(fd) {
+                share(fd);
+            }
+        });
+    }
+}
+
+#[inline(never)]
+pub extern "C" fn all_sent(messages: *const mmsghdr, count: c_uint) {
+    for at in 0..(count as usize).min(MESSAGES_MAX) {
+        sent(messages.wrapping_add(at).cast());
+    }
+}
+
+/// A message may have brought descriptors, if it was received.
+#[inline(never)]
+pub extern "C" fn received(message: *const msghdr, result: isize) {
+    if result >= 0 && !table::is_untouched() {
+        each_of(message, |fd| {
+            came(fd);
+        });
+    }
+}
+
+#[inline(never)]
+pub extern "C" fn all_received(messages: *const mmsghdr, count: isize) {
+    for at in 0..usize::try_from(count).unwrap_or(0).min(MESSAGES_MAX) {
+        received(messages.wrapping_add(at).cast(), 0);
+    }
+}
+
+/// The descriptors in a message, up to the first part that is not whole.
+fn each_of(message: *const msghdr, tell: impl Fn(c_int)) {
+    const HEAD: usize = size_of::<cmsghdr>();
+    let Some(header) = buffer::copied(message) else {
+        return;
+    };
+    let mut part = header.msg_control.cast::<u8>().cast_const();
+    let mut left = header.msg_controllen.min(CONTROL_BYTES_MAX);
+    while left >= HEAD
+        && let Some(found) = buffer::copied(part.cast::<cmsghdr>())
+        && (HEAD..=left).contains(&found.cmsg_len)
+    {
+        if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
+            let fds = part.wrapping_add(HEAD).cast::<c_int>();
+            for at in 0..(found.cmsg_len - HEAD) / size_of::<c_int>() {
+                let Some(fd) = buffer::copied(fds.wrapping_add(at)) else {
+                    return;
+                };
+                tell(fd);
+            }
+        }
+        // Parts are aligned as words are (CMSG_ALIGN).
+        let step = found
+            .cmsg_len
+            .next_multiple_of(size_of::<usize>())
+            .min(left);
+        part = part.wrapping_add(step);
+        left -= step;
+    }
+}
