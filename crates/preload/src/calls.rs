@@ -35,6 +35,14 @@ macro_rules! export {
     };
 }
 
+/// The kernel's result of closing it, if it is ours or the engine's own.
+fn close_ours(fd: c_int) -> isize {
+    if engine::owns(fd) && !thread::this().is_inside() {
+        return -(libc::EBADF as isize);
+    }
+    descriptors::closed(fd)
+}
+
 /// By `data` or `vector` if the descriptor is ours, or else by the real one.
 macro_rules! transfer {
     ($($name:ident($fd:ident: c_int $(, $arg:ident: $kind:ty)*) -> $result:ty = $direct:expr;)*) => {
@@ -220,8 +228,6 @@ before! {
         descriptors::copied(from);
     sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t:
         descriptors::copied(from);
-    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
-        -> c_long: descriptors::called(number, a, b, c, d, e);
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t:
         messages::sent(message);
     sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int:
@@ -262,19 +268,15 @@ export! {
 
     // The engine's own are not the program's to close, though it finds them open.
     close(fd: c_int) -> c_int {
-        if engine::owns(fd) && !thread::this().is_inside() {
-            return crate::sys::returned(-(libc::EBADF as isize)) as c_int;
-        }
         // SAFETY: it touches no memory; here and below. Nothing is held.
         unsafe {
             if table::is_ours(fd) {
                 real::pthread_testcancel();
-                let result = descriptors::closed(fd);
-                if result != BY_KERNEL {
-                    return crate::sys::returned(result) as c_int;
-                }
             }
-            real::close(fd)
+            match close_ours(fd) {
+                BY_KERNEL => real::close(fd),
+                result => crate::sys::returned(result) as c_int,
+            }
         }
     }
 
@@ -299,9 +301,14 @@ export! {
         let first = first.max(0) as c_uint;
         descriptors::close_range(first, c_uint::MAX);
         // SAFETY: as above.
-        descriptors::close_between(first, c_uint::MAX, |from, to| unsafe {
+        let result = descriptors::close_between(first, c_uint::MAX, |from, to| unsafe {
             real::close_range(from, to, 0)
         });
+        // The C library's own way closes also what is the engine's.
+        if result != 0 && !descriptors::close_each_from(first as c_int) {
+            // SAFETY: as above. It ends the process.
+            unsafe { real::closefrom(first as c_int) };
+        }
     }
 
     dup(fd: c_int) -> c_int {
@@ -350,6 +357,42 @@ macro_rules! controlling {
 }
 
 controlling! { fcntl fcntl64 }
+
+export! {
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
+        -> c_long {
+        let (fd, to) = (a as c_int, b as c_int);
+        // What goes by another name and is no place to be cancelled. The limits lie as the
+        // C library has them.
+        // SAFETY: the arguments are the caller's.
+        unsafe {
+            match number {
+                libc::SYS_dup => return dup(fd).into(),
+                libc::SYS_dup2 => return dup2(fd, to).into(),
+                libc::SYS_dup3 => return dup3(fd, to, c as c_int).into(),
+                libc::SYS_fcntl if descriptors::is_followed(to) => return fcntl(fd, to, c).into(),
+                libc::SYS_close_range => {
+                    return close_range(a as c_uint, b as c_uint, c as c_int).into();
+                }
+                libc::SYS_setrlimit => return setrlimit(fd, b as *const c_void).into(),
+                libc::SYS_prlimit64 => {
+                    return prlimit(fd, to, c as *const c_void, d as Buffer).into();
+                }
+                libc::SYS_close => {
+                    let result = close_ours(fd);
+                    if result != BY_KERNEL {
+                        return crate::sys::returned(result) as c_long;
+                    }
+                }
+                _ => {}
+            }
+        }
+        descriptors::called(number, b, c, d, e);
+        // SAFETY: as above.
+        let result = unsafe { real::syscall(number, a, b, c, d, e, f) };
+        descriptors::returned(number, a, b, d, result)
+    }
+}
 
 /// A limit of file sizes is the kernel's to enforce.
 macro_rules! limits {

@@ -8,7 +8,7 @@ use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
-use crate::{buffer, engine, process, signals, sys, table};
+use crate::{buffer, engine, messages, process, signals, sys, table};
 use libc::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -161,6 +161,9 @@ pub fn close_between(
 ) -> c_int {
     let mut from = first;
     let mut result = 0;
+    if first > last {
+        return close(first, last);
+    }
     loop {
         let owned = engine::owned().map(|fd| fd as c_uint);
         let next = owned.filter(|fd| (from..=last).contains(fd)).min();
@@ -177,6 +180,32 @@ pub fn close_between(
             Some(from) => from,
             None => return result,
         };
+    }
+}
+
+/// Closes all from one on, but the engine's, on a kernel that knows no ranges. False: it does not
+/// tell which there are.
+pub fn close_each_from(first: c_int) -> bool {
+    let Some(listed) = sys::open_directory(c"/proc/self/fd") else {
+        return false;
+    };
+    let mut names = sys::Names([0; sys::NAMES_BYTES]);
+    loop {
+        let mut is_any = false;
+        // Again from the beginning, since the list changes under who reads it.
+        sys::lseek(listed, 0, libc::SEEK_SET);
+        while let Some(len) = sys::names_in(listed, &mut names) {
+            for fd in sys::numbers_in(&names.0[..len]) {
+                if fd >= first && fd != listed && !engine::owns(fd) {
+                    sys::close(fd);
+                    is_any = true;
+                }
+            }
+        }
+        if !is_any {
+            sys::close(listed);
+            return true;
+        }
     }
 }
 
@@ -269,6 +298,14 @@ pub extern "C" fn replaced(fd: c_int, new: c_int, kernel: impl FnOnce() -> isize
     result
 }
 
+/// Whether a command of `fcntl` changes something here.
+pub fn is_followed(command: c_int) -> bool {
+    matches!(
+        command,
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL
+    )
+}
+
 /// Who begins or ends to append is the kernel's from then on, under all names. Gives the
 /// result of `fcntl`.
 #[inline(never)]
@@ -326,10 +363,10 @@ pub extern "C" fn both_came(ends: *const c_int, result: isize) {
     }
 }
 
-/// Before a system call by its number: what closes, replaces or copies descriptors, or maps
-/// what one leads to.
+/// Before a system call by its number: what copies descriptors, or maps what one leads to, or
+/// sends it.
 #[inline(never)]
-pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long) {
+pub extern "C" fn called(number: c_long, b: c_long, c: c_long, d: c_long, e: c_long) {
     match number {
         libc::SYS_mmap => mapped(e as c_int, d as c_int),
         // The child is a stranger; what is left of the offsets is the kernel's.
@@ -337,11 +374,48 @@ pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long, d: c_l
             process::before_copy();
             process::after_copy();
         }
-        libc::SYS_close => forget(a as c_int),
-        libc::SYS_dup2 | libc::SYS_dup3 if a != b => forget(b as c_int),
-        libc::SYS_close_range if c as c_uint & libc::CLOSE_RANGE_CLOEXEC == 0 => {
-            forget_range(a as c_uint, b as c_uint);
-        }
+        libc::SYS_sendmsg => messages::sent(b as *const _),
+        libc::SYS_sendmmsg => messages::all_sent(b as *const _, c as c_uint),
         _ => {}
     }
+}
+
+/// After a system call by its number: what makes a descriptor.
+#[inline(never)]
+pub extern "C" fn returned(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    d: c_long,
+    result: c_long,
+) -> c_long {
+    match number {
+        libc::SYS_open
+        | libc::SYS_openat
+        | libc::SYS_openat2
+        | libc::SYS_creat
+        | libc::SYS_socket
+        | libc::SYS_accept
+        | libc::SYS_accept4
+        | libc::SYS_eventfd
+        | libc::SYS_eventfd2
+        | libc::SYS_epoll_create
+        | libc::SYS_epoll_create1
+        | libc::SYS_memfd_create
+        | libc::SYS_timerfd_create
+        | libc::SYS_signalfd
+        | libc::SYS_signalfd4
+        | libc::SYS_inotify_init
+        | libc::SYS_inotify_init1
+        | libc::SYS_pidfd_open
+        | libc::SYS_pidfd_getfd => {
+            came(result as c_int);
+        }
+        libc::SYS_pipe | libc::SYS_pipe2 => both_came(a as *const _, result as isize),
+        libc::SYS_socketpair => both_came(d as *const _, result as isize),
+        libc::SYS_recvmsg => messages::received(b as *const _, result as isize),
+        libc::SYS_recvmmsg => messages::all_received(b as *const _, result as isize),
+        _ => {}
+    }
+    result
 }

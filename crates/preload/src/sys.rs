@@ -5,6 +5,7 @@
 
 use libc::{c_int, c_long, c_void, iovec, off64_t};
 use std::arch::asm;
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::atomic::AtomicU32;
 
@@ -220,4 +221,50 @@ pub fn is_file_size_limited() -> bool {
     // SAFETY: the kernel fills a `struct rlimit64` of two words.
     let result = unsafe { call(libc::SYS_prlimit64, args) };
     result != 0 || limit[0] != libc::RLIM64_INFINITY
+}
+
+/// Entries of a directory, as `getdents64` has them.
+#[repr(align(8))]
+pub struct Names(pub [u8; NAMES_BYTES]);
+
+/// At a time; more are asked for again.
+pub const NAMES_BYTES: usize = 1024;
+
+pub fn open_directory(path: &CStr) -> Option<c_int> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let path = path.as_ptr() as usize;
+    let args = [int(libc::AT_FDCWD), path, int(flags), 0, 0, 0];
+    // SAFETY: a string.
+    let fd = unsafe { call(libc::SYS_openat, args) };
+    c_int::try_from(fd).ok().filter(|fd| *fd >= 0)
+}
+
+/// The next entries, as many bytes as there are. None: no more.
+pub fn names_in(directory: c_int, into: &mut Names) -> Option<usize> {
+    let args = [
+        int(directory),
+        into.0.as_mut_ptr() as usize,
+        NAMES_BYTES,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: a buffer with its length.
+    let len = unsafe { call(libc::SYS_getdents64, args) };
+    usize::try_from(len).ok().filter(|len| *len != 0)
+}
+
+/// Of the entries' names those that are numbers.
+pub fn numbers_in(entries: &[u8]) -> impl Iterator<Item = c_int> {
+    // `struct linux_dirent64`: two words, the entry's length, its kind, its name.
+    const LEN_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    let mut rest = entries;
+    std::iter::from_fn(move || {
+        let len = u16::from_ne_bytes(rest.get(LEN_AT..)?.first_chunk().copied()?);
+        let (entry, later) = rest.split_at_checked(usize::from(len).max(NAME_AT))?;
+        rest = later;
+        Some(CStr::from_bytes_until_nul(&entry[NAME_AT..]))
+    })
+    .filter_map(|name| name.ok()?.to_str().ok()?.parse().ok())
 }

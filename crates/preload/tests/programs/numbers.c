@@ -1,8 +1,12 @@
 // Numbers that nobody was seen to close, and what has them next.
 #include "say.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
@@ -102,6 +106,11 @@ static int by_accept4(int listener)
     return accept4(listener, 0, 0, SOCK_CLOEXEC);
 }
 
+static int by_number(int listener)
+{
+    return syscall(SYS_accept, listener, 0, 0);
+}
+
 static int sockets[2] = {-1, -1};
 
 // The other end of a message that takes a pipe's end with it.
@@ -152,6 +161,14 @@ static void new_ones(void)
     OTHER(signalfd(-1, &set, 0));
     OTHER(inotify_init());
     OTHER(inotify_init1(0));
+    OTHER(syscall(SYS_openat, AT_FDCWD, "/dev/zero", O_RDONLY));
+    OTHER(syscall(SYS_eventfd2, 0, 0));
+    OTHER(syscall(SYS_dup, sockets[0]));
+    OTHER(syscall(SYS_fcntl, sockets[0], F_DUPFD, 3));
+    OTHER(syscall(SYS_dup2, sockets[0], number));
+    OTHER(accepted(by_number));
+    OTHERS(syscall(SYS_pipe2, ends, 0));
+    OTHERS(syscall(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, ends));
     OTHERS(pipe(ends));
     OTHERS(pipe2(ends, O_CLOEXEC));
     OTHERS(socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
@@ -197,10 +214,100 @@ static void bad_messages(void)
     close(fd);
 }
 
+// Each with a write that is the engine's, or is no longer: the test counts them.
+static void by_numbers(void)
+{
+    int fd = must_open("by numbers", O_RDWR | O_CREAT), second = syscall(SYS_dup, fd);
+    SAY(pwrite(second, bytes, 10, 0));
+    SAY(syscall(SYS_dup2, fd, 60));
+    SAY(pwrite(60, bytes, 10, 20));
+    SAY(syscall(SYS_dup3, fd, 61, O_CLOEXEC));
+    SAY(pwrite(61, bytes, 10, 40));
+    SAY(syscall(SYS_fcntl, fd, F_DUPFD, 70));
+    SAY(pwrite(70, bytes, 10, 60));
+    SAY(syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 80));
+    SAY(pwrite(80, bytes, 10, 80));
+    SAY(syscall(SYS_close, fd));
+    SAY(pwrite(fd, bytes, 10, 100));
+    SAY(syscall(SYS_close_range, 60, 80, 0));
+    SAY(pwrite(70, bytes, 10, 100));
+    // A limit, and none.
+    struct rlimit limit = {3000, RLIM_INFINITY}, none = {RLIM_INFINITY, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    SAY(syscall(SYS_setrlimit, RLIMIT_FSIZE, &limit));
+    SAY(pwrite(second, bytes, 1000, 2500));
+    SAY(syscall(SYS_setrlimit, RLIMIT_FSIZE, &none));
+    SAY(pwrite(second, bytes, 10, 120));
+    SAY(syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, &limit, 0));
+    SAY(pwrite(second, bytes, 1000, 2500));
+    SAY(syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, &none, 0));
+    SAY(pwrite(second, bytes, 10, 140));
+    // Appends from now on.
+    SAY(syscall(SYS_fcntl, second, F_SETFL, O_APPEND));
+    SAY(write(second, bytes, 30));
+    SAY(at(second));
+    SAY(close(second));
+}
+
+static void sent_by_number(long number)
+{
+    int fd = must_open("sent", O_RDWR | O_CREAT);
+    char space[CMSG_SPACE(sizeof fd)] = {0}, byte = 0;
+    struct iovec part = {&byte, 1};
+    struct mmsghdr all = {.msg_hdr = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space}};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&all.msg_hdr);
+    *header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    SAY(write(fd, bytes, 10));
+    SAY(syscall(number, sockets[0], &all, 1 - (number == SYS_sendmsg), 0));
+    SAY(write(fd, bytes, 10));
+    SAY(at(fd));
+    SAY(recv(sockets[1], &byte, 1, 0));
+    close(fd);
+}
+
+static void without_ranges(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+}
+
+static void ranges(void)
+{
+    int fd = must_open("ranges", O_RDWR | O_CREAT), zero = open("/dev/zero", O_RDONLY);
+    SAY(pwrite(fd, bytes, 10, 0));
+    SAY(close_range(zero, fd, 0));
+    SAY(syscall(SYS_close_range, zero, fd, 0));
+    SAY(pwrite(fd, bytes, 10, 10));
+    for (int i = 0; i < 100; i++)
+        MUST(dup2(i % 2 ? fd : zero, 600 + i) == 600 + i);
+    fflush(stdout);
+    without_ranges();
+    closefrom(fd);
+    SAY(fcntl(fd, F_GETFD));
+    SAY(fcntl(zero, F_GETFD));
+    int left = 0;
+    for (int i = 0; i < 100; i++)
+        left += fcntl(600 + i, F_GETFD) != -1;
+    SAY(left);
+    SAY(pread(601, back, 10, 0));
+}
+
 int main(void)
 {
     fill(bytes, sizeof bytes, 6);
     new_ones();
     bad_messages();
+    by_numbers();
+    sent_by_number(SYS_sendmsg);
+    sent_by_number(SYS_sendmmsg);
+    ranges();
     return 0;
 }
