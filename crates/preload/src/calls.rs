@@ -281,8 +281,8 @@ export! {
     }
 
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 || first > last {
-            // SAFETY: as above. The engine's close with that anyway; the rest is an error.
+        if flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
+            // SAFETY: as above. The engine's close with that anyway.
             return unsafe { real::close_range(first, last, flags) };
         }
         if flags == 0 {

@@ -74,10 +74,17 @@ impl Call {
         Some(Call { entry, inside })
     }
 
+    /// In a handler of the program the engine is not for reading and writing: it takes more
+    /// stack than a handler's own may have left.
+    #[inline]
+    pub fn is_handling(&self) -> bool {
+        self.inside.thread().is_handling()
+    }
+
     /// The file, if the engine has it now and may do this with it.
     #[inline]
     pub fn file(&self, is_write: bool) -> Option<&File> {
-        if self.entry.mode() != Mode::Direct {
+        if self.entry.mode() != Mode::Direct || self.is_handling() {
             return None;
         }
         let facts = self.entry.facts();
@@ -105,7 +112,7 @@ impl Call {
 
     #[cold]
     fn ask_again(&self, fd: c_int) {
-        if !self.inside.thread().is_handling() && self.entry.begin_asking() {
+        if !self.is_handling() && self.entry.begin_asking() {
             let facts = self.entry.facts();
             let (may_read, may_write) = (facts.is_readable, facts.is_writable);
             let file = engine::open(fd, facts.dev, facts.ino, may_read, may_write);
@@ -126,8 +133,9 @@ pub fn start(len: usize, offset: off64_t) -> Option<u64> {
     u64::try_from(offset).ok()
 }
 
-/// The engine reads into a program's memory. None: the kernel has to.
-#[inline]
+/// The engine reads into a program's memory. None: the kernel has to. What stack that takes,
+/// it takes from here on.
+#[inline(never)]
 pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize> {
     if !buffer::is_writable(into, len) {
         return None;
@@ -150,8 +158,8 @@ pub fn put(call: &Call, from: *const c_void, len: usize, place: Place) -> Option
     put_bytes(file, from, place)
 }
 
-/// The same of memory that is this library's.
-#[inline]
+/// The same of memory that is this library's. What stack that takes, it takes from here on.
+#[inline(never)]
 pub fn put_bytes(file: &File, from: &[u8], place: Place) -> Option<Done> {
     let bytes = from.len();
     match place {
@@ -168,8 +176,7 @@ pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize
     if !is_durable && !call.entry.facts().is_durable {
         return written as isize;
     }
-    let is_synced = call.file(true).is_some_and(File::sync);
-    if is_synced {
+    if call.file(true).is_some_and(is_synced) {
         return written as isize;
     }
     match sys::fdatasync(fd) {
@@ -243,7 +250,7 @@ fn in_turn(
     if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
         return BY_KERNEL;
     }
-    let done = if is_direct(len) {
+    let done = if is_direct(len) && !call.is_handling() {
         moved(fd, len, |at| direct(&call, at))
     } else {
         None
@@ -333,25 +340,39 @@ pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
 /// other processes. None: the kernel's.
 fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
     let turn = Turn::begin(fd)?;
-    let end = off64_t::try_from(any_file(&turn.call)?.size()?).ok()?;
+    let Some(file) = any_file(&turn.call) else {
+        // Has the kernel look.
+        sys::fstat(fd);
+        return None;
+    };
+    let end = off64_t::try_from(size_of(file)?).ok()?;
     Some(sys::lseek(fd, end.checked_add(offset)?, libc::SEEK_SET))
 }
 
 #[inline(never)]
 pub extern "C" fn sync(fd: c_int) -> isize {
-    let is_synced = || Some(any_file(&Call::begin(fd)?)?.sync());
-    if is_synced() == Some(true) {
-        0
-    } else {
-        BY_KERNEL
-    }
+    let sync = || Some(is_synced(any_file(&Call::begin(fd)?)?));
+    if sync() == Some(true) { 0 } else { BY_KERNEL }
 }
 
 /// Neither syncing nor asking for the size needs a right to read or write.
 fn any_file(call: &Call) -> Option<&File> {
     let entry: &Entry = &call.entry;
-    // SAFETY: it is used, and the mode is looked at.
-    (entry.mode() == Mode::Direct).then(|| unsafe { entry.file() })
+    let is_direct = entry.mode() == Mode::Direct && !call.is_handling();
+    // SAFETY: it is used, and the mode was looked at.
+    is_direct.then(|| unsafe { entry.file() })
+}
+
+// What stack these take, they take from here on.
+
+#[inline(never)]
+fn is_synced(file: &File) -> bool {
+    file.sync()
+}
+
+#[inline(never)]
+fn size_of(file: &File) -> Option<u64> {
+    file.size()
 }
 
 /// The limit of file sizes may have changed.

@@ -1,11 +1,10 @@
 //! The way to a file's pages without the kernel: the seam to whoever knows it.
 //!
-//! What it has to keep: `open`, `forked` and the end of a [`File`] are never called in a
-//! signal handler of the program, and may allocate; `read`, `write`, `append`, `size` and `sync` may
-//! be called in one, though never inside another call of the same thread, and so neither
-//! allocate nor wait for what a thread outside the engine may hold. All are called with the
-//! thread *inside*: no handler of the program runs until they return, so that they should
-//! not wait long. Calls of the C library that the engine makes reach the kernel.
+//! What it has to keep: nothing here is called in a signal handler of the program, nor inside
+//! another call of the same thread, so that all of it may allocate, and take more stack than
+//! a handler has. All are called with the thread *inside*: no handler of the program runs
+//! until they return, so that they should not wait long. Calls of the C library that the
+//! engine makes reach the kernel.
 //!
 //! A buffer's pages were touched just before, but another thread may unmap them.
 

@@ -55,6 +55,8 @@ impl<'a> Parts<'a> {
     fn read(self, call: &Call, at: u64) -> Option<usize> {
         match self.parts {
             [part] => data::fill(call.file(false)?, part.iov_base, part.iov_len, at),
+            // There is no stack for it.
+            _ if call.is_handling() => None,
             _ => self.scatter(call, at),
         }
     }
@@ -82,6 +84,7 @@ impl<'a> Parts<'a> {
     fn write(self, call: &Call, place: Place) -> Option<Done> {
         match self.parts {
             [part] => data::put(call, part.iov_base, part.iov_len, place),
+            _ if call.is_handling() => None,
             _ => self.gather(call, place),
         }
     }

@@ -235,6 +235,58 @@ static void alternate(void)
     SAY(wrong);
 }
 
+// What the smallest stack has left is too little for the engine.
+static char *small;
+static size_t small_bytes;
+
+static void on_small_stack(int signal)
+{
+    char here, seen[100];
+    struct iovec two[] = {{seen, 50}, {seen + 50, 50}};
+    was_on_stack = &here >= small && &here < small + small_bytes && signal == SIGUSR2;
+    memset(seen, 's', sizeof seen);
+    wrong += pwritev(fd, two, 2, 20000) != 100 || preadv(fd, two, 2, 19990) != 100 || seen[50] != 's';
+    wrong += pwrite(fd, seen, 100, 20000) != 100 || pread(fd, seen, 100, 20000) != 100;
+    wrong += lseek(fd, 300, SEEK_SET) != 300 || writev(fd, two, 2) != 100 || readv(fd, two, 2) != 100;
+    wrong += read(fd, seen, 50) != 50 || write(fd, seen, 50) != 50 || lseek(fd, 0, SEEK_CUR) != 600;
+    wrong += lseek(fd, 0, SEEK_END) < 20100 || fsync(fd) != 0;
+    handled++;
+}
+
+static volatile uintptr_t lowest;
+
+static void measures(int signal)
+{
+    char here;
+    (void)signal;
+    lowest = (uintptr_t)&here;
+}
+
+static void on_smallest_stack(void)
+{
+    // As much as 8 KiB, long the usual size, leave behind what the kernel keeps there; that differs
+    // between processors, and is measured.
+    enum { LEFT = 4608, PAGES = 65536 };
+    char *pages = mmap(0, PAGES + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(pages != MAP_FAILED && mprotect(pages, 4096, PROT_NONE) == 0);
+    stack_t before, other = {.ss_sp = pages + 4096, .ss_size = PAGES};
+    struct sigaction action = {.sa_handler = measures, .sa_flags = SA_ONSTACK};
+    MUST(sigaltstack(&other, &before) == 0 && sigaction(SIGUSR2, &action, 0) == 0);
+    raise(SIGUSR2);
+    small = pages + 4096;
+    small_bytes = ((uintptr_t)small + PAGES - lowest + LEFT) & -64ul;
+    action.sa_handler = on_small_stack;
+    MUST(sigaltstack(&(stack_t){.ss_sp = small, .ss_size = small_bytes}, 0) == 0);
+    MUST(sigaction(SIGUSR2, &action, 0) == 0 && pwrite(fd, bytes, 4096, 19000) == 4096);
+    // Once elsewhere, since finding a function takes the loader much stack.
+    on_small_stack(SIGUSR2);
+    raise(SIGUSR2);
+    SAY(was_on_stack);
+    SAY(wrong);
+    MUST(sigaltstack(&before, 0) == 0);
+    munmap(pages, PAGES + 4096);
+}
+
 static void faulted(int signal, siginfo_t *info, void *context)
 {
     (void)context;
@@ -286,6 +338,7 @@ int main(void)
     all_come_in_order();
     nesting();
     alternate();
+    on_smallest_stack();
     faults();
     unlink("file"), unlink("handler");
     return 0;
