@@ -35,13 +35,17 @@ const SIGNALS: usize = 65;
 const ADDRESS: u64 = (1 << 48) - 1;
 const WITH_INFO: u64 = 1 << 48;
 const ONCE: u64 = 1 << 49;
+/// Flags that the program did not set.
+const HIDES_STACK: u64 = 1 << 50;
+const HIDES_RESTART: u64 = 1 << 51;
 
 /// The program's handlers. One counts only while the kernel has `on_signal` for it.
 static HANDLERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 /// What each of them is to have blocked.
 static MASKS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
 static CHANGING: Lock = Lock::new();
-/// `buffer` needs SIGSEGV and SIGBUS, also without a handler of the program.
+/// `buffer` needs SIGSEGV and SIGBUS, also without a handler of the program or if it ignores
+/// them.
 static IS_GUARDED: AtomicBool = AtomicBool::new(false);
 
 fn bit(signal: c_int) -> u64 {
@@ -250,20 +254,32 @@ pub fn guard() {
         let mut now = zeroed();
         // SAFETY: both are there.
         unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
-        if now.sa_sigaction == libc::SIG_DFL {
-            HANDLERS[signal as usize].store(0, SeqCst);
-            let new = guarding();
+        if now.sa_sigaction <= libc::SIG_IGN {
+            let (word, new) = guarding(&now);
+            HANDLERS[signal as usize].store(word, SeqCst);
             // SAFETY: as above.
             unsafe { real::sigaction(signal, &new, std::ptr::null_mut()) };
         }
     }
 }
 
-fn guarding() -> Action {
-    let mut action = zeroed();
+/// In place of the default, or of ignoring it: what is known, and what the kernel gets. Who
+/// ignores a signal is not interrupted by it.
+fn guarding(wanted: &Action) -> (u64, Action) {
+    let lacks = |flag, bit| if wanted.sa_flags & flag == 0 { bit } else { 0 };
+    let word = wanted.sa_sigaction as u64
+        | if wanted.sa_flags & libc::SA_SIGINFO != 0 {
+            WITH_INFO
+        } else {
+            0
+        }
+        | lacks(libc::SA_ONSTACK, HIDES_STACK)
+        | lacks(libc::SA_RESTART, HIDES_RESTART);
+    let mut action = *wanted;
     action.sa_sigaction = wrapper();
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    action
+    action.sa_flags |= libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    action.sa_flags &= !libc::SA_RESETHAND;
+    (word, action)
 }
 
 /// # Safety
@@ -316,9 +332,10 @@ fn exchange(signal: c_int, wanted: Option<Action>, before: &mut Action) -> c_int
         given.sa_flags = wanted.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
         place.store(word_of(&wanted), SeqCst);
         MASKS[signal as usize].store(first_word(&wanted.sa_mask), Relaxed);
-    } else if wanted.sa_sigaction == libc::SIG_DFL && guards(signal) && IS_GUARDED.load(SeqCst) {
-        given = guarding();
-        place.store(0, SeqCst);
+    } else if guards(signal) && IS_GUARDED.load(SeqCst) {
+        let word;
+        (word, given) = guarding(&wanted);
+        place.store(word, SeqCst);
     }
     // SAFETY: both are there.
     let result = unsafe { real::sigaction(signal, &given, before) };
@@ -352,8 +369,11 @@ fn show_own(action: &mut Action, known: u64) {
     if known & ONCE != 0 {
         action.sa_flags |= libc::SA_RESETHAND;
     }
-    if known == 0 {
+    if known & HIDES_STACK != 0 {
         action.sa_flags &= !libc::SA_ONSTACK;
+    }
+    if known & HIDES_RESTART != 0 {
+        action.sa_flags &= !libc::SA_RESTART;
     }
 }
 

@@ -319,10 +319,48 @@ static void faults(void)
     }
 }
 
+// A fault ends who ignores it, but what is sent is ignored, before and behind the first file.
+static void ignored(void)
+{
+    struct sigaction old;
+    char byte;
+    SAY(pwrite(fd, (char *)nowhere, 10, 0));
+    SAY(pread(fd, (char *)nowhere, 10, 0));
+    SAY(sigaction(SIGSEGV, 0, &old));
+    SAY(old.sa_handler == SIG_IGN);
+    SAY(old.sa_flags & ~0x04000000);
+    raise(SIGSEGV);
+    raise(SIGBUS);
+    int ends[2], status = 0;
+    MUST(pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        // Its parent reads, and is not interrupted.
+        for (int i = 0; i < 1000; i++)
+            kill(getppid(), SIGBUS);
+        _exit(write(ends[1], "b", 1) != 1);
+    }
+    SAY(read(ends[0], &byte, 1));
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    child = fork();
+    if (child == 0) {
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        *nowhere = 1;
+        _exit(0);
+    }
+    MUST(waitpid(child, &status, 0) == child);
+    SAY(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    close(ends[0]), close(ends[1]);
+}
+
 int main(void)
 {
     fill(bytes, sizeof bytes, 4);
+    sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_IGN}, 0);
+    sigaction(SIGSEGV, &(struct sigaction){.sa_handler = SIG_IGN}, 0);
     fd = must_open("file", O_RDWR | O_CREAT);
+    ignored();
+    MUST(signal(SIGSEGV, SIG_DFL) == SIG_IGN && signal(SIGBUS, SIG_DFL) == SIG_IGN);
     questions();
     handlers_that_do_io();
     handler *(*const ways[])(int, handler *) = {
@@ -340,6 +378,9 @@ int main(void)
     alternate();
     on_smallest_stack();
     faults();
+    sigaction(SIGBUS, &(struct sigaction){.sa_handler = SIG_IGN}, 0);
+    sigaction(SIGSEGV, &(struct sigaction){.sa_handler = SIG_IGN}, 0);
+    ignored();
     unlink("file"), unlink("handler");
     return 0;
 }
