@@ -387,7 +387,7 @@ export! {
                 _ => {}
             }
         }
-        descriptors::called(number, b, c, d, e);
+        descriptors::called(number, a, b, c, d, e);
         // SAFETY: as above.
         let result = unsafe { real::syscall(number, a, b, c, d, e, f) };
         descriptors::returned(number, a, b, d, result)

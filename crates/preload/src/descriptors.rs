@@ -65,6 +65,9 @@ pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
 }
 
 fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
+    if process::is_given_up() {
+        return None;
+    }
     let thread = thread::this();
     let _inside = thread.enter()?;
     if thread.is_handling() || !process::is_ours() {
@@ -92,6 +95,9 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
     let entry = table::add(fd, facts, file)?;
     if since.may_be_copied() {
         entry.set_shared();
+    }
+    if process::is_given_up() {
+        table::remove(fd);
     }
     Some(())
 }
@@ -366,13 +372,12 @@ pub extern "C" fn both_came(ends: *const c_int, result: isize) {
 /// Before a system call by its number: what copies descriptors, or maps what one leads to, or
 /// sends it.
 #[inline(never)]
-pub extern "C" fn called(number: c_long, b: c_long, c: c_long, d: c_long, e: c_long) {
+pub extern "C" fn called(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long) {
     match number {
         libc::SYS_mmap => mapped(e as c_int, d as c_int),
         // The child is a stranger; what is left of the offsets is the kernel's.
         libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
-            process::before_copy();
-            process::after_copy();
+            process::called(number, a);
         }
         libc::SYS_sendmsg => messages::sent(b as *const _),
         libc::SYS_sendmmsg => messages::all_sent(b as *const _, c as c_uint),

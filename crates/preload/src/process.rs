@@ -7,19 +7,23 @@
 //! A child of `fork` is told by `pthread_atfork`; any other copy of this memory (`_Fork`,
 //! `clone` by a raw system call) by a page that the kernel clears in copies. A child of
 //! `vfork` runs in its parent's memory with descriptors of its own, so all of its calls go
-//! to the kernel and change nothing here. A process made by `clone` with the memory but not
-//! the descriptors of its parent is kept from changing the table by its number.
+//! to the kernel and change nothing here. So does a process made by `clone` with the memory but
+//! not the descriptors of its parent, if that sleeps meanwhile. If it runs beside it, nobody can
+//! tell cheaply who of them is calling: then all descriptors are the kernel's, for good.
 
-use crate::{engine, real, signals, sys, table, thread};
-use libc::{c_int, c_long, c_void, pid_t};
+use crate::{buffer, descriptors, engine, real, signals, sys, table, thread};
+use libc::{c_int, c_long, c_uint, c_void, pid_t};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 /// A word that is 1 in the process that this library knows itself to be in, and 0 in a copy
 /// of it. None before the library is ready.
 static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
+
+/// Another process is or was in this memory, beside this one.
+static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
 static COPIES_BEGUN: AtomicU64 = AtomicU64::new(0);
@@ -75,6 +79,34 @@ pub fn is_ours() -> bool {
 /// Whether this process may change the table: it is not another one in the same memory.
 pub fn may_change() -> bool {
     is_ours() && sys::getpid() == PID.load(Relaxed)
+}
+
+/// Whether no descriptor is to be put in the table any more.
+pub fn is_given_up() -> bool {
+    IS_GIVEN_UP.load(SeqCst)
+}
+
+fn give_up() {
+    if !thread::this().is_vforked() {
+        IS_GIVEN_UP.store(true, SeqCst);
+        descriptors::forget_range(0, c_uint::MAX);
+    }
+}
+
+/// Before a system call that makes a process or a thread.
+pub fn called(number: c_long, first: c_long) {
+    let flags = match number {
+        libc::SYS_vfork => libc::CLONE_VM,
+        libc::SYS_clone => first as c_int,
+        // `struct clone_args` begins with the flags.
+        libc::SYS_clone3 => buffer::copied(first as *const u64).unwrap_or(0) as c_int,
+        _ => 0,
+    };
+    before_copy();
+    if flags & (libc::CLONE_VM | libc::CLONE_FILES) == libc::CLONE_VM {
+        give_up();
+    }
+    after_copy();
 }
 
 fn adopt() {
@@ -211,8 +243,20 @@ unsafe extern "C" fn clone(
         return unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
     }
     before_copy();
+    // It has this thread's memory, as a child of `vfork`.
+    let is_here = flags & (libc::CLONE_VFORK | libc::CLONE_SETTLS) == libc::CLONE_VFORK;
+    let (thread, is_apart) = (thread::this(), flags & libc::CLONE_VM != 0);
+    let was_vforked = thread.is_vforked();
+    if is_apart && is_here {
+        thread.set_vforked(true);
+    } else if is_apart {
+        give_up();
+    }
     // SAFETY: as above.
     let result = unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
+    if is_apart {
+        thread.set_vforked(was_vforked);
+    }
     after_copy();
     result
 }

@@ -1,5 +1,6 @@
 // Children share descriptors and offsets.
 #include "say.h"
+#include <sched.h>
 
 extern char **environ;
 static char bytes[4096], back[8192];
@@ -131,6 +132,40 @@ static void vforked(int by_other_name)
     close(one), close(two), close(ends[0]), close(ends[1]);
 }
 
+// A process in the same memory with numbers of its own.
+static int apart_fd, apart_ends[2];
+
+static int run_apart(void *argument)
+{
+    (void)argument;
+    int fd = apart_fd;
+    if (dup2(apart_ends[1], fd) != fd || write(fd, "pipe", 4) != 4 || pwrite(fd, "p", 1, 0) != -1)
+        _exit(1);
+    if (close(fd) != 0 || pread(fd, back, 1, 0) != -1)
+        _exit(2);
+    _exit(0);
+}
+
+static void cloned_apart(int flags)
+{
+    static char stack[65536] __attribute__((aligned(16)));
+    int fd = apart_fd = must_open("apart", O_RDWR | O_CREAT | O_TRUNC);
+    MUST(pipe(apart_ends) == 0);
+    SAY(write(fd, "before", 6));
+    fflush(stdout);
+    ends_well(clone(run_apart, stack + sizeof stack, SIGCHLD | CLONE_VM | flags, 0));
+    SAY(read(apart_ends[0], back, 100));
+    SAY(write(fd, "behind", 6));
+    SAY(pread(fd, back, 100, 0));
+    SAY(memcmp(back, "beforebehind", 12));
+    close(fd), close(apart_ends[0]), close(apart_ends[1]);
+    // And one that is opened now.
+    fd = must_open("apart", O_RDWR);
+    SAY(pwrite(fd, "opened", 6, 3));
+    SAY(pread(fd, back, 100, 0));
+    close(fd);
+}
+
 static void others(void)
 {
     int fd = must_open("others", O_RDWR | O_CREAT);
@@ -212,8 +247,10 @@ int main(int count, char **arguments)
     apart();
     vforked(0);
     vforked(1);
+    cloned_apart(CLONE_VFORK);
     others();
     passed();
+    cloned_apart(0);
     executed(arguments[0]);
     return 1;
 }
