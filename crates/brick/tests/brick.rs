@@ -668,13 +668,30 @@ time.sleep(600)";
     child
 }
 
+/// A process that ends with this.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It fails only if it has ended.
+        let _ = self.0.kill();
+        self.0.wait().expect("our own child");
+    }
+}
+
+impl Ended {
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().expect("our own child").is_none()
+    }
+}
+
 /// A process that does nothing, and its start time.
-fn idle_process(maps: Option<&Path>) -> (Child, u64) {
-    let child = match maps {
+fn idle_process(maps: Option<&Path>) -> (Ended, u64) {
+    let child = Ended(match maps {
         None => Command::new("sleep").arg("600").spawn().expect("a process"),
         Some(pool) => maps_and_sleeps(pool),
-    };
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it runs");
+    });
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.0.id())).expect("it runs");
     let (_, fields) = stat.rsplit_once(')').expect("a name");
     let started = fields.split_ascii_whitespace().nth(22 - 3);
     (
@@ -696,15 +713,13 @@ fn lives_after_its_session(is_inside: bool, maps: bool) -> bool {
     let (brick, _keeper) = home.open();
     let pool = home.path();
     let (mut child, started) = idle_process(maps.then_some(pool.as_path()));
-    let number = brick.open_session(child.id(), started).expect("a session");
+    let number = brick
+        .open_session(child.0.id(), started)
+        .expect("a session");
     active(&brick, number).fetch_add(u64::from(is_inside), Ordering::SeqCst);
     brick.close_session(number);
     assert_eq!(brick.status().expect("a status").sessions, 0);
-    let lives = child.try_wait().expect("our own child").is_none();
-    // Fails only if it has ended.
-    let _ = child.kill();
-    child.wait().expect("our own child");
-    lives
+    child.lives()
 }
 
 #[test]
@@ -732,7 +747,9 @@ fn who_is_met_inside_again_and_again_is_not_ended() {
     let mut worker = worker(&brick, 1);
     let clients = [(); 2].map(|()| {
         let (child, started) = idle_process(Some(&home.path()));
-        let number = brick.open_session(child.id(), started).expect("a session");
+        let number = brick
+            .open_session(child.0.id(), started)
+            .expect("a session");
         (child, active(&brick, number))
     });
     let [(mut one, first), (mut other, second)] = clients;
@@ -759,9 +776,5 @@ fn who_is_met_inside_again_and_again_is_not_ended() {
         check(&mut worker, raise, Ok(SliceReply::Done));
         busy.join().expect("no panic");
     });
-    for child in [&mut one, &mut other] {
-        assert!(child.try_wait().expect("our own child").is_none());
-        child.kill().expect("it runs");
-        child.wait().expect("our own child");
-    }
+    assert!(one.lives() && other.lives());
 }
