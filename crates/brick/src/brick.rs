@@ -150,7 +150,7 @@ impl<M: Media> Brick<M> {
             scrubs: Mutex::default(),
             attached: Mutex::default(),
             still: Mutex::default(),
-            claim: claim,
+            claim,
         }
     }
 

@@ -397,7 +397,7 @@ fn claim(path: &Path) -> Result<Claim, FileError> {
     let began = Instant::now();
     loop {
         match nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)) {
-            Ok(_) => return Ok(Claim { file: file }),
+            Ok(_) => return Ok(Claim { file }),
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => {}
             Err(cause) => return Err(system("lock", path)(cause.into())),
         }

@@ -266,10 +266,12 @@ fn serve(host: &Arc<Host>, socket: OwnedFd) {
     }
     if let Some(number) = row {
         // It may go on, and use the row, if its connection was closed by accident.
-        while !host.is_ending.load(Ordering::Acquire)
-            && !host.has_left(&guest)
-            && !guest.is_gone(LOOK_EVERY)
-        {}
+        loop {
+            let is_ending = host.is_ending.load(Ordering::Acquire);
+            if is_ending || host.has_left(&guest) || guest.is_gone(LOOK_EVERY) {
+                break;
+            }
+        }
         host.clean_up(number, &guest);
     }
 }
