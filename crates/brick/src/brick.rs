@@ -326,7 +326,7 @@ impl<M: Media> Brick<M> {
             else {
                 return result;
             };
-            if still.note(session, operation).elapsed() < WINDOW_MAX {
+            if still.note(session, operation).since.elapsed() < WINDOW_MAX {
                 // Who cleans up behind the dead needs the pool.
                 let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
                 pool = waited.unwrap_or_else(PoisonError::into_inner).0;

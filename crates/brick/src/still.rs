@@ -2,19 +2,30 @@
 //! for.
 //!
 //! Nothing else ends them: who needs frames or room in a lane goes on without them, and
-//! barriers are rare. Invariants: nobody is ended in whose way nobody is, nor who runs: that
-//! one may wait for the lock of another.
+//! barriers are rare. Invariants: nobody is ended in whose way nobody is. Who runs may wait for
+//! the lock of another: of those that stay for long, whoever was told of first is ended.
 
 use crate::brick::{Brick, WINDOW_MAX};
 use crate::process;
 use pagemesh_pmem::Media;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A session that others wait for, and since when it is known to be inside of that operation.
-struct Awaited {
+/// How long one that does not stop may be waited for: its container is frozen, or its memory
+/// does not come. Who waits gives the leg up a little later.
+const LATE_MAX: Duration = Duration::from_secs(8);
+/// So often must others have told of it meanwhile, ten times a second: the machine may have
+/// stood still as a whole.
+const TOLD_MIN: u32 = 40;
+
+/// A session that others wait for.
+#[derive(Clone, Copy)]
+pub(crate) struct Awaited {
     session: u32,
     operation: u64,
-    since: Instant,
+    /// Since when it is known to be inside of that operation.
+    pub(crate) since: Instant,
+    /// How often that was told.
+    told: u32,
 }
 
 /// Those that others wait for; as many as there are sessions, at most.
@@ -22,50 +33,77 @@ struct Awaited {
 pub(crate) struct Still(Vec<Awaited>);
 
 impl Still {
-    /// Takes in that others wait for a session's operation. Since when this is known.
-    pub(crate) fn note(&mut self, session: u32, operation: u64) -> Instant {
-        let of_it = |known: &&Awaited| known.session == session && known.operation == operation;
-        if let Some(known) = self.0.iter().find(of_it) {
-            return known.since;
+    /// Takes in that others wait for a session's operation. What is known of it.
+    pub(crate) fn note(&mut self, session: u32, operation: u64) -> Awaited {
+        self.0
+            .retain(|known| known.session != session || known.operation == operation);
+        if let Some(known) = self.0.iter_mut().find(|known| known.session == session) {
+            known.told = known.told.saturating_add(1);
+            return *known;
         }
-        self.0.retain(|known| known.session != session);
-        let since = Instant::now();
-        self.0.push(Awaited {
+        let awaited = Awaited {
             session,
             operation,
-            since,
-        });
-        since
+            since: Instant::now(),
+            told: 1,
+        };
+        self.0.push(awaited);
+        awaited
+    }
+}
+
+impl Awaited {
+    fn is_late(&self) -> bool {
+        self.since.elapsed() >= LATE_MAX && self.told >= TOLD_MIN
     }
 }
 
 impl<M: Media> Brick<M> {
     /// Ends processes that are stopped inside of an operation others have waited for as long
-    /// as one may take. They tell again and again.
+    /// as one may take, and of those that stay there for very long the first. They tell again
+    /// and again.
     pub(crate) fn end_still(&self) {
+        let mut first_late: Option<Awaited> = None;
         for session in self.view().control().take_awaited() {
-            let (operation, pid, started) = {
+            let (operation, pid) = {
                 let pool = self.pool();
                 let operation = pool.operation(session).filter(|_| pool.is_open(session));
-                (operation, pool.process(session), pool.started(session))
+                (operation, pool.process(session))
             };
             let Some(operation) = operation else { continue };
-            let since = self.still().note(session, operation);
-            if since.elapsed() < WINDOW_MAX || !process::is_stopped(pid) {
-                continue;
+            let awaited = self.still().note(session, operation);
+            if awaited.since.elapsed() >= WINDOW_MAX && process::is_stopped(pid) {
+                self.end_awaited(awaited);
+            } else if awaited.is_late() && first_late.is_none_or(|it| awaited.since < it.since) {
+                first_late = Some(awaited);
             }
-            // It may have left since it was looked at, and been stopped elsewhere.
-            if self.pool().operation(session) != Some(operation) {
-                continue;
+        }
+        if let Some(late) = first_late {
+            self.end_awaited(late);
+        }
+    }
+
+    fn end_awaited(&self, awaited: Awaited) {
+        let Awaited {
+            session, operation, ..
+        } = awaited;
+        let (pid, started) = {
+            let pool = self.pool();
+            // It may have left since it was looked at, and be stopped elsewhere.
+            if pool.operation(session) != Some(operation) {
+                return;
             }
-            tracing::warn!(
-                session,
-                pid,
-                "ending a process that is stopped in an operation others wait for"
-            );
-            if let Err(cause) = process::end(pid, started) {
-                tracing::error!(pid, %cause, "a session is stuck");
-            }
+            (pool.process(session), pool.started(session))
+        };
+        let waited = awaited.since.elapsed();
+        tracing::warn!(
+            session,
+            pid,
+            ?waited,
+            "ending a process that stands still in an operation others wait for"
+        );
+        if let Err(cause) = process::end(pid, started) {
+            tracing::error!(pid, %cause, "a session is stuck");
         }
     }
 }

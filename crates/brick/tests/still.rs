@@ -18,6 +18,8 @@ const PAGE: [u8; 4096] = [7; 4096];
 const KILLED: i32 = 9;
 /// The bound of the brick, `WINDOW_MAX`.
 const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// The same for who is not stopped; those who wait give up after ten.
+const LATE_MAX: Duration = Duration::from_secs(8);
 /// It looks at each that is told, ten times a second.
 const ENDED_MAX: Duration = Duration::from_secs(5);
 
@@ -70,8 +72,8 @@ impl Drop for Process {
     }
 }
 
-#[test]
-fn who_stands_still_in_the_way_of_others_is_ended() {
+/// What becomes of the process of one that others wait for. It `stops`, or goes on.
+fn ends_in_the_way_of_others(stops: bool) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = dir.path().join("pool");
     file::create(&path, 16 << 20).expect("a pool");
@@ -80,6 +82,7 @@ fn who_stands_still_in_the_way_of_others_is_ended() {
     let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
     let view = brick.view().clone();
     let handle = view.handle(object, SLICE).expect("the object");
+    let limit = if stops { ENDED_MAX } else { LATE_MAX };
     let mut process = Process::start();
     let started = process.stat(22).parse().expect("a number");
     let own = std::process::id();
@@ -115,13 +118,15 @@ fn who_stands_still_in_the_way_of_others_is_ended() {
             std::thread::yield_now();
         }
         assert!(process.0.try_wait().expect("a child").is_none(), "it runs");
-        process.stop();
+        if stops {
+            process.stop();
+        }
         let stopped = Instant::now();
         let ended = loop {
             if let Some(ended) = process.0.try_wait().expect("a child") {
                 break ended;
             }
-            assert!(stopped.elapsed() < ENDED_MAX, "nobody ends it");
+            assert!(stopped.elapsed() < limit, "nobody ends it");
             std::thread::yield_now();
         };
         assert!(!waits.is_finished(), "nobody has unlocked");
@@ -134,4 +139,15 @@ fn who_stands_still_in_the_way_of_others_is_ended() {
         brick.close_session(number);
     }
     keeper.stop();
+}
+
+#[test]
+fn who_stands_still_in_the_way_of_others_is_ended() {
+    ends_in_the_way_of_others(true);
+}
+
+/// As one in a container that was frozen.
+#[test]
+fn who_stays_in_the_way_of_others_is_ended_before_they_give_up() {
+    ends_in_the_way_of_others(false);
 }
