@@ -532,6 +532,9 @@ impl Mount {
         if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
             return false;
         }
+        let Some(_making) = owned::Making::begin() else {
+            return false;
+        };
         let mut equipped = Err(Lack::Picture);
         (self.masked)(&mut || {
             // Threads of programs may have little stack.

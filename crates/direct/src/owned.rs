@@ -4,10 +4,54 @@
 //! child of fork has copies of them all. So whoever catches the program's calls asks here.
 //!
 //! Invariants: what is listed is open; it is taken off the list before it is closed. Looking
-//! takes no lock, so that a child can, whatever its parent's threads were doing.
+//! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
+//! keeps copies of is listed before `fork` goes on.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long who copies the process waits for those who make descriptors, which takes them a
+/// millisecond or two if nobody hangs.
+const COPY_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Between two looks.
+const NAP: Duration = Duration::from_micros(50);
+/// Threads that copy the process, and those that make descriptors which are not listed yet.
+static COPYING: AtomicU32 = AtomicU32::new(0);
+static MAKING: AtomicU32 = AtomicU32::new(0);
+
+/// Some are made, and listed before this is dropped.
+pub(crate) struct Making;
+
+impl Making {
+    /// None: the process is just being copied.
+    pub(crate) fn begin() -> Option<Making> {
+        MAKING.fetch_add(1, Ordering::SeqCst);
+        let making = Making;
+        // One of the two sees the other.
+        (COPYING.load(Ordering::SeqCst) == 0).then_some(making)
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Before `fork`. Everything is listed when it returns, and nobody makes anything.
+pub fn before_copy() {
+    COPYING.fetch_add(1, Ordering::SeqCst);
+    let began = Instant::now();
+    while MAKING.load(Ordering::SeqCst) != 0 && began.elapsed() < COPY_WAIT_MAX {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// In the parent.
+pub fn after_copy() {
+    COPYING.fetch_sub(1, Ordering::SeqCst);
+}
 
 /// Descriptors that can be listed: of 16 mounts with 16 stations of two legs.
 const OWNED_MAX: usize = 2048;
@@ -88,6 +132,8 @@ pub fn forget() {
         count.store(0, Ordering::Relaxed);
     }
     END.store(0, Ordering::Release);
+    COPYING.store(0, Ordering::Relaxed);
+    MAKING.store(0, Ordering::Relaxed);
     CHANGING.store(false, Ordering::Release);
 }
 

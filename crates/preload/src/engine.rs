@@ -110,6 +110,16 @@ pub fn owned() -> impl Iterator<Item = RawFd> {
     mounts::owned()
 }
 
+/// Before the process is copied. Waits for those who are at what a child must know of.
+pub fn before_copy() {
+    mounts::before_copy();
+}
+
+/// In the parent, behind it.
+pub fn after_copy() {
+    mounts::after_copy();
+}
+
 /// In the child, before anything else: forget everything of the parent.
 pub fn forked() {
     #[cfg(any(debug_assertions, feature = "probe"))]

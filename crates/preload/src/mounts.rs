@@ -84,6 +84,16 @@ pub fn forked() {
     owned::forget();
 }
 
+/// Before the process is copied: the child must know of all that is the engine's.
+pub fn before_copy() {
+    owned::before_copy();
+}
+
+/// In the parent, behind it.
+pub fn after_copy() {
+    owned::after_copy();
+}
+
 /// The kernel will keep pages of the file.
 pub fn mapped(device: u64, ino: u64) {
     guest().bar(device, ino);

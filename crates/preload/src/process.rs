@@ -128,10 +128,12 @@ pub extern "C" fn before_copy() {
     if is_ours() {
         table::share_all();
     }
+    engine::before_copy();
     sys::mask(libc::SIG_SETMASK, mask);
 }
 
 pub extern "C" fn after_copy() {
+    engine::after_copy();
     COPIES_ENDED.fetch_add(1, SeqCst);
 }
 

@@ -44,3 +44,58 @@ fn shells_name_descriptors_as_they_like() {
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
+
+/// What a child has under numbers that its parent did not make. It is forked while threads of
+/// the parent reach the mount for the first time.
+const FORKS: &str = r#"
+import os, sys, threading
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.pwrite(fd, bytes(4096 * 64), 0)
+known = set(os.listdir('/proc/self/fd'))
+threads = 12
+barrier = threading.Barrier(threads + 1)
+def write(number):
+    barrier.wait()
+    for n in range(300):
+        os.pwrite(fd, bytes([number]) * 4096, number * 4096)
+all = [threading.Thread(target=write, args=(n,)) for n in range(threads)]
+for each in all:
+    each.start()
+barrier.wait()
+foreign = []
+while any(each.is_alive() for each in all):
+    child = os.fork()
+    if child == 0:
+        code = 0
+        for fd in os.listdir('/proc/self/fd'):
+            try:
+                target = os.readlink('/proc/self/fd/' + fd)
+            except OSError:
+                continue
+            if target.startswith(sys.argv[2]):
+                code = 1
+        os._exit(code)
+    if os.waitpid(child, 0)[1] != 0:
+        foreign.append(child)
+assert not foreign, foreign
+"#;
+
+/// A pool stays locked as long as anybody has it open as its bricks do.
+#[test]
+fn a_child_of_fork_has_no_pool_of_its_parents() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    for round in 0..4 {
+        let mut command = program::limited(PAGEMESH);
+        command.args(["exec", "--library"]).arg(library());
+        command.args(["--", "python3", "-c", FORKS]);
+        command.arg(mount.path(&format!("file-{round}")));
+        command.arg(cluster.pool(0).parent().unwrap());
+        let ended = command.output().unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
