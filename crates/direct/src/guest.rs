@@ -42,7 +42,7 @@ use std::fs::File as SystemFile;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -122,8 +122,6 @@ struct Mount {
     segment: Segment,
     stations: [Mutex<Stand>; STATIONS],
     /// For questions about files.
-    /// Its descriptor, for who must not wait for it.
-    asker_fd: AtomicI32,
     asker: Mutex<Link>,
     boards: Mutex<HashMap<u64, Weak<Board>>>,
     /// Of the pools that are mapped.
@@ -392,7 +390,6 @@ impl Mount {
             Answer::Joined(row, _) => Some(row as usize),
             _ => None,
         };
-        let asker = Link::connect(&device)?;
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let mount = Arc::new(Mount {
             transports: Transports::new(
@@ -403,8 +400,7 @@ impl Mount {
             masked,
             segment: Segment::join(memory).map_err(io::Error::other)?,
             stations: std::array::from_fn(|_| Mutex::default()),
-            asker_fd: AtomicI32::new(asker.0.as_raw_fd()),
-            asker: Mutex::new(asker),
+            asker: Mutex::new(Link::connect(&device)?),
             boards: Mutex::default(),
             panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
@@ -466,7 +462,6 @@ impl Mount {
     fn ask_anew(&self, asker: &mut Link) {
         match Link::connect(&self.device) {
             Ok(link) => {
-                self.asker_fd.store(link.0.as_raw_fd(), Ordering::Release);
                 *asker = link;
                 self.wake();
             }
@@ -605,8 +600,12 @@ impl Mount {
         while !self.is_gone.load(Ordering::Acquire) {
             descriptors.clear();
             descriptors.push(self.changed.as_raw_fd());
-            descriptors.push(self.asker_fd.load(Ordering::Acquire));
             let (mut has_link, mut is_busy) = (false, false);
+            // Whoever asks reads the answer. It is not looked for meanwhile.
+            match self.asker.try_lock() {
+                Ok(asker) => descriptors.push(asker.0.as_raw_fd()),
+                Err(_) => is_busy = true,
+            }
             for station in &self.stations {
                 let Ok(stand) = station.try_lock() else {
                     is_busy = true;
