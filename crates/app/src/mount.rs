@@ -38,10 +38,10 @@ const ROOM_EVERY: Duration = Duration::from_secs(5);
 /// without: longer than it waits for bricks and a manager that are gone. Who listens there may
 /// be no mount.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(40);
-/// Who waits for the end of a mount at the same time; others find the connection closed.
-const WAITING_MAX: usize = 64;
 /// Between two looks at them.
 const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
+/// Who waits for the end of a mount at the same time; others find the connection closed.
+const WAITING_MAX: usize = 64;
 const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
 /// What whoever unmounts is told.
 const DONE: &[u8] = b"done";

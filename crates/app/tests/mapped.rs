@@ -10,9 +10,9 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use support::mounted::{self, Mounted, library};
+use support::mounted::{self, Mounted, directly};
 use support::random::Random;
-use support::{Cluster, PAGEMESH, program, until};
+use support::{Cluster, program, until};
 
 const PAGE: u64 = 4096;
 /// Pages that the program stores into: more than one transaction has room for.
@@ -90,13 +90,10 @@ impl Case {
 
     /// What runs a program of python, directly or not.
     fn python(is_direct: bool) -> Command {
-        if !is_direct {
-            return program::limited("python3");
+        match is_direct {
+            true => directly(&["python3"]),
+            false => program::limited("python3"),
         }
-        let mut command = program::limited(PAGEMESH);
-        command.args(["exec", "--library"]).arg(library());
-        command.args(["--", "python3"]);
-        command
     }
 
     fn storing(&self, is_direct: bool) -> Storing {

@@ -1,5 +1,6 @@
 //! A mount that has the device number of one whose process has not ended yet.
 
+use super::rows::device;
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
 use super::{check, direct, guest, opened};
@@ -84,12 +85,7 @@ fn who_has_no_mount_any_more_lets_nobody_in() {
         return;
     };
     let mut mount = Mounted::by(&cluster, "files", "map", CLASSIC);
-    let number = std::fs::metadata(&mount.dir).unwrap().dev();
-    let name = format!(
-        "{}:{}",
-        rustix::fs::major(number),
-        rustix::fs::minor(number)
-    );
+    let name = device(&mount);
     let ask = || {
         let socket = wire::socket().ok()?;
         rustix::net::connect(&socket, &wire::address(&name).ok()?).ok()?;

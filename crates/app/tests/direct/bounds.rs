@@ -1,14 +1,13 @@
 //! How long others wait for a guest that dies, or stands still, inside of an operation.
 
 use super::beside::{Model, PAGES, Programs, prepare};
+use super::rows::joined;
 use super::support::mounted::{self, Mounted};
 use super::support::{Cluster, until};
 use super::{Child, Direct, Guest, direct, filled, guest};
-use pagemesh_direct::wire::{self, Question};
 use pagemesh_volume::guests::Segment;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::thread::ScopedJoinHandle;
@@ -45,18 +44,6 @@ const PEER: [u64; 3] = [1, 40, PAGES];
 /// Of another file: all pages.
 const FAR: [u64; 3] = [0, 0, 1];
 
-/// The rows of a mount, which all its guests have mapped.
-fn segment(mount: &Mounted) -> Segment {
-    let device = std::fs::metadata(&mount.dir).unwrap().dev();
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let socket = wire::socket().unwrap();
-    let address = wire::address(&format!("{major}:{minor}")).unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
-    wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
-    let (_, memory) = wire::receive(socket.as_fd()).unwrap().unwrap();
-    Segment::join(File::from(memory.expect("it was let in"))).unwrap()
-}
-
 /// A row, and what its guest said when it went in.
 type Inside = (usize, u64);
 
@@ -87,8 +74,9 @@ impl Case {
         let (model, far_model) = (Model::new(&cluster, "model"), Model::new(&cluster, "other"));
         let peer = programs.start_resting(&mount.path("file"), &model, PEER, REST);
         let far = programs.start_resting(&mount.path("far"), &far_model, FAR, REST);
+        let (.., segment) = joined(&mount);
         Some(Case {
-            segment: segment(&mount),
+            segment,
             cluster,
             mount,
             programs,

@@ -1,7 +1,6 @@
 //! Programs whose threads are inside of operations when one of them executes another program.
 
-use super::support::mounted::{self, CLASSIC, Mounted, library};
-use super::support::{PAGEMESH, program};
+use super::support::mounted::{self, CLASSIC, Mounted, directly};
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
@@ -34,9 +33,7 @@ fn a_program_that_takes_the_place_of_another_is_not_ended_for_it() {
     let mount = Mounted::by(&cluster, "files", "map", CLASSIC);
     let mut programs = Vec::new();
     for number in 0..PROCESSES {
-        let mut command = program::limited(PAGEMESH);
-        command.args(["exec", "--library"]).arg(library());
-        command.args(["--", "python3", "-c", WRITES_AND_EXECUTES]);
+        let mut command = directly(&["python3", "-c", WRITES_AND_EXECUTES]);
         command.arg(mount.path(&format!("file-{number}")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         programs.push(super::Child(command.spawn().unwrap()));

@@ -1,8 +1,6 @@
 //! Numbers of descriptors: programs name some themselves, and close what they were given.
 
-use super::support::mounted::{self, Mounted, library};
-use super::support::{PAGEMESH, program};
-use std::process::Stdio;
+use super::support::mounted::{self, Mounted, directly};
 
 /// Shells put files under numbers of their own. Whoever has no standard output must not
 /// write to a brick.
@@ -28,10 +26,8 @@ fn shells_name_descriptors_as_they_like() {
         return;
     };
     let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = program::limited(PAGEMESH);
-    command.args(["exec", "--library"]).arg(library());
-    command.args(["--", "bash", "-c", SHELL, "bash"]);
-    command.arg(&mount.dir).stdin(Stdio::null());
+    let mut command = directly(&["bash", "-c", SHELL, "bash"]);
+    command.arg(&mount.dir);
     let ended = command.output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
     let lines = |word: &str| (1..=8).map(|n| format!("{word} {n}\n")).collect::<String>();
@@ -51,7 +47,6 @@ const FORKS: &str = r#"
 import os, sys, threading
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.pwrite(fd, bytes(4096 * 64), 0)
-known = set(os.listdir('/proc/self/fd'))
 threads = 12
 barrier = threading.Barrier(threads + 1)
 def write(number):
@@ -88,9 +83,7 @@ fn a_child_of_fork_has_no_pool_of_its_parents() {
     };
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     for round in 0..4 {
-        let mut command = program::limited(PAGEMESH);
-        command.args(["exec", "--library"]).arg(library());
-        command.args(["--", "python3", "-c", FORKS]);
+        let mut command = directly(&["python3", "-c", FORKS]);
         command.arg(mount.path(&format!("file-{round}")));
         command.arg(cluster.pool(0).parent().unwrap());
         let ended = command.output().unwrap();

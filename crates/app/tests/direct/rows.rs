@@ -7,13 +7,18 @@ use pagemesh_volume::guests::Segment;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
-/// Another connection of this process, with a row, and the segment.
-fn joined(mount: &Mounted) -> (OwnedFd, u32, Segment) {
+/// What the mount's sockets are named after.
+pub fn device(mount: &Mounted) -> String {
     let number = std::fs::metadata(&mount.dir).unwrap().dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    format!("{major}:{minor}")
+}
+
+/// Another connection of this process, with a row, and the segment that all guests have
+/// mapped.
+pub fn joined(mount: &Mounted) -> (OwnedFd, u32, Segment) {
     let socket = wire::socket().unwrap();
-    let address = wire::address(&format!("{major}:{minor}")).unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
+    rustix::net::connect(&socket, &wire::address(&device(mount)).unwrap()).unwrap();
     wire::send(socket.as_fd(), &Question::Join.encode(), None).unwrap();
     let (bytes, memory) = wire::receive(socket.as_fd()).unwrap().unwrap();
     let segment = Segment::join(memory.unwrap().into()).unwrap();

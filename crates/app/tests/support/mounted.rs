@@ -2,10 +2,11 @@
 
 use super::daemon::Daemon;
 use super::skip::skip;
-use super::{Cluster, Pools, program, switch, until};
+use super::{Cluster, PAGEMESH, Pools, program, switch, until};
 use rustix::mount::UnmountFlags;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 pub const CLASSIC: &str = "classic";
 pub const IO_URING: &str = "io-uring";
@@ -198,6 +199,14 @@ pub fn library() -> PathBuf {
     found
         .find(|path| path.exists())
         .expect("the library is built: cargo build -p pagemesh-preload")
+}
+
+/// A program on the direct path, with its arguments; killed when it takes too long.
+pub fn directly(words: &[&str]) -> Command {
+    let mut command = program::limited(PAGEMESH);
+    command.args(["exec", "--library"]).arg(library());
+    command.arg("--").args(words);
+    command
 }
 
 /// Two copies on this machine, and one that follows over TCP.
