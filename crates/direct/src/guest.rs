@@ -76,6 +76,8 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 /// the mount is asked how it is: whoever reads a small file once, or makes one longer all the
 /// time, would ask for nothing.
 const MISSES_MAX: u32 = 4;
+/// Mounts that are asked in turn, if the one before has ended.
+const BAR_ASKS: usize = 2;
 /// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The same for who must not go on without: longer than the mount waits for guests that stand
@@ -226,15 +228,11 @@ impl Guest {
     /// The file will be mapped by the kernel, which keeps pages of it: no guest may change
     /// it any more. Returns when that is so.
     pub fn bar(&self, device: u64, ino: u64) {
-        if let Some(mount) = self.mount(device, true) {
-            let asker = guard(&mount.asker);
-            // Who is in the way may be waited for, and ended.
-            let answered = asker
-                .wait_for(Some(BAR_ANSWER_MAX))
-                .and_then(|()| asker.ask(Question::Bar(ino)))
-                .and_then(|_| asker.wait_for(Some(ANSWER_MAX)));
-            if answered.is_err() {
-                mount.end();
+        for _ in 0..BAR_ASKS {
+            match self.mount(device, true).map(|mount| mount.bar(ino)) {
+                // The kernel gives the device number of a mount that ended to the next one.
+                Some(Err(cause)) if cause.kind() != io::ErrorKind::WouldBlock => {}
+                _ => break,
             }
         }
     }
@@ -455,6 +453,17 @@ impl Mount {
                 None
             }
         }
+    }
+
+    /// Has the file without guests. After an error this mount has none of this process any more.
+    fn bar(&self, ino: u64) -> io::Result<()> {
+        let asker = guard(&self.asker);
+        // Who is in the way may be waited for, and ended.
+        asker
+            .wait_for(Some(BAR_ANSWER_MAX))
+            .and_then(|()| asker.ask(Question::Bar(ino)))
+            .and_then(|_| asker.wait_for(Some(ANSWER_MAX)))
+            .inspect_err(|_| self.end())
     }
 
     /// The mount is there, and takes longer: the next question goes by another connection.
