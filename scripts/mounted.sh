@@ -8,7 +8,7 @@ export XDG_CONFIG_HOME=$dir
 started=()
 # What programs are started with: with EXEC=1 they reach files of the mount themselves.
 under=()
-[ -z "${EXEC:-}" ] || under=("$pagemesh" exec --)
+[ -z "${EXEC:-}" ] || under=("$pagemesh" exec --patience 0 --)
 
 finish() {
   "$pagemesh" umount "$dir/mnt" 2>/dev/null || umount -fl "$dir/mnt" 2>/dev/null || true

@@ -631,6 +631,10 @@ pub struct Exec {
     /// this program.
     #[arg(long, env = "PAGEMESH_PRELOAD", value_name = "FILE")]
     pub library: Option<PathBuf>,
+    /// How many calls of each process on files of mounts the kernel serves before the process
+    /// reaches them itself: what that takes costs more than a hundred of them. 32 by default.
+    #[arg(long, env = "PAGEMESH_PATIENCE", value_name = "CALLS")]
+    pub patience: Option<u32>,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<std::ffi::OsString>,

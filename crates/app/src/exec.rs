@@ -12,6 +12,8 @@ const LIBRARY: &str = "libpagemesh_preload.so";
 /// Where it is, from the directory of this program.
 const PLACES: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
 const PRELOAD: &str = "LD_PRELOAD";
+/// What the library looks at.
+const PATIENCE: &str = "PAGEMESH_PATIENCE";
 
 /// Becomes the program.
 pub fn run(args: &Exec) -> anyhow::Result<()> {
@@ -27,10 +29,12 @@ pub fn run(args: &Exec) -> anyhow::Result<()> {
         preload.push(":");
         preload.push(others);
     }
-    let cause = Command::new(program)
-        .args(rest)
-        .env(PRELOAD, preload)
-        .exec();
+    let mut command = Command::new(program);
+    command.args(rest).env(PRELOAD, preload);
+    if let Some(calls) = args.patience {
+        command.env(PATIENCE, calls.to_string());
+    }
+    let cause = command.exec();
     Err(cause).with_context(|| format!("cannot run {}", Path::new(program).display()))
 }
 

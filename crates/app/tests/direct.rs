@@ -19,6 +19,8 @@ mod exec;
 mod numbers;
 #[path = "direct/pairs.rs"]
 mod pairs;
+#[path = "direct/patience.rs"]
+mod patience;
 #[path = "direct/rows.rs"]
 mod rows;
 mod support;
@@ -28,7 +30,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use support::mounted::{self, Mounted, library};
 use support::random::Random;
-use support::until;
+use support::{program, until};
 
 fn opened(mount: &Mounted, name: &str) -> File {
     let mut options = OpenOptions::new();
@@ -36,13 +38,14 @@ fn opened(mount: &Mounted, name: &str) -> File {
     options.open(mount.dir.join(name)).unwrap()
 }
 
-fn direct(guest: &Guest, file: &File) -> Option<Direct> {
+fn direct(guest: &'static Guest, file: &File) -> Option<Direct> {
     let found = file.metadata().unwrap();
     guest.open(found.dev(), found.ino())
 }
 
-fn guest() -> Guest {
-    Guest::new(|run| run())
+/// A process of its own, as far as its mounts can tell. It joins at once.
+fn guest() -> &'static Guest {
+    Box::leak(Box::new(Guest::new(|run| run(), 0)))
 }
 
 /// What is at a place, by both ways.
@@ -68,8 +71,7 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
     let mut model = vec![0; 3 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let guest = guest();
-    let direct = direct(&guest, &file).expect("the file is on the direct path");
+    let direct = direct(guest(), &file).expect("the file is on the direct path");
     check(&direct, &file, 0, &model[..1 << 20]);
     for round in 0..2000 {
         let len = 1 + random.below(20_000) as usize;
@@ -197,8 +199,7 @@ fn appends_of_several_are_whole_and_each_once() {
             let (path, by_guests) = (&path, &by_guests);
             scope.spawn(move || {
                 let file = OpenOptions::new().append(true).open(path).unwrap();
-                let guest = guest();
-                let direct = (own < 2).then(|| direct(&guest, &file).expect("on the path"));
+                let direct = (own < 2).then(|| direct(guest(), &file).expect("on the path"));
                 // Who goes through the kernel takes the file from guests each time.
                 let count = if own < 2 { RECORDS } else { RECORDS / 20 };
                 for seq in 0..count {
@@ -286,9 +287,7 @@ for i in range(3000):
 ";
     let dir = mount.dir.display();
     let script = format!("cd {dir} && python3 -c \"{script}\"");
-    let library = library();
-    let library = library.to_str().unwrap();
-    cluster.ok(&["exec", "--library", library, "--", "bash", "-c", &script]);
+    does(&script);
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
@@ -301,8 +300,7 @@ fn a_file_that_grows_is_cut() {
     };
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     let file = opened(&mount, "log");
-    let guest = guest();
-    let direct = direct(&guest, &file).expect("on the direct path");
+    let direct = direct(guest(), &file).expect("on the direct path");
     let mut random = Random::new(5);
     let mut model: Vec<u8> = Vec::new();
     let mut by_guest = 0;
@@ -361,8 +359,7 @@ fn the_time_of_a_guests_write_is_told() {
     file.write_all_at(&[1; 8192], 0).unwrap();
     let old = file.metadata().unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    let guest = guest();
-    let direct = direct(&guest, &file).expect("on the direct path");
+    let direct = direct(guest(), &file).expect("on the direct path");
     until("guests are let in", || {
         direct.write(&[2; 4096], 0, true).is_some()
     });
@@ -382,8 +379,7 @@ fn a_brick_goes_and_returns_under_a_guest() {
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     let file = opened(&mount, "file");
     file.write_all_at(&[0; 1 << 20], 0).unwrap();
-    let guest = guest();
-    let direct = direct(&guest, &file).expect("on the direct path");
+    let direct = direct(guest(), &file).expect("on the direct path");
     let mut random = Random::new(3);
     let mut model = vec![0; 1 << 20];
     let mut by_guest = 0;
@@ -430,6 +426,12 @@ fn a_brick_goes_and_returns_under_a_guest() {
     cluster.check_identical("files");
 }
 
+/// A script on the direct path, to its end.
+fn does(script: &str) {
+    let ended = mounted::directly(&["bash", "-c", script]).output().unwrap();
+    program::succeeded("a script on the direct path", ended);
+}
+
 /// Programs that people have do under `exec` what they do without it.
 #[test]
 fn programs_find_what_they_put_there_directly() {
@@ -462,7 +464,7 @@ fn programs_find_what_they_put_there_directly() {
     let script = format!("cd {}\n{script}", mount.dir.display());
     let library = library();
     let library = library.to_str().unwrap();
-    cluster.ok(&["exec", "--library", library, "--", "bash", "-c", &script]);
+    does(&script);
     let told = cluster.ok(&["exec", "--library", library, "--", "bash", "-c", "exit 0"]);
     assert_eq!(told, "");
     cluster.refused(
@@ -654,8 +656,7 @@ fn run_child(cluster: &support::Cluster, mount: &Mounted, what: &str, is_direct:
         true => {
             // Becomes the child: whoever kills it kills that.
             let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pagemesh"));
-            command.args(["exec", "--library"]).arg(library());
-            command.args(["--", own]);
+            command.args(mounted::exec()).arg(own);
             command
         }
     };
@@ -784,8 +785,7 @@ fn a_copy_follows_what_guests_write() {
     let mut model = vec![0; 1 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let guest = guest();
-    let direct = direct(&guest, &file).expect("on the direct path");
+    let direct = direct(guest(), &file).expect("on the direct path");
     check(&direct, &file, 0, &model);
     assert!(!direct.is_durable(), "the copy has to be waited for");
     let mut by_guest = 0;
@@ -981,7 +981,7 @@ fn what_killed_guests_appended_is_there() {
         // Nobody who died keeps others from the path.
         let file = OpenOptions::new().append(true).open(mount.path("file"));
         let (file, guest) = (file.unwrap(), guest());
-        let direct = direct(&guest, &file).expect("on the direct path");
+        let direct = direct(guest, &file).expect("on the direct path");
         until("guests append again", || {
             let bytes = record(CHILDREN, own_seq);
             own_seq += 1;

@@ -96,6 +96,8 @@ pub type Masked = fn(&mut dyn FnMut());
 pub struct Guest {
     mounts: Mutex<Vec<(u64, Known)>>,
     masked: Masked,
+    /// Calls that the kernel is still left with.
+    patience: AtomicU32,
 }
 
 /// What a process knows of a mount.
@@ -108,7 +110,10 @@ enum Known {
 
 /// A file on the direct path.
 pub struct File {
-    mount: Arc<Mount>,
+    guest: &'static Guest,
+    device: u64,
+    /// Once this process has joined it; none: it does not let it in.
+    mount: OnceLock<Option<Arc<Mount>>>,
     /// Once it was asked for: the same as long as the file is open.
     board: OnceLock<Arc<Board>>,
     ino: u64,
@@ -203,21 +208,29 @@ fn thread_number() -> usize {
 }
 
 impl Guest {
-    /// Of nothing yet.
+    /// Of nothing yet. So many calls are left to the kernel before a mount is joined: having
+    /// all that writes need costs a process more than a hundred of them.
     #[must_use]
-    pub const fn new(masked: Masked) -> Guest {
+    pub const fn new(masked: Masked, patience: u32) -> Guest {
         Guest {
             mounts: Mutex::new(Vec::new()),
             masked,
+            patience: AtomicU32::new(patience),
         }
     }
 
-    /// The file with this device number and inode, if its mount lets this process in.
-    /// Whoever calls has it open until the [`File`] is dropped.
+    /// The file with this device number and inode, if its mount lets this process in, or may
+    /// once it is asked. Whoever calls has it open until the [`File`] is dropped.
     #[must_use]
-    pub fn open(&self, device: u64, ino: u64) -> Option<File> {
+    pub fn open(&'static self, device: u64, ino: u64) -> Option<File> {
+        let mount = OnceLock::new();
+        if self.patience.load(Ordering::Relaxed) == 0 {
+            let _ = mount.set(Some(self.mount(device)?));
+        }
         Some(File {
-            mount: self.mount(device, false)?,
+            guest: self,
+            device,
+            mount,
             board: OnceLock::new(),
             ino,
             misses: AtomicU32::new(0),
@@ -225,39 +238,58 @@ impl Guest {
         })
     }
 
+    /// Whether the kernel is to have one call more.
+    fn is_patient(&self) -> bool {
+        let less = |left: u32| left.checked_sub(1);
+        let order = Ordering::Relaxed;
+        self.patience.fetch_update(order, order, less).is_ok()
+    }
+
     /// The file will be mapped by the kernel, which keeps pages of it: no guest may change
     /// it any more. Returns when that is so.
     pub fn bar(&self, device: u64, ino: u64) {
         for _ in 0..BAR_ASKS {
-            match self.mount(device, true).map(|mount| mount.bar(ino)) {
+            let Some(mount) = self.joined(device) else {
+                // Who is no guest may ask as well. Where nobody answers are no guests.
+                let _ = Link::connect(&device_name(device)).and_then(|link| link.bar(ino));
+                break;
+            };
+            match mount.bar(ino) {
                 // The kernel gives the device number of a mount that ended to the next one.
-                Some(Err(cause)) if cause.kind() != io::ErrorKind::WouldBlock => {}
+                Err(cause) if cause.kind() != io::ErrorKind::WouldBlock => {}
                 _ => break,
             }
         }
     }
 
-    /// The mount, if it lets this process in. It is asked again soon after it did not if
-    /// that is urgent.
-    fn mount(&self, device: u64, is_urgent: bool) -> Option<Arc<Mount>> {
+    /// The mount, if this process is a guest of it.
+    fn joined(&self, device: u64) -> Option<Arc<Mount>> {
+        let mounts = guard(&self.mounts);
+        mounts.iter().find_map(|(known, mount)| match mount {
+            Known::Joined(mount) if *known == device && !mount.is_gone() => Some(Arc::clone(mount)),
+            _ => None,
+        })
+    }
+
+    /// The mount, if it lets this process in. It is asked again some time after it did not.
+    fn mount(&self, device: u64) -> Option<Arc<Mount>> {
         let now = now_ms();
         let mut mounts = guard(&self.mounts);
         mounts.retain(|(_, known)| match known {
-            Known::Joined(mount) => !mount.is_gone.load(Ordering::Acquire),
+            Known::Joined(mount) => !mount.is_gone(),
             Known::Refused(until) => now < *until,
         });
-        let known = mounts.iter().position(|(known, _)| *known == device);
-        match known.map(|at| &mounts[at].1) {
+        let known = mounts.iter().find(|(known, _)| *known == device);
+        match known.map(|(_, known)| known) {
             Some(Known::Joined(mount)) => return Some(Arc::clone(mount)),
-            Some(Known::Refused(_)) if !is_urgent => return None,
-            _ => {}
+            Some(Known::Refused(_)) => return None,
+            None => {}
         }
-        if known.is_none() && mounts.len() == MOUNTS_MAX {
+        if mounts.len() == MOUNTS_MAX {
             return None;
         }
         let mut opened = None;
         (self.masked)(&mut || opened = Mount::open(device, self.masked).ok());
-        mounts.retain(|(known, _)| *known != device);
         let known = match &opened {
             Some(mount) => Known::Joined(Arc::clone(mount)),
             None => Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64),
@@ -364,6 +396,13 @@ impl Link {
         self.answer()
     }
 
+    fn bar(&self, ino: u64) -> io::Result<()> {
+        // Who is in the way may be waited for, and ended.
+        self.wait_for(Some(BAR_ANSWER_MAX))?;
+        self.ask(Question::Bar(ino))?;
+        self.wait_for(Some(ANSWER_MAX))
+    }
+
     fn answer(&self) -> io::Result<(Answer, Option<SystemFile>)> {
         let answered = wire::receive(self.0.as_fd())?;
         let (bytes, memory) = answered.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -455,15 +494,9 @@ impl Mount {
         }
     }
 
-    /// Has the file without guests. After an error this mount has none of this process any more.
+    /// Has a file without guests. After an error this mount has none of this process any more.
     fn bar(&self, ino: u64) -> io::Result<()> {
-        let asker = guard(&self.asker);
-        // Who is in the way may be waited for, and ended.
-        asker
-            .wait_for(Some(BAR_ANSWER_MAX))
-            .and_then(|()| asker.ask(Question::Bar(ino)))
-            .and_then(|_| asker.wait_for(Some(ANSWER_MAX)))
-            .inspect_err(|_| self.end())
+        guard(&self.asker).bar(ino).inspect_err(|_| self.end())
     }
 
     /// The mount is there, and takes longer: the next question goes by another connection.
@@ -498,6 +531,10 @@ impl Mount {
             // A system without room for that has the brick end this process.
             is_there || pane.vacate().is_err()
         });
+    }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
     }
 
     fn end(&self) {
@@ -757,8 +794,9 @@ impl File {
     /// [`MOMENT_PAGES_MAX`]: pagemesh_store::moment::MOMENT_PAGES_MAX
     #[must_use]
     pub fn show(&self, offset: u64, len: usize) -> Option<Shown> {
+        let mount = self.mount(true)?;
         let shown = self.operate((offset, len, Intent::Read), true, |operation| {
-            operation.moment(offset, len, |leg| self.mount.pane(leg.view()))
+            operation.moment(offset, len, |leg| mount.pane(leg.view()))
         });
         let ((moment, runs), pane) = shown??;
         Some(Shown {
@@ -781,6 +819,25 @@ impl File {
             }
             written
         })
+    }
+
+    /// The mount, if this process is a guest of it, or becomes one.
+    #[inline]
+    fn mount(&self, may_prepare: bool) -> Option<&Mount> {
+        match self.mount.get() {
+            Some(known) => known.as_deref(),
+            None if may_prepare => self.join(),
+            None => None,
+        }
+    }
+
+    #[cold]
+    fn join(&self) -> Option<&Mount> {
+        if self.guest.is_patient() {
+            return None;
+        }
+        let join = || self.guest.mount(self.device);
+        self.mount.get_or_init(join).as_deref()
     }
 
     /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.
@@ -806,13 +863,15 @@ impl File {
     /// Whether its mount lets guests in at the moment.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.mount.segment.generation() != 0 && !self.mount.is_gone.load(Ordering::Acquire)
+        let lets_in = |mount: &Mount| mount.segment.generation() != 0 && !mount.is_gone();
+        self.mount(false).is_some_and(lets_in)
     }
 
     /// Whether a copy gets later what is confirmed.
     #[must_use]
     pub fn is_followed(&self) -> bool {
-        self.mount.segment.ring().is_followed()
+        let is_followed = |mount: &Mount| mount.segment.ring().is_followed();
+        self.mount(false).is_some_and(is_followed)
     }
 
     /// Does an operation, if guests may, and this one can.
@@ -823,10 +882,10 @@ impl File {
         may_prepare: bool,
         work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> Worked<T>,
     ) -> Option<T> {
-        let mount = &*self.mount;
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
             return None;
         }
+        let mount = self.mount(may_prepare)?;
         if mount.is_gone.load(Ordering::Relaxed) {
             return None;
         }
@@ -853,7 +912,7 @@ impl File {
         match worked? {
             Ok(done) => Some(done),
             Err(error) => {
-                self.fail(stand, &error);
+                self.fail(mount, stand, &error);
                 None
             }
         }
@@ -866,7 +925,10 @@ impl File {
             return false;
         }
         let grows = self.grows.load(Ordering::Relaxed);
-        let Some(shown) = self.mount.board(self.ino, grows) else {
+        let Some(shown) = self
+            .mount(false)
+            .and_then(|mount| mount.board(self.ino, grows))
+        else {
             return false;
         };
         let board = self.board.get_or_init(|| Arc::clone(&shown));
@@ -875,11 +937,11 @@ impl File {
 
     /// A leg did not do it: what it can do no more is dropped.
     #[cold]
-    fn fail(&self, mut stand: MutexGuard<'_, Stand>, error: &SliceError) {
+    fn fail(&self, mount: &Mount, mut stand: MutexGuard<'_, Stand>, error: &SliceError) {
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
             stand.drop_legs();
-            self.mount.put_off(now_ms(), RETRY);
-            self.mount.wake();
+            mount.put_off(now_ms(), RETRY);
+            mount.wake();
         }
     }
 

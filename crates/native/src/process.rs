@@ -35,7 +35,7 @@ pub(crate) fn guest() -> Option<&'static Guest> {
 }
 
 fn renew() {
-    GUEST.store(Box::into_raw(Box::new(Guest::new(masked))), Release);
+    GUEST.store(Box::into_raw(Box::new(Guest::new(masked, 0))), Release);
 }
 
 /// How a descriptor was opened, and what of that was set since.

@@ -20,6 +20,11 @@ pub enum File {
     Probed(probe::File),
 }
 
+/// Once, when the library is loaded.
+pub fn begin() {
+    mounts::begin();
+}
+
 /// None: not on such a mount, or not now.
 #[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
 pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool) -> Option<File> {

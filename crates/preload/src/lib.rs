@@ -72,6 +72,7 @@ mod vector;
 extern "C" fn begin() {
     real::find_all();
     data::look_at_limits();
+    engine::begin();
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::begin();
     process::begin();

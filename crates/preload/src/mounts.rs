@@ -3,12 +3,32 @@
 use crate::sys;
 use pagemesh_direct::guest::{self, Guest};
 use pagemesh_direct::owned;
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 pub struct File(guest::File);
+
+/// Calls that the kernel serves before a process joins its first mount. Most processes of a
+/// shell script, or compilers, never get there.
+const PATIENCE: u32 = 32;
+
+/// What the environment says instead, when the library was loaded.
+static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    // SAFETY: strings; the environment is only read, before the program runs.
+    let text = unsafe {
+        let found = libc::getenv(c"PAGEMESH_PATIENCE".as_ptr());
+        (!found.is_null()).then(|| CStr::from_ptr(found))
+    };
+    if let Some(calls) = text.and_then(|text| text.to_str().ok()?.parse().ok()) {
+        PATIENCE_SET.store(calls, Release);
+    }
+}
 
 /// Made for the first file on a FUSE mount, and never freed.
 static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
@@ -18,7 +38,7 @@ fn guest() -> &'static Guest {
     let found = match found.is_null() {
         false => found,
         true => {
-            let made = Box::into_raw(Box::new(Guest::new(masked)));
+            let made = Box::into_raw(Box::new(Guest::new(masked, PATIENCE_SET.load(Acquire))));
             match GUEST.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
                 Ok(_) => made,
                 Err(other) => {

@@ -2,7 +2,7 @@
 //! system calls of its own, and one with io_uring. All write and read one file, by one model
 //! (`beside.c`). No program reaches files by NBD: that serves other volumes.
 
-use super::support::mounted::{self, Mounted, library};
+use super::support::mounted::{self, Mounted};
 use super::support::skip::skip;
 use super::support::{Cluster, PAGEMESH, program, until};
 use super::{Child, Random, rounds};
@@ -137,8 +137,8 @@ impl Programs {
             false => &self.dynamic,
         };
         let mut command = Command::new(PAGEMESH);
-        command.args(["exec", "--library"]).arg(library()).arg("--");
-        command.arg(program).arg(way.name).arg(file).arg(&model.1);
+        command.args(mounted::exec()).arg(program);
+        command.arg(way.name).arg(file).arg(&model.1);
         command.args(numbers.map(|number| number.to_string()));
         command.stdin(Stdio::null());
         command

@@ -4,7 +4,7 @@ use super::beside::{Model, PAGES, Programs, prepare};
 use super::rows::joined;
 use super::support::mounted::{self, Mounted};
 use super::support::{Cluster, until};
-use super::{Child, Direct, Guest, direct, filled, guest};
+use super::{Child, Direct, direct, filled, guest};
 use pagemesh_volume::guests::Segment;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
@@ -269,21 +269,20 @@ fn stand_still(case: &Case, direct: &Direct) -> ([Duration; 2], bool) {
 }
 
 /// A case, and a guest in this process.
-fn with_guest() -> Option<(Case, Direct, Guest)> {
+fn with_guest() -> Option<(Case, Direct)> {
     let case = Case::new()?;
-    let guest = guest();
-    let direct = direct(&guest, &case.file).expect("on the direct path");
+    let direct = direct(guest(), &case.file).expect("on the direct path");
     let mut bytes = [0; 4096];
     until("guests are let in", || {
         direct.read(&mut bytes, 0, true).is_some()
     });
     case.await_others();
-    Some((case, direct, guest))
+    Some((case, direct))
 }
 
 #[test]
 fn who_stands_still_is_in_the_way_of_one_page_and_not_for_long() {
-    let Some((case, direct, guest)) = with_guest() else {
+    let Some((case, direct)) = with_guest() else {
         return;
     };
     let mut gaps = [Vec::new(), Vec::new()];
@@ -305,13 +304,13 @@ fn who_stands_still_is_in_the_way_of_one_page_and_not_for_long() {
         filled > 0,
         "nobody filled a lane beside one that stands still"
     );
-    drop((direct, guest));
+    drop(direct);
     case.end();
 }
 
 #[test]
 fn who_stands_still_is_in_the_way_of_the_kernel_not_for_long() {
-    let Some((case, direct, guest)) = with_guest() else {
+    let Some((case, direct)) = with_guest() else {
         return;
     };
     let mut victim = case.victim();
@@ -328,6 +327,6 @@ fn who_stands_still_is_in_the_way_of_the_kernel_not_for_long() {
     assert!(!case.is_inside(inside), "it is cleaned up behind");
     assert!(longest[1] <= GAP_MAX, "another file waited {longest:?}");
     case.await_others();
-    drop((direct, guest));
+    drop(direct);
     case.end();
 }

@@ -1,6 +1,6 @@
 //! Many processes on the direct path, far more than a pool has sessions for.
 
-use super::support::mounted::{self, Mounted, library};
+use super::support::mounted::{self, Mounted};
 use super::support::{Cluster, PAGEMESH, program, until};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -71,8 +71,8 @@ fn check_given_back(cluster: &Cluster, mount: &Mounted, before: &Has) {
 
 fn exec(program: &[&str]) -> Command {
     let mut command = Command::new(PAGEMESH);
-    command.args(["exec", "--library"]).arg(library());
-    command.arg("--").args(program).stdin(Stdio::null());
+    command.args(mounted::exec()).args(program);
+    command.stdin(Stdio::null());
     command
 }
 
@@ -201,6 +201,6 @@ fn an_idle_process_gives_its_session_back() {
         has(&cluster, &mount).sessions <= half + 1
     });
     until("and one of them has its again", || read(&files[0]));
-    drop((files, guests, file));
+    drop((files, file));
     mount.stop(&cluster);
 }

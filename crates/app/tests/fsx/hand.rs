@@ -77,8 +77,7 @@ impl Hand {
             false => Command::new(own),
             true => {
                 let mut command = Command::new(PAGEMESH);
-                command.args(["exec", "--library"]).arg(mounted::library());
-                command.arg("--").arg(own);
+                command.args(mounted::exec()).arg(own);
                 command
             }
         };

@@ -80,8 +80,7 @@ impl Mapper {
             false => Command::new("python3"),
             true => {
                 let mut command = Command::new(PAGEMESH);
-                command.args(["exec", "--library"]).arg(mounted::library());
-                command.args(["--", "python3"]);
+                command.args(mounted::exec()).arg("python3");
                 command
             }
         };

@@ -4,6 +4,7 @@ use super::daemon::Daemon;
 use super::skip::skip;
 use super::{Cluster, PAGEMESH, Pools, program, switch, until};
 use rustix::mount::UnmountFlags;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -201,12 +202,20 @@ pub fn library() -> PathBuf {
         .expect("the library is built: cargo build -p pagemesh-preload")
 }
 
-/// A program on the direct path, with its arguments; killed when it takes too long.
+/// A program on the direct path from its first call on, with its arguments; killed when it
+/// takes too long.
 pub fn directly(words: &[&str]) -> Command {
     let mut command = program::limited(PAGEMESH);
-    command.args(["exec", "--library"]).arg(library());
-    command.arg("--").args(words);
+    command.args(exec()).args(words);
     command
+}
+
+/// What is said to `pagemesh` before such a program.
+pub fn exec() -> [OsString; 6] {
+    let library = library().into();
+    let words = ["exec", "--patience", "0", "--library"].map(OsString::from);
+    let [exec, patience, none, option] = words;
+    [exec, patience, none, option, library, "--".into()]
 }
 
 /// Two copies on this machine, and one that follows over TCP.
