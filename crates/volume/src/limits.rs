@@ -39,6 +39,8 @@ pub const GUESTS_LOOK: Duration = Duration::from_millis(1);
 /// How long until it is tried again to make alike what a dead guest left: by then a lost
 /// leg is known to be lost.
 pub const HEAL_RETRY: Duration = Duration::from_millis(20);
+/// Tries before it is told that it takes long, and then each time that they are twice as many.
+pub const HEAL_TOLD_MIN: u64 = 64;
 
 /// First wait before the manager is asked again.
 pub const MANAGER_RETRY_MIN: Duration = Duration::from_millis(20);

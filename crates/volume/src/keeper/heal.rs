@@ -16,7 +16,7 @@ use super::model::LegKeep;
 use super::reform::lost_if_gone;
 use super::state::State;
 use crate::guests::{Guests, Place, Wound};
-use crate::limits::HEAL_RETRY;
+use crate::limits::{HEAL_RETRY, HEAL_TOLD_MIN};
 use crate::ring::{Entry, Left, places_of, record_len};
 use crate::status::CheckReport;
 use crate::view::{Gate, Mask};
@@ -48,12 +48,17 @@ pub(super) async fn heal(state: Rc<State>, row: usize, wound: Wound, done: Sende
                 .await,
         ),
     };
+    let mut tries = 0u64;
     loop {
         let gate = || state.model().columns.get(COLUMN).map(|column| column.gate);
         state
             .until(|| state.is_over() || gate() == Some(Gate::Open))
             .await;
-        if state.is_over() || try_heal(&state, row, &wound).await {
+        let healed = match state.is_over() {
+            true => Ok(()),
+            false => try_heal(&state, row, &wound).await,
+        };
+        if healed.is_ok() {
             if let Some(guests) = guests {
                 guests.forget_dead(row);
             }
@@ -61,18 +66,27 @@ pub(super) async fn heal(state: Rc<State>, row: usize, wound: Wound, done: Sende
             let _ = done.send(());
             return;
         }
+        tries += 1;
+        if let Err(cause) = healed
+            && tries >= HEAL_TOLD_MIN
+            && tries.is_power_of_two()
+        {
+            let volume = &state.name;
+            tracing::warn!(%volume, row, tries, cause, "what a dead guest left is not healed yet");
+        }
         state.sleep(HEAL_RETRY).await;
     }
 }
 
-async fn try_heal(state: &State, row: usize, wound: &Wound) -> bool {
+/// Once. Else why it has to be tried again.
+async fn try_heal(state: &State, row: usize, wound: &Wound) -> Result<(), &'static str> {
     let epoch = state.model().epoch();
     // A leg that is lost is in-sync until that is noted, and may come back as it is.
     let Some(written) = written(state) else {
-        return false;
+        return Err("a leg is lost");
     };
     if !await_windows(state, &written).await {
-        return false;
+        return Err("a leg has not cleaned up behind it");
     }
     let mut report = CheckReport::default();
     let compared = match wound {
@@ -90,22 +104,28 @@ async fn try_heal(state: &State, row: usize, wound: &Wound) -> bool {
         all.len() == written.len() && both.all(is_one)
     };
     let are_all_here = self::written(state).is_some_and(is_same);
-    if compared.is_err() || !is_alike || !are_all_here || state.model().epoch() != epoch {
-        return false;
+    if compared.is_err() || !is_alike {
+        return Err("its pages differ, and cannot be made alike");
+    }
+    if !are_all_here || state.model().epoch() != epoch {
+        return Err("legs came or went meanwhile");
     }
     let differed = report.pages_differing > 0;
     match (state.hub.guests.get(), wound) {
         (Some(guests), Wound::Bytes(place)) => {
-            end_claim(state, guests, (row, *place), differed).await
+            match end_claim(state, guests, (row, *place), differed).await {
+                true => Ok(()),
+                false => Err("what it claimed for a copy that follows has no end yet"),
+            }
         }
         (Some(_), Wound::Together { .. }) => {
             // Nothing of it is claimed.
             if differed {
                 follow::end(state, COLUMN, REPAIRED);
             }
-            true
+            Ok(())
         }
-        (None, _) => true,
+        (None, _) => Ok(()),
     }
 }
 
