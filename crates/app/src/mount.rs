@@ -2,14 +2,16 @@
 //!
 //! Who unmounts wants to know when everything is in its place. So the mounting
 //! process listens on a socket whose name, in the abstract namespace, is that of
-//! the mount's device; it says a word on every connection when it is done, and
-//! its end closes them.
+//! the mount's device; it says a word on every connection at once, if its mount is
+//! there, another when it is done, and its end closes them. The kernel gives the device's
+//! number to the next mount while the process of the last one has the name yet.
 
 use crate::args::{self, Mount, NullMount};
 use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
+use pagemesh_base::peer::peer;
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
@@ -17,7 +19,10 @@ use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::geteuid;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -26,6 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+/// What the name of its socket begins with.
+const ADDRESS: &str = "pagemesh-mount-";
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
 /// The type that the kernel shows.
@@ -45,6 +52,13 @@ const WAITING_MAX: usize = 64;
 const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
 /// What whoever unmounts is told.
 const DONE: &[u8] = b"done";
+/// What it says at once.
+const HERE: &[u8] = b"here";
+/// How long that is waited for.
+const HERE_MAX: Duration = Duration::from_secs(5);
+/// How long somebody may have an address whom this one does not wait for: anybody can
+/// take any name.
+const STRANGER_MAX: Duration = Duration::from_secs(1);
 /// Octal digits of an escaped byte in mountinfo.
 const ESCAPED: usize = 3;
 
@@ -53,6 +67,8 @@ struct Known {
     /// `major:minor`.
     device: String,
     dir: PathBuf,
+    /// Whose process it is.
+    user: Option<u32>,
 }
 
 /// All mounts of pagemesh that this process sees, in the order of mounting.
@@ -75,7 +91,15 @@ fn known(line: &[u8]) -> Option<Known> {
     Some(Known {
         device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
         dir: dir.into(),
+        user: words.last().and_then(|options| user_in(options)),
     })
+}
+
+/// The user in the options of a file system that a process serves.
+fn user_in(options: &[u8]) -> Option<u32> {
+    let options = std::str::from_utf8(options).ok()?;
+    let mut options = options.split(',');
+    options.find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
 }
 
 fn unescaped(word: &[u8]) -> Vec<u8> {
@@ -356,7 +380,7 @@ fn let_guests_in(
     let is_mounted = patience.is_mounted;
     let start = || Server::start(Arc::clone(volume), &fs, device, Arc::clone(is_mounted));
     patience
-        .once_free(start)
+        .once_free(start, || pagemesh_direct::server::holder(device))
         .inspect_err(|cause| tracing::warn!(%cause, "no process can reach the files directly"))
         .ok()
 }
@@ -390,7 +414,7 @@ fn serve(
 }
 
 fn address(device: &str) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("pagemesh-mount-{device}"))
+    SocketAddr::from_abstract_name(format!("{ADDRESS}{device}"))
 }
 
 /// How a mount waits for the addresses of its device.
@@ -403,12 +427,26 @@ struct Patience<'a> {
 impl Patience<'_> {
     /// Takes an address, as soon as it is free. The kernel gives a device number away again
     /// when its mount is gone, and that one's process has the addresses of this name until
-    /// it ends. In vain is a wait for a mount that is to end, or is gone itself.
-    fn once_free<T>(&self, take: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
+    /// it ends. In vain is a wait for a mount that is to end, or is gone itself, and for who is
+    /// no mount of this user or root, as `holder` tells.
+    fn once_free<T>(
+        &self,
+        take: impl Fn() -> std::io::Result<T>,
+        holder: impl Fn() -> Option<u32>,
+    ) -> std::io::Result<T> {
+        let mut is_of_strangers = None;
         loop {
             let taken = take();
             let is_in_use = |cause: &std::io::Error| cause.kind() == ErrorKind::AddrInUse;
             if !taken.as_ref().is_err_and(is_in_use) || Instant::now() >= self.until {
+                return taken;
+            }
+            let own = geteuid().as_raw();
+            is_of_strangers = match holder() {
+                Some(user) if user == 0 || user == own => None,
+                _ => is_of_strangers.or(Some(Instant::now() + STRANGER_MAX)),
+            };
+            if is_of_strangers.is_some_and(|until| Instant::now() >= until) {
                 return taken;
             }
             if self.ending.within(ADDRESS_PAUSE) {
@@ -426,7 +464,8 @@ impl Patience<'_> {
 /// Lets others wait for the end of this mount.
 fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> {
     let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-    let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address));
+    let holder = || Some(peer(reach(device).ok()?).ok()?.uid);
+    let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address), holder);
     let listener = address(device).and_then(bind);
     let listener = match listener {
         Ok(listener) => listener,
@@ -436,14 +475,19 @@ fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> 
         }
     };
     let accepted = Arc::clone(&waiting);
+    let is_mounted = Arc::clone(patience.is_mounted);
     let spawned = std::thread::Builder::new()
         .name("waiting".into())
         .spawn(move || {
             for stream in listener.incoming() {
-                let Ok(stream) = stream else {
+                let Ok(mut stream) = stream else {
                     std::thread::sleep(ADDRESS_PAUSE);
                     continue;
                 };
+                // Else who asks means the next mount. A new socket has room for a word.
+                if !is_mounted() || stream.write_all(HERE).is_err() {
+                    continue;
+                }
                 let mut waiting = accepted.lock().unwrap_or_else(PoisonError::into_inner);
                 waiting.retain(|stream| !has_hung_up(stream));
                 if waiting.len() < WAITING_MAX {
@@ -455,6 +499,35 @@ fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> 
         tracing::warn!(%cause, "{NOBODY_WAITS}");
     }
     waiting
+}
+
+/// Connects to who listens for a device, if somebody does and accepts.
+fn reach(device: &str) -> std::io::Result<OwnedFd> {
+    let name = format!("{ADDRESS}{device}");
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// A connection to the process of a mount, which has said that it is there.
+fn process_of(known: &Known) -> std::io::Result<UnixStream> {
+    let socket = reach(&known.device)?;
+    let user = peer(&socket)?.uid;
+    if user != 0 && Some(user) != known.user {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let mut stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(HERE_MAX))?;
+    let mut said = [0; HERE.len()];
+    stream.read_exact(&mut said)?;
+    stream.set_read_timeout(None)?;
+    match said == HERE {
+        true => Ok(stream),
+        false => Err(ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Whether the other side waits no more.
@@ -477,7 +550,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
     let Some(known) = mount_on(&at)? else {
         bail!("no file system of pagemesh is mounted on {}", dir.display());
     };
-    let waiting = UnixStream::connect_addr(&address(&known.device)?);
+    let waiting = process_of(&known);
     pagemesh_fuse::unmount_dir(&at, lazy).with_context(|| {
         let shown = dir.display();
         format!(
@@ -510,9 +583,9 @@ mod tests {
 
     #[test]
     fn mounts_of_others_are_left_out() {
-        let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw";
+        let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw,user_id=7,group_id=0";
         let found = known(line).expect("one of ours");
-        assert_eq!(found.device, "0:53");
+        assert_eq!((found.device.as_str(), found.user), ("0:53", Some(7)));
         assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
         assert!(known(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
         assert!(known(b"").is_none());

@@ -15,6 +15,8 @@ mod crowd;
 mod end;
 #[path = "direct/exec.rs"]
 mod exec;
+#[path = "direct/maps.rs"]
+mod maps;
 #[path = "direct/numbers.rs"]
 mod numbers;
 #[path = "direct/pairs.rs"]
@@ -23,6 +25,8 @@ mod pairs;
 mod patience;
 #[path = "direct/rows.rs"]
 mod rows;
+#[path = "direct/signals.rs"]
+mod signals;
 mod support;
 
 use pagemesh_direct::guest::{File as Direct, Guest};
@@ -38,7 +42,7 @@ fn opened(mount: &Mounted, name: &str) -> File {
     options.open(mount.dir.join(name)).unwrap()
 }
 
-fn direct(guest: &'static Guest, file: &File) -> Option<Direct> {
+fn direct(guest: &'static Guest, file: &File) -> Direct {
     let found = file.metadata().unwrap();
     guest.open(found.dev(), found.ino())
 }
@@ -71,7 +75,7 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
     let mut model = vec![0; 3 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let direct = direct(guest(), &file).expect("the file is on the direct path");
+    let direct = direct(guest(), &file);
     check(&direct, &file, 0, &model[..1 << 20]);
     for round in 0..2000 {
         let len = 1 + random.below(20_000) as usize;
@@ -199,7 +203,7 @@ fn appends_of_several_are_whole_and_each_once() {
             let (path, by_guests) = (&path, &by_guests);
             scope.spawn(move || {
                 let file = OpenOptions::new().append(true).open(path).unwrap();
-                let direct = (own < 2).then(|| direct(guest(), &file).expect("on the path"));
+                let direct = (own < 2).then(|| direct(guest(), &file));
                 // Who goes through the kernel takes the file from guests each time.
                 let count = if own < 2 { RECORDS } else { RECORDS / 20 };
                 for seq in 0..count {
@@ -300,7 +304,7 @@ fn a_file_that_grows_is_cut() {
     };
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     let file = opened(&mount, "log");
-    let direct = direct(guest(), &file).expect("on the direct path");
+    let direct = direct(guest(), &file);
     let mut random = Random::new(5);
     let mut model: Vec<u8> = Vec::new();
     let mut by_guest = 0;
@@ -359,7 +363,7 @@ fn the_time_of_a_guests_write_is_told() {
     file.write_all_at(&[1; 8192], 0).unwrap();
     let old = file.metadata().unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    let direct = direct(guest(), &file).expect("on the direct path");
+    let direct = direct(guest(), &file);
     until("guests are let in", || {
         direct.write(&[2; 4096], 0, true).is_some()
     });
@@ -379,7 +383,7 @@ fn a_brick_goes_and_returns_under_a_guest() {
     let mount = Mounted::by(&cluster, "files", "map", "auto");
     let file = opened(&mount, "file");
     file.write_all_at(&[0; 1 << 20], 0).unwrap();
-    let direct = direct(guest(), &file).expect("on the direct path");
+    let direct = direct(guest(), &file);
     let mut random = Random::new(3);
     let mut model = vec![0; 1 << 20];
     let mut by_guest = 0;
@@ -785,7 +789,7 @@ fn a_copy_follows_what_guests_write() {
     let mut model = vec![0; 1 << 20];
     random.fill(&mut model);
     file.write_all_at(&model, 0).unwrap();
-    let direct = direct(guest(), &file).expect("on the direct path");
+    let direct = direct(guest(), &file);
     check(&direct, &file, 0, &model);
     assert!(!direct.is_durable(), "the copy has to be waited for");
     let mut by_guest = 0;
@@ -981,7 +985,7 @@ fn what_killed_guests_appended_is_there() {
         // Nobody who died keeps others from the path.
         let file = OpenOptions::new().append(true).open(mount.path("file"));
         let (file, guest) = (file.unwrap(), guest());
-        let direct = direct(guest, &file).expect("on the direct path");
+        let direct = direct(guest, &file);
         until("guests append again", || {
             let bytes = record(CHILDREN, own_seq);
             own_seq += 1;

@@ -1,4 +1,10 @@
-//! What other processes have mapped, proc(5).
+//! What processes have mapped: of others, proc(5); and what is said to mounts of files.
+
+/// `ioctl` on a file of a mount, without an argument, before it is mapped: the kernel keeps
+/// pages of it from then on. Whoever asks has it open, so that it reaches this mount
+/// and no other, whatever else of the direct path there is or comes later. Returns when nobody
+/// changes the file past the kernel any more; as `_IO('P', 'M')`.
+pub const WILL_MAP: u32 = (b'P' as u32) << 8 | b'M' as u32;
 
 /// Whether a process has this inode mapped; none: it cannot be looked at, or is gone. One that
 /// has executed another program has nothing mapped any more of what it had before, and none of

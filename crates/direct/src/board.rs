@@ -3,7 +3,8 @@
 //! ```text
 //!     0  magic 8, version 4
 //!    64  closed 8 (how many keep guests away), outdated 8 (0: no), spans 8
-//!   128  time of the last write, nanoseconds since 1970 (0: none)
+//!   128  time of the last write, nanoseconds since 1970; untold 8 (0: the mount has taken
+//!        note of all writes)
 //!   192  append lock 4 (the number of the row that holds it, and one), zero 4, end 8,
 //!        reach 8 (behind the last page that may be written; 0: none was lent), nonce 8,
 //!        torn 8 (0: no), turns 8 (how often the last page was written)
@@ -11,7 +12,7 @@
 //!  8192  the first page of each span, 8 bytes each
 //! ```
 //!
-//! Invariants: everything but time, lock, end and last page is changed by the mount alone,
+//! Invariants: everything but time, untold, lock, end and last page is changed by the mount alone,
 //! while guests are away. End and last page are changed by who holds the lock: first the page. A guest
 //! holds it inside of its row's operation only. The memory is as long as for the longest file,
 //! and costs what is used of it.
@@ -24,12 +25,13 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmboard\0");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const VERSION_AT: usize = 8;
 const CLOSED_AT: usize = 64;
 const OUTDATED_AT: usize = 72;
 const SPANS_AT: usize = 80;
 const WRITTEN_AT: usize = 128;
+const UNTOLD_AT: usize = 136;
 const LOCK_AT: usize = 192;
 const END_AT: usize = 200;
 const REACH_AT: usize = 208;
@@ -303,23 +305,41 @@ impl Board {
         })
     }
 
-    /// Notes when a guest writes. Most find that it is there already.
+    /// Notes that a guest writes, and when, inside of its operation. Most find that it is
+    /// there already. The mount may take note just then: whoever reads what it has the kernel
+    /// forget waits for the operation.
     #[inline]
     pub fn note_written(&self, at_ns: u64) {
-        let written = self.word(WRITTEN_AT);
-        if written.load(Ordering::Relaxed) < at_ns {
+        let (written, untold) = (self.word(WRITTEN_AT), self.word(UNTOLD_AT));
+        if untold.load(Ordering::Relaxed) == 0 {
+            // The clock may have been set back.
+            written.store(at_ns, Ordering::Relaxed);
+            untold.store(1, Ordering::Release);
+        } else if written.load(Ordering::Relaxed) < at_ns {
             written.fetch_max(at_ns, Ordering::Relaxed);
         }
     }
 
-    /// When a guest wrote last.
+    /// When a guest wrote last, if nobody took note of it.
     #[must_use]
     pub fn written(&self) -> Option<Time> {
+        let is_untold = self.word(UNTOLD_AT).load(Ordering::Acquire) != 0;
+        is_untold.then(|| self.last_written())
+    }
+
+    /// The same, and takes note.
+    #[must_use]
+    pub fn take_written(&self) -> Option<Time> {
+        let is_untold = self.word(UNTOLD_AT).swap(0, Ordering::AcqRel) != 0;
+        is_untold.then(|| self.last_written())
+    }
+
+    fn last_written(&self) -> Time {
         let at = self.word(WRITTEN_AT).load(Ordering::Relaxed);
-        (at != 0).then_some(Time {
+        Time {
             sec: (at / NANOS) as i64,
             nsec: (at % NANOS) as u32,
-        })
+        }
     }
 }
 
@@ -362,6 +382,15 @@ mod tests {
         guest.note_written(5 * NANOS + 7);
         guest.note_written(4 * NANOS);
         assert_eq!(board.written(), Some(Time { sec: 5, nsec: 7 }));
+        assert_eq!(board.take_written(), Some(Time { sec: 5, nsec: 7 }));
+        assert_eq!((board.written(), board.take_written()), (None, None));
+        // In the same tick, and with a clock that was set back.
+        for at in [5 * NANOS + 7, 2 * NANOS] {
+            guest.note_written(at);
+            assert!(board.written().is_some());
+            let sec = (at / NANOS) as i64;
+            assert_eq!(board.take_written().map(|time| time.sec), Some(sec));
+        }
         // A part of the second page.
         let growth = Growth { nonce: 7, reach: 8 };
         board.show(5000, &[800]);

@@ -19,7 +19,6 @@ fn fuzz_direct_question() {
         Question::Join,
         Question::Look,
         Question::Board(7),
-        Question::Bar(u64::MAX),
         Question::Call,
         Question::Leave,
         Question::Grow(3),

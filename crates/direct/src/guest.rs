@@ -76,13 +76,8 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 /// the mount is asked how it is: whoever reads a small file once, or makes one longer all the
 /// time, would ask for nothing.
 const MISSES_MAX: u32 = 4;
-/// Mounts that are asked in turn, if the one before has ended.
-const BAR_ASKS: usize = 2;
 /// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// The same for who must not go on without: longer than the mount waits for guests that stand
-/// still or are late.
-const BAR_ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Stack for what a station needs a connection to each brick for.
 const EQUIP_STACK_BYTES: usize = 256 << 10;
 
@@ -112,8 +107,10 @@ enum Known {
 pub struct File {
     guest: &'static Guest,
     device: u64,
-    /// Once this process has joined it; none: it does not let it in.
-    mount: OnceLock<Option<Arc<Mount>>>,
+    /// Once this process has joined it.
+    mount: OnceLock<Arc<Mount>>,
+    /// When it may be tried again, in milliseconds of the monotonic clock.
+    join_at: AtomicU64,
     /// Once it was asked for: the same as long as the file is open.
     board: OnceLock<Arc<Board>>,
     ino: u64,
@@ -219,23 +216,24 @@ impl Guest {
         }
     }
 
-    /// The file with this device number and inode, if its mount lets this process in, or may
-    /// once it is asked. Whoever calls has it open until the [`File`] is dropped.
+    /// The file with this device number and inode, whether its mount lets this process in or
+    /// not. Whoever calls has it open until the [`File`] is dropped.
     #[must_use]
-    pub fn open(&'static self, device: u64, ino: u64) -> Option<File> {
-        let mount = OnceLock::new();
-        if self.patience.load(Ordering::Relaxed) == 0 {
-            let _ = mount.set(Some(self.mount(device)?));
-        }
-        Some(File {
+    pub fn open(&'static self, device: u64, ino: u64) -> File {
+        let file = File {
             guest: self,
             device,
-            mount,
+            mount: OnceLock::new(),
+            join_at: AtomicU64::new(0),
             board: OnceLock::new(),
             ino,
             misses: AtomicU32::new(0),
             grows: AtomicBool::new(false),
-        })
+        };
+        if self.patience.load(Ordering::Relaxed) == 0 {
+            file.join();
+        }
+        file
     }
 
     /// Whether the kernel is to have one call more.
@@ -243,32 +241,6 @@ impl Guest {
         let less = |left: u32| left.checked_sub(1);
         let order = Ordering::Relaxed;
         self.patience.fetch_update(order, order, less).is_ok()
-    }
-
-    /// The file will be mapped by the kernel, which keeps pages of it: no guest may change
-    /// it any more. Returns when that is so.
-    pub fn bar(&self, device: u64, ino: u64) {
-        for _ in 0..BAR_ASKS {
-            let Some(mount) = self.joined(device) else {
-                // Who is no guest may ask as well. Where nobody answers are no guests.
-                let _ = Link::connect(&device_name(device)).and_then(|link| link.bar(ino));
-                break;
-            };
-            match mount.bar(ino) {
-                // The kernel gives the device number of a mount that ended to the next one.
-                Err(cause) if cause.kind() != io::ErrorKind::WouldBlock => {}
-                _ => break,
-            }
-        }
-    }
-
-    /// The mount, if this process is a guest of it.
-    fn joined(&self, device: u64) -> Option<Arc<Mount>> {
-        let mounts = guard(&self.mounts);
-        mounts.iter().find_map(|(known, mount)| match mount {
-            Known::Joined(mount) if *known == device && !mount.is_gone() => Some(Arc::clone(mount)),
-            _ => None,
-        })
     }
 
     /// The mount, if it lets this process in. It is asked again some time after it did not.
@@ -367,6 +339,7 @@ impl Drop for Link {
 
 impl Link {
     fn connect(device: &str) -> io::Result<Link> {
+        let _making = owned::Making::wait();
         let socket = wire::socket()?;
         // A mount that accepts nobody is waited for as long as one that does not answer.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_MAX))?;
@@ -396,13 +369,6 @@ impl Link {
         self.answer()
     }
 
-    fn bar(&self, ino: u64) -> io::Result<()> {
-        // Who is in the way may be waited for, and ended.
-        self.wait_for(Some(BAR_ANSWER_MAX))?;
-        self.ask(Question::Bar(ino))?;
-        self.wait_for(Some(ANSWER_MAX))
-    }
-
     fn answer(&self) -> io::Result<(Answer, Option<SystemFile>)> {
         let answered = wire::receive(self.0.as_fd())?;
         let (bytes, memory) = answered.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -428,6 +394,8 @@ impl Mount {
             _ => None,
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let asker = Link::connect(&device)?;
+        let making = owned::Making::wait();
         let mount = Arc::new(Mount {
             transports: Transports::new(
                 Key::from_bytes(NO_KEY),
@@ -437,7 +405,7 @@ impl Mount {
             masked,
             segment: Segment::join(memory).map_err(io::Error::other)?,
             stations: std::array::from_fn(|_| Mutex::default()),
-            asker: Mutex::new(Link::connect(&device)?),
+            asker: Mutex::new(asker),
             boards: Mutex::default(),
             panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
@@ -446,6 +414,7 @@ impl Mount {
             device,
         });
         owned::add(mount.changed.as_raw_fd());
+        drop(making);
         // For all children: in a virtual machine it is the host that answers, one question
         // after the other.
         let _known = pagemesh_pmem::cpu::cpu();
@@ -492,11 +461,6 @@ impl Mount {
                 None
             }
         }
-    }
-
-    /// Has a file without guests. After an error this mount has none of this process any more.
-    fn bar(&self, ino: u64) -> io::Result<()> {
-        guard(&self.asker).bar(ino).inspect_err(|_| self.end())
     }
 
     /// The mount is there, and takes longer: the next question goes by another connection.
@@ -825,7 +789,7 @@ impl File {
     #[inline]
     fn mount(&self, may_prepare: bool) -> Option<&Mount> {
         match self.mount.get() {
-            Some(known) => known.as_deref(),
+            Some(mount) => Some(mount),
             None if may_prepare => self.join(),
             None => None,
         }
@@ -833,11 +797,15 @@ impl File {
 
     #[cold]
     fn join(&self) -> Option<&Mount> {
-        if self.guest.is_patient() {
+        if self.guest.is_patient() || now_ms() < self.join_at.load(Ordering::Relaxed) {
             return None;
         }
-        let join = || self.guest.mount(self.device);
-        self.mount.get_or_init(join).as_deref()
+        let Some(mount) = self.guest.mount(self.device) else {
+            let again = now_ms() + FULL_RETRY.as_millis() as u64;
+            self.join_at.store(again, Ordering::Relaxed);
+            return None;
+        };
+        Some(self.mount.get_or_init(|| mount))
     }
 
     /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.

@@ -77,6 +77,10 @@ impl pagemesh_fs::Board for FileBoard {
         self.board.written()
     }
 
+    fn take_written(&self) -> Option<Time> {
+        self.board.take_written()
+    }
+
     fn is_outdated(&self) -> bool {
         self.board.is_outdated()
     }

@@ -17,7 +17,7 @@ use pagemesh_volume::guests::{ROWS, Segment, Wound};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, bind, listen, shutdown};
+use rustix::net::{Shutdown, SocketFlags, accept_with, bind, connect, listen, shutdown};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, getrlimit, pidfd_open, pidfd_send_signal,
     setrlimit,
@@ -239,6 +239,15 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
     }
 }
 
+/// The user whose process lets guests in for a device, if anybody listens there.
+#[must_use]
+pub fn holder(device: &str) -> Option<u32> {
+    let socket = wire::socket().ok()?;
+    rustix::io::ioctl_fionbio(&socket, true).ok()?;
+    connect(&socket, &wire::address(device).ok()?).ok()?;
+    Some(peer(&socket).ok()?.uid)
+}
+
 /// The process at the other end, if it may be let in.
 fn admit(socket: OwnedFd) -> io::Result<Guest> {
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
@@ -299,14 +308,6 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 }
             }
             Question::Look => wire::send(socket, &host.joined(*row).0.encode(), None)?,
-            Question::Bar(ino) => {
-                let barred = host.fs.upgrade().map(|fs| fs.bar_guests(Ino(ino)));
-                let answer = match barred {
-                    Some(Ok(())) => Answer::Yes,
-                    _ => Answer::No,
-                };
-                wire::send(socket, &answer.encode(), None)?;
-            }
             Question::Write(ino) => {
                 let answer = host.write_together(guest, Ino(ino), memory)?;
                 wire::send(socket, &answer.encode(), None)?;
@@ -579,7 +580,7 @@ impl Guest {
     }
 
     fn end(&self, why: &str) {
-        if !self.is_gone(Duration::ZERO) {
+        if !self.has_ended() {
             tracing::warn!(pid = self.pid.as_raw_pid(), why, "a guest is ended");
             // It may have ended by itself meanwhile.
             let _ = pidfd_send_signal(&self.process, Signal::KILL);

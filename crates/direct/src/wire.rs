@@ -45,7 +45,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pmdg");
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const QUESTION_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 28;
 /// Bytes of a socket's path, as the kernel has it.
@@ -64,8 +64,6 @@ pub enum Question {
     Board(u64),
     /// The same, with room behind its end.
     Grow(u64),
-    /// For a file to have no guests any more, as the kernel will map it.
-    Bar(u64),
     /// For nothing: there is something in the ring.
     Call,
     /// For parts of a file that it has open to be overwritten together.
@@ -150,7 +148,6 @@ impl Question {
             Question::Join => (1u16, 0),
             Question::Board(file) => (2, file),
             Question::Look => (3, 0),
-            Question::Bar(file) => (4, file),
             Question::Call => (5, 0),
             Question::Leave => (8, 0),
             Question::Grow(file) => (6, file),
@@ -178,7 +175,6 @@ impl Question {
             (1, 0) => Ok(Question::Join),
             (2, file) => Ok(Question::Board(file)),
             (3, 0) => Ok(Question::Look),
-            (4, file) => Ok(Question::Bar(file)),
             (5, 0) => Ok(Question::Call),
             (8, 0) => Ok(Question::Leave),
             (6, file) => Ok(Question::Grow(file)),
@@ -389,7 +385,6 @@ mod tests {
             Question::Join,
             Question::Look,
             Question::Board(u64::MAX),
-            Question::Bar(7),
             Question::Call,
             Question::Leave,
             Question::Grow(8),

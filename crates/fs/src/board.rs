@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
 use crate::held::Held;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -26,8 +27,10 @@ pub trait Board: Send + Sync {
     /// Tells how long the file is, and where each of its spans begins, in pages of the
     /// space; see [`span_index`]. Guests are away.
     fn show(&self, size: u64, spans: &[u64]);
-    /// When a guest wrote last.
+    /// When a guest wrote last, if nobody took note of it.
     fn written(&self) -> Option<Time>;
+    /// The same, and takes note.
+    fn take_written(&self) -> Option<Time>;
     /// Whether what was told last is not so any more.
     fn is_outdated(&self) -> bool {
         true
@@ -94,6 +97,16 @@ impl<'d> Out<'d> {
     }
 }
 
+/// Guests are kept out for good.
+pub(crate) struct Ended<'d>(ManuallyDrop<Out<'d>>);
+
+impl Ended<'_> {
+    /// Somebody has opened the file meanwhile.
+    pub(crate) fn resume(self) {
+        drop(ManuallyDrop::into_inner(self.0));
+    }
+}
+
 impl Drop for Out<'_> {
     fn drop(&mut self) {
         if let Some(board) = self.0 {
@@ -150,7 +163,7 @@ impl Data {
         self.is_mapped.load(Ordering::Relaxed)
     }
 
-    /// When a guest wrote last.
+    /// When a guest wrote last, if nobody took note of it.
     pub(crate) fn written(&self) -> Option<Time> {
         self.board.get()?.written()
     }
@@ -162,14 +175,10 @@ impl Data {
 
     /// Keeps guests out for good: nobody has the file open, and whoever still has
     /// something of it, such as a thread whose descriptor another one closes, may do
-    /// nothing any more.
-    pub(crate) fn end(&self) {
-        std::mem::forget(Out::of(self));
-    }
-
-    /// Takes [`Data::end`] back: somebody has opened the file meanwhile.
-    pub(crate) fn resume(&self) {
-        drop(Out(self.board.get()));
+    /// nothing any more. Gives what takes it back. The lock need not be held: a file whose
+    /// board comes only then is open to its guests.
+    pub(crate) fn end(&self) -> Ended<'_> {
+        Ended(ManuallyDrop::new(Out::of(self)))
     }
 }
 
@@ -220,17 +229,11 @@ impl Core {
 
     /// Notes when guests wrote to a file, if they did since.
     pub(crate) fn note_guests(&mut self, ino: Ino) -> bool {
-        let Some(live) = self.live.get_mut(&ino) else {
+        let board = self.live.get(&ino).and_then(|live| live.data.board.get());
+        let Some(at) = board.and_then(|board| board.take_written()) else {
             return false;
         };
-        let written = live.data.written();
-        if written <= live.guest_mtime {
-            return false;
-        }
-        live.guest_mtime = written;
-        if let Some(at) = written {
-            self.note_write(ino, at);
-        }
+        self.note_write(ino, at);
         true
     }
 }
@@ -344,5 +347,57 @@ impl Fs {
         let (later, now): (Vec<Ino>, Vec<Ino>) = changed.into_iter().partition(grows);
         core.beside.extend(later);
         now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicI64;
+
+    #[derive(Default)]
+    struct Counted(AtomicI64);
+
+    impl Board for Counted {
+        fn close(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn reopen(&self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+
+        fn outdate(&self) {}
+
+        fn show(&self, _size: u64, _spans: &[u64]) {}
+
+        fn written(&self) -> Option<Time> {
+            None
+        }
+
+        fn take_written(&self) -> Option<Time> {
+            None
+        }
+    }
+
+    /// Who opens a file has it shown to guests while it was just being forgotten.
+    #[test]
+    fn a_board_is_opened_as_often_as_it_was_closed() {
+        for is_there_before in [false, true] {
+            let data = Data::default();
+            let counted = Arc::new(Counted::default());
+            let show = || drop(data.board.set(counted.clone()));
+            if is_there_before {
+                show();
+            }
+            let ended = data.end();
+            if !is_there_before {
+                show();
+            }
+            let closed = || counted.0.load(Ordering::Relaxed);
+            assert_eq!(closed(), i64::from(is_there_before));
+            ended.resume();
+            assert_eq!(closed(), 0);
+        }
     }
 }

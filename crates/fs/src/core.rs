@@ -102,8 +102,6 @@ pub(crate) struct Live {
     /// Times that are not in the inode yet.
     pub(crate) mtime: Option<Time>,
     pub(crate) atime: Option<Time>,
-    /// The last time of a guest that was noted.
-    pub(crate) guest_mtime: Option<Time>,
     pub(crate) data: Arc<Data>,
 }
 
@@ -230,11 +228,7 @@ impl Core {
     fn add_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live.get(&ino) {
             // A program may set the time back behind what a guest wrote.
-            let by_guest = live
-                .data
-                .written()
-                .filter(|at| live.guest_mtime < Some(*at));
-            let mtime = by_guest.or(live.mtime);
+            let mtime = live.data.written().or(live.mtime);
             inode.mtime = mtime.unwrap_or(inode.mtime);
             inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
             inode.atime = live.atime.unwrap_or(inode.atime);

@@ -144,14 +144,14 @@ impl Fs {
             tracing::warn!(ino = ino.0, %cause, "the times of a file are lost");
         }
         if let Some(data) = data {
-            data.end();
+            let ended = data.end();
             let mut core = self.core();
             let is_over = |live: &Live| live.opens == 0 && live.lookups == 0;
             if core.live.get(&ino).is_some_and(is_over) {
                 core.live.remove(&ino);
                 core.held.set(ino, 0);
             } else {
-                data.resume();
+                ended.resume();
             }
         }
     }

@@ -62,6 +62,10 @@ impl Board for Guests {
         *self.1.lock().unwrap()
     }
 
+    fn take_written(&self) -> Option<Time> {
+        self.1.lock().unwrap().take()
+    }
+
     fn is_outdated(&self) -> bool {
         self.0.lock().unwrap().is_outdated
     }

@@ -66,6 +66,28 @@ static TAKING: Mutex<()> = Mutex::new(());
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 /// Whether it is installed. Changed under `TAKING`.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
+static IS_BY_CALLER: AtomicBool = AtomicBool::new(false);
+
+/// A handler with all that the kernel tells.
+type Action = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+/// Whoever says this handles SIGBUS and SIGSEGV of the process, and asks [`catches`] first: no
+/// handler is installed here. Before anything is mapped.
+pub fn leave_to_caller() {
+    IS_BY_CALLER.store(true, Ordering::Release);
+}
+
+/// In a child of `fork`, which has nothing mapped of what the parent has, while no other thread
+/// is there.
+pub fn forget() {
+    for entry in &ENTRIES {
+        entry.base.store(0, Ordering::Release);
+    }
+    for page in &PAGES {
+        page.store(0, Ordering::Release);
+    }
+    COUNT.store(0, Ordering::Release);
+}
 
 /// What the handler needs: made before it is installed.
 struct Handler {
@@ -188,11 +210,18 @@ fn install() -> Result<(), MapError> {
         let handler = prepare().map_err(system)?;
         HANDLER.get_or_init(|| handler);
     }
-    for signal in [libc::SIGBUS, libc::SIGSEGV] {
-        // SAFETY: all zeroes is a valid `sigaction`.
-        let mut action: libc::sigaction = unsafe { zeroed() };
+    if IS_BY_CALLER.load(Ordering::Acquire) {
+        INSTALLED.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
+    let of_program = HANDLER
+        .get()
+        .map(|it| [(libc::SIGBUS, it.bus), (libc::SIGSEGV, it.segv)]);
+    for (signal, before) in of_program.into_iter().flatten() {
+        let mut action = before;
         action.sa_sigaction = on_fault as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        action.sa_flags &= libc::SA_NODEFER | libc::SA_RESTART;
+        action.sa_flags |= libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler has the signature that SA_SIGINFO asks for, and keeps to
         // what is allowed in one.
         if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
@@ -230,41 +259,83 @@ fn prepare() -> io::Result<Handler> {
     })
 }
 
-extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
-    // SAFETY: each thread has its own, always valid.
-    let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the kernel hands over a valid structure.
+/// Makes the access possible again if a page of a pool cannot be read. False: it is for who
+/// would handle the signal without us. For handlers: it keeps `errno`.
+///
+/// # Safety
+/// The information is that of a handler of this signal.
+pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
+    // SAFETY: the caller's.
     let code = unsafe { (*info).si_code };
     if code <= 0 {
         // Somebody's kill(2), and no access that would be made again.
-        return die(signal);
-    }
-    if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
-        // The kernel found it before anybody read it: whoever does hears again.
-        return;
+        return false;
     }
     // SAFETY: as above; a fault has an address.
     let at = unsafe { (*info).si_addr() as usize };
-    let page = at / PAGE_BYTES * PAGE_BYTES;
-    let is_handled = match entry_of(at) {
-        Some(entry) if signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire) => {
-            let is_handled = replace(page, entry);
-            tell(entry, at, is_handled);
-            is_handled
-        }
-        Some(entry) => {
-            if signal == libc::SIGBUS || is_replaced(page) {
-                tell(entry, at, false);
-            }
-            false
-        }
-        None => false,
+    let Some(entry) = entry_of(at) else {
+        return false;
     };
-    if !is_handled {
-        hand_back(signal);
+    if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
+        // The kernel found it before anybody read it: whoever does hears again.
+        return true;
+    }
+    // SAFETY: each thread has its own, always valid.
+    let errno = unsafe { *libc::__errno_location() };
+    let page = at / PAGE_BYTES * PAGE_BYTES;
+    let may_be = signal == libc::SIGBUS && page >= entry.from.load(Ordering::Acquire);
+    let is_caught = may_be && replace(page, entry);
+    if signal == libc::SIGBUS || is_replaced(page) {
+        tell(entry, at, is_caught);
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+    is_caught
+}
+
+unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: what the kernel gave.
+    if !unsafe { catches(signal, info) } {
+        // SAFETY: as above.
+        unsafe { pass_on(signal, info, context) };
+    }
+}
+
+/// Does what would have happened without us.
+///
+/// # Safety
+/// All are what the kernel gave.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let Some(handler) = HANDLER.get() else {
+        return set_default(signal);
+    };
+    let before = match signal {
+        libc::SIGBUS => &handler.bus,
+        _ => &handler.segv,
+    };
+    // SAFETY: the caller's.
+    let code = unsafe { (*info).si_code };
+    match before.sa_sigaction {
+        libc::SIG_IGN if code <= 0 => {}
+        // The kernel found it before anybody read it.
+        libc::SIG_IGN | libc::SIG_DFL if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO => {}
+        libc::SIG_IGN | libc::SIG_DFL => {
+            set_default(signal);
+            if code <= 0 {
+                // It comes once this returns; an access is made again.
+                // SAFETY: it touches no memory.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        // SAFETY: whoever installed it said that it is a handler, and of which kind.
+        address => unsafe {
+            if before.sa_flags & libc::SA_SIGINFO != 0 {
+                std::mem::transmute::<usize, Action>(address)(signal, info, context);
+            } else {
+                std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(address)(signal);
+            }
+        },
+    }
 }
 
 fn entry_of(at: usize) -> Option<&'static Entry> {
@@ -277,24 +348,11 @@ fn entry_of(at: usize) -> Option<&'static Entry> {
     })
 }
 
-fn die(signal: c_int) {
-    // SAFETY: all zeroes is the default action; the signal comes once this returns.
+fn set_default(signal: c_int) {
+    // SAFETY: all zeroes is the default action.
     unsafe {
         let default: libc::sigaction = zeroed();
         libc::sigaction(signal, &raw const default, ptr::null_mut());
-        libc::raise(signal);
-    }
-}
-
-/// Has the access made again under the handler that was there before.
-fn hand_back(signal: c_int) {
-    if let Some(handler) = HANDLER.get() {
-        let before = match signal {
-            libc::SIGBUS => &raw const handler.bus,
-            _ => &raw const handler.segv,
-        };
-        // SAFETY: an action that the kernel gave us.
-        unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
     }
 }
 

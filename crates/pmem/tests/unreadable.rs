@@ -5,6 +5,7 @@ use pagemesh_pmem::unreadable::{PAGES_MAX, PATTERN};
 use pagemesh_pmem::{Mapped, Media};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const PAGES: usize = 100;
 
@@ -170,4 +171,53 @@ fn runs_out_of_its_stack() {
     }
     let _medium = cut_off(PAGES);
     std::hint::black_box(deeper(0));
+}
+
+static SENT: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count(_signal: libc::c_int) {
+    SENT.fetch_add(1, Ordering::Relaxed);
+}
+
+fn handle(signal: libc::c_int, by: libc::sighandler_t) {
+    // SAFETY: the handler does what one may, or there is none.
+    assert_ne!(unsafe { libc::signal(signal, by) }, libc::SIG_ERR);
+}
+
+fn send(signal: libc::c_int) {
+    // SAFETY: it touches no memory.
+    assert_eq!(unsafe { libc::raise(signal) }, 0);
+}
+
+#[test]
+fn signals_that_somebody_sends_are_the_programs() {
+    let output = run("handles_and_ignores_what_is_sent");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let output = run("leaves_what_is_sent_to_the_default");
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV));
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn handles_and_ignores_what_is_sent() {
+    handle(libc::SIGSEGV, count as *const () as usize);
+    handle(libc::SIGBUS, libc::SIG_IGN);
+    let medium = cut_off(99);
+    for _ in 0..2 {
+        send(libc::SIGSEGV);
+        send(libc::SIGBUS);
+    }
+    assert_eq!(SENT.load(Ordering::Relaxed), 2);
+    // And it is still there for what cannot be read.
+    medium.tolerate(0);
+    assert_eq!(medium.load(99 * PAGE_BYTES), PATTERN);
+}
+
+#[test]
+#[ignore = "a part of another test"]
+fn leaves_what_is_sent_to_the_default() {
+    handle(libc::SIGSEGV, libc::SIG_DFL);
+    let _medium = cut_off(99);
+    send(libc::SIGSEGV);
 }

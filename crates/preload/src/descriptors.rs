@@ -24,7 +24,11 @@ fn may_be_on(fd: c_int, dev: u64) -> bool {
     if place.load(Relaxed) == dev {
         return false;
     }
-    let may_be = sys::fs_type(fd).is_some_and(engine::may_be_on);
+    let Some(fs_type) = sys::fs_type(fd) else {
+        // A mount that has ended, whose number the next one gets.
+        return false;
+    };
+    let may_be = engine::may_be_on(fs_type);
     if !may_be {
         place.store(dev, Relaxed);
     }
@@ -215,23 +219,19 @@ pub fn close_each_from(first: c_int) -> bool {
     }
 }
 
-/// Before a file is mapped: what the kernel keeps of it must stay right.
+/// Before a file is mapped: what the kernel keeps of it must stay right. Its mount is asked by
+/// the file itself, whatever is known of mounts: also in a handler, and by whom the mount does
+/// not let in.
 pub extern "C" fn mapped(fd: c_int, flags: c_int) {
     if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 {
         return;
     }
-    let thread = thread::this();
-    let Some(_inside) = thread.enter() else {
-        return;
-    };
-    if thread.is_handling() || !process::is_ours() {
-        return;
-    }
     let is_file = |stat: &libc::stat64| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-    if let Some(stat) = sys::fstat(fd).filter(is_file)
-        && may_be_on(fd, stat.st_dev)
+    // A mount that fails to say what it is may be one.
+    if sys::fstat(fd).is_some_and(|stat| is_file(&stat))
+        && sys::fs_type(fd).is_none_or(engine::may_be_on)
     {
-        engine::mapped(stat.st_dev, stat.st_ino);
+        sys::will_map(fd);
     }
 }
 

@@ -11,6 +11,8 @@
 use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 use crate::probe;
+use libc::c_int;
+use pagemesh_pmem::unreadable;
 use std::os::fd::RawFd;
 
 /// An open description that is on the direct path.
@@ -25,14 +27,23 @@ pub fn begin() {
     mounts::begin();
 }
 
-/// None: not on such a mount, or not now.
+/// Whether a fault was the engine's, and is mended. For handlers.
+///
+/// # Safety
+/// The information is that of a handler of this signal.
+pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
+    // SAFETY: the caller's.
+    unsafe { unreadable::catches(signal, info) }
+}
+
+/// None: not one of the tests' engine.
 #[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
 pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool) -> Option<File> {
     #[cfg(any(debug_assertions, feature = "probe"))]
     if probe::is_on_all() {
         return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
     }
-    mounts::open(dev, ino).map(File::Mounted)
+    Some(File::Mounted(mounts::open(dev, ino)))
 }
 
 /// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not
@@ -97,11 +108,6 @@ impl File {
             File::Probed(file) => file.sync(),
         }
     }
-}
-
-/// The program maps a file: the kernel keeps pages of it from now on.
-pub fn mapped(dev: u64, ino: u64) {
-    mounts::mapped(dev, ino);
 }
 
 /// Whether a descriptor is the engine's own, which the program must not close or replace.

@@ -3,6 +3,7 @@
 use crate::sys;
 use pagemesh_direct::guest::{self, Guest};
 use pagemesh_direct::owned;
+use pagemesh_pmem::unreadable;
 use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -20,6 +21,7 @@ static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
 
 /// Once, when the library is loaded.
 pub fn begin() {
+    unreadable::leave_to_caller();
     // SAFETY: strings; the environment is only read, before the program runs.
     let text = unsafe {
         let found = libc::getenv(c"PAGEMESH_PATIENCE".as_ptr());
@@ -63,8 +65,8 @@ fn masked(run: &mut dyn FnMut()) {
 /// Something may be allocated, as no handler of the program comes here.
 const MAY_PREPARE: bool = true;
 
-pub fn open(device: u64, ino: u64) -> Option<File> {
-    guest().open(device, ino).map(File)
+pub fn open(device: u64, ino: u64) -> File {
+    File(guest().open(device, ino))
 }
 
 impl File {
@@ -97,6 +99,7 @@ impl File {
 /// What the parent's threads may be changing is left as it is, for ever; the mappings are
 /// not here. Its descriptors would keep bricks from noticing its end.
 pub fn forked() {
+    unreadable::forget();
     GUEST.store(ptr::null_mut(), Release);
     for fd in owned::all() {
         sys::close(fd);
@@ -112,11 +115,6 @@ pub fn before_copy() {
 /// In the parent, behind it.
 pub fn after_copy() {
     owned::after_copy();
-}
-
-/// The kernel will keep pages of the file.
-pub fn mapped(device: u64, ino: u64) {
-    guest().bar(device, ino);
 }
 
 /// All that the engine has.

@@ -16,7 +16,7 @@
 
 use crate::lock::{Held, Lock};
 use crate::thread::{self, Thread};
-use crate::{buffer, real, sys};
+use crate::{buffer, engine, real, sys};
 use libc::{c_int, c_void, sigaction as Action, siginfo_t, ucontext_t};
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -75,7 +75,7 @@ fn wrapper() -> usize {
 
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: what the kernel gave.
-    if guards(signal) && unsafe { buffer::is_caught(context) } {
+    if guards(signal) && unsafe { buffer::is_caught(context) || engine::catches(signal, info) } {
         return;
     }
     let thread = thread::this();

@@ -4,6 +4,7 @@
 //! interposed, by us or by others. Results are the kernel's: negative is an error number.
 
 use libc::{c_int, c_long, c_void, iovec, off64_t};
+use pagemesh_base::mapping::WILL_MAP;
 use std::arch::asm;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -138,6 +139,14 @@ pub fn fs_type(fd: c_int) -> Option<i64> {
     }
     // SAFETY: the kernel filled it.
     Some(unsafe { stat.assume_init() }.f_type)
+}
+
+/// Tells the mount of a file that the kernel will keep pages of it. Others do not know what is
+/// meant.
+pub fn will_map(fd: c_int) {
+    let args = [int(fd), WILL_MAP as usize, 0, 0, 0, 0];
+    // SAFETY: it has no argument, and touches no memory.
+    while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
 }
 
 pub fn getpid() -> c_int {

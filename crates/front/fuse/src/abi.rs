@@ -43,6 +43,7 @@ pub(crate) mod op {
     pub(crate) const FSYNCDIR: u32 = 30;
     pub(crate) const CREATE: u32 = 35;
     pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const IOCTL: u32 = 39;
     pub(crate) const BATCH_FORGET: u32 = 42;
     pub(crate) const FALLOCATE: u32 = 43;
     pub(crate) const READDIRPLUS: u32 = 44;
@@ -144,6 +145,7 @@ structures! {
     FsyncIn { file: u64, flags: u32, unused: u32 }
     SetXattrIn { size: u32, flags: u32 }
     GetXattrIn { size: u32, unused: u32 }
+    IoctlIn { file: u64, flags: u32, command: u32, arg: u64, in_bytes: u32, out_bytes: u32 }
     FallocateIn { file: u64, offset: u64, length: u64, mode: u32, unused: u32 }
     LseekIn { file: u64, offset: i64, whence: u32, unused: u32 }
     CopyFileRangeIn {
@@ -164,6 +166,7 @@ structures! {
     OpenOut { file: u64, flags: u32, backing: u32 }
     WriteOut { size: u32, unused: u32 }
     GetXattrOut { size: u32, unused: u32 }
+    IoctlOut { result: i32, flags: u32, in_parts: u32, out_parts: u32 }
     LseekOut { offset: i64 }
     StatfsOut {
         blocks: u64, free: u64, available: u64, files: u64, files_free: u64,
@@ -211,6 +214,7 @@ pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
         op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),
         op::SETXATTR => size_of::<SetXattrIn>(),
         op::GETXATTR | op::LISTXATTR => size_of::<GetXattrIn>(),
+        op::IOCTL => size_of::<IoctlIn>(),
         op::FALLOCATE => size_of::<FallocateIn>(),
         op::LSEEK => size_of::<LseekIn>(),
         op::COPY_FILE_RANGE => size_of::<CopyFileRangeIn>(),
@@ -233,6 +237,7 @@ mod tests {
         assert_eq!((size_of::<StatfsOut>(), size_of::<Dirent>()), (80, 24));
         assert_eq!((size_of::<RingEntry>(), size_of::<RingCommand>()), (32, 24));
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
+        assert_eq!((size_of::<IoctlIn>(), size_of::<IoctlOut>()), (32, 16));
         assert_eq!(size_of::<NotifyInvalInodeOut>(), 24);
     }
 }

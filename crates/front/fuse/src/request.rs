@@ -126,6 +126,9 @@ pub(crate) enum Request<'r> {
         size: u32,
     },
     RemoveXattr(&'r [u8]),
+    Ioctl {
+        command: u32,
+    },
     Allocate {
         file: u64,
         offset: u64,
@@ -304,6 +307,9 @@ impl Incoming {
                 size: header::<abi::GetXattrIn>(op)?.size,
             },
             op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
+            op::IOCTL => Request::Ioctl {
+                command: header::<abi::IoctlIn>(op)?.command,
+            },
             op::FALLOCATE => {
                 let wished: abi::FallocateIn = header(op)?;
                 Request::Allocate {

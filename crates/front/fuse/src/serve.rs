@@ -12,6 +12,7 @@ use crate::opened::Opened;
 use crate::request::{Request, SetAttr, Span};
 use crate::{Room, Trouble};
 use bytes::Bytes;
+use pagemesh_base::mapping::WILL_MAP;
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
@@ -384,6 +385,12 @@ impl Asked<'_> {
                 self.sync_if_asked(self.ino, file)?;
                 Ok(Answer::DONE)
             }
+            Request::Ioctl { command: WILL_MAP } => {
+                self.fs.bar_guests(self.ino)?;
+                Ok(Answer::of(&abi::IoctlOut::default()))
+            }
+            // `ENOTTY` for who asked.
+            Request::Ioctl { .. } => refuse(Errno::NOSYS),
             Request::Seek { offset, whence } => {
                 let what = match whence {
                     SEEK_DATA => Seek::Data,

@@ -1,0 +1,100 @@
+//! Signals of programs on the direct path, whose pools need two of them.
+
+use super::support::mounted::{self, Mounted, directly};
+use super::support::program;
+
+/// Handles one, ignores the other, and the other way round, before and behind its first
+/// write past the kernel; what is left to the default ends a child.
+const SIGNALS: &str = r#"
+import os, signal, sys
+kinds = (signal.SIGSEGV, signal.SIGBUS)
+heard = []
+def write(fd):
+    for page in range(50):
+        os.pwrite(fd, b'x' * 4096, 4096 * page)
+def send(handled):
+    heard.clear()
+    for kind in kinds:
+        os.kill(os.getpid(), kind)
+    assert heard == [handled], (heard, handled)
+def handle(handled):
+    for kind in kinds:
+        signal.signal(kind, (lambda kind, _: heard.append(kind)) if kind == handled else signal.SIG_IGN)
+for first in kinds:
+    if os.fork() == 0:
+        handle(first)
+        fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+        send(first)
+        write(fd)
+        maps = open('/proc/self/maps').read()
+        assert '.pool' in maps
+        send(first)
+        for second in kinds:
+            handle(second)
+            write(fd)
+            send(second)
+        for kind in kinds:
+            signal.signal(kind, signal.SIG_DFL)
+            if os.fork() == 0:
+                os.kill(os.getpid(), kind)
+                os._exit(0)
+            assert os.wait()[1] & 127 == kind
+        write(fd)
+        signal.signal(first, signal.SIG_DFL)
+        os.kill(os.getpid(), first)
+        os._exit(0)
+    assert os.wait()[1] & 127 == first
+"#;
+
+#[test]
+fn what_is_sent_to_a_guest_is_the_programs() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = directly(&["python3", "-c", SIGNALS]);
+    let ended = command.arg(mount.path("file")).output().unwrap();
+    program::succeeded("a program with signals", ended);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// Has what it mapped of pools taken away beneath it, as by a medium that fails, and reads.
+const FAILS: &str = r#"
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for page in range(50):
+    os.pwrite(fd, bytes([page]) * 4096, 4096 * page)
+nothing = os.memfd_create('nothing')
+cut = 0
+for line in open('/proc/self/maps'):
+    if '.pool' in line:
+        first, last = (int(end, 16) for end in line.split()[0].split('-'))
+        most = (last - first) // 65536 * 4096 * 15
+        how = mmap.MAP_SHARED | 0x10
+        found = libc.mmap(last - most, most, mmap.PROT_READ | mmap.PROT_WRITE, how, nothing, 0)
+        assert found == last - most, ctypes.get_errno()
+        cut += 1
+assert cut == 2, cut
+for page in range(50):
+    assert os.pread(fd, 4096, 4096 * page) == bytes([page]) * 4096, page
+print('went on')
+"#;
+
+/// The kernel's way is still there.
+#[test]
+fn a_guest_goes_on_where_its_pools_cannot_be_read() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = directly(&["python3", "-c", FAILS]);
+    let ended = command.arg(mount.path("file")).output().unwrap();
+    let said = program::succeeded("a program whose pools fail", ended);
+    assert_eq!(said, "went on\n");
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
