@@ -6,7 +6,7 @@
 //! nobody but guests.
 
 use crate::Fs;
-use crate::core::Core;
+use crate::core::{Core, Live};
 use crate::data::pages_of;
 use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
@@ -15,6 +15,9 @@ use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLock
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+
+/// Boards up to which those of closed files are kept for the next who opens them.
+const BOARDS_KEPT: usize = 1024;
 
 /// What the guests of a file are told.
 pub trait Board: Send + Sync {
@@ -328,6 +331,29 @@ impl Fs {
             data.end();
         }
         self.settle(ino)
+    }
+
+    /// Lets go of the board of a file that nobody has open, if closed files have many: each
+    /// takes a descriptor, and there may be no more than some. The caller holds the file alone.
+    pub(crate) fn spare_board(&self, ino: Ino, data: &Arc<Data>) {
+        if data.is_mapped() || data.has_held() {
+            return;
+        }
+        let mut core = self.core();
+        if core.boards.len() <= BOARDS_KEPT {
+            return;
+        }
+        if core.note_guests(ino) {
+            core.note_beside(ino);
+        }
+        // Whoever waits for the lock, or had it, has a reference; new ones come from the core.
+        let is_unused = |live: &Live| live.opens == 0 && Arc::strong_count(data) == 2;
+        let live = core.live.get_mut(&ino);
+        if let Some(live) = live.filter(|live| is_unused(live) && Arc::ptr_eq(&live.data, data)) {
+            data.end();
+            live.data = Arc::default();
+            core.boards.remove(&ino);
+        }
     }
 
     /// Notes when guests wrote. To be called once in a while, before

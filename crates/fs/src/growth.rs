@@ -210,7 +210,9 @@ impl Fs {
     pub(crate) fn settle_closed(&self, ino: Ino) {
         let settled = self.data_lock(ino).and_then(|data| {
             let _alone = data.write();
-            self.settle(ino)
+            self.settle(ino)?;
+            self.spare_board(ino, &data);
+            Ok(())
         });
         match settled {
             Err(FsError::Posix(Errno::STALE)) => {}

@@ -582,3 +582,41 @@ fn the_kernel_is_not_told_of_a_file_while_it_grows() {
     file.check(&[2; 300], "settled");
     assert_eq!(file.fs.note_guests(), []);
 }
+
+/// Who opens many files, one after the other, finds a board for each; and what is kept of
+/// those that are closed is bounded.
+#[test]
+fn boards_of_closed_files_are_let_go() {
+    const FILES: usize = 1100;
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let mut boards = Vec::new();
+    for number in 0..FILES {
+        let name = format!("file-{number}");
+        let attr = fs.create(Ino::ROOT, name.as_bytes(), Make::File, 0o600, OWNER);
+        let ino = attr.unwrap().ino;
+        fs.remember(ino).unwrap();
+        fs.open(ino).unwrap();
+        let data = Bytes::from(vec![7; 5000]);
+        fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+        let guests: Arc<Guests> = Arc::default();
+        let shown = fs.show(ino, || Some(guests.clone())).unwrap();
+        assert!(shown.is_some(), "{number}");
+        drop(shown);
+        *guests.1.lock().unwrap() = Some(support::clock());
+        fs.release(ino);
+        boards.push((ino, guests));
+    }
+    let is_kept = |guests: &Arc<Guests>| Arc::strong_count(guests) > 1;
+    let kept = boards.iter().filter(|(_, guests)| is_kept(guests)).count();
+    assert_eq!(kept, 1024);
+    // Nobody may use one that is gone, and what was written by it is known.
+    let (ino, gone) = boards.iter().find(|(_, guests)| !is_kept(guests)).unwrap();
+    assert_eq!(gone.0.lock().unwrap().closed, 1);
+    assert!(fs.note_guests().contains(ino));
+    fs.open(*ino).unwrap();
+    let anew: Arc<Guests> = Arc::default();
+    assert!(fs.show(*ino, || Some(anew.clone())).unwrap().is_some());
+    assert_eq!(anew.0.lock().unwrap().closed, 0);
+    assert_eq!(fs.read(&mut port, *ino, 0, 1 << 20).unwrap(), [7; 5000]);
+}
