@@ -21,6 +21,8 @@ mod maps;
 mod numbers;
 #[path = "direct/pairs.rs"]
 mod pairs;
+#[path = "direct/partly.rs"]
+mod partly;
 #[path = "direct/patience.rs"]
 mod patience;
 #[path = "direct/rows.rs"]

@@ -148,27 +148,51 @@ pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize
 
 /// The engine writes from a program's memory. None: the kernel has to.
 #[inline]
-pub fn put(call: &Call, from: *const c_void, len: usize, place: Place) -> Option<Done> {
+pub fn put(call: &Call, fd: c_int, from: *const c_void, len: usize, place: Place) -> Option<Done> {
     let file = call.file(true)?;
     if !buffer::is_readable(from, len) {
         return None;
     }
     // SAFETY: as in `fill`, read.
     let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
-    put_bytes(file, from, place)
+    put_bytes(file, fd, from, place)
 }
 
 /// The same of memory that is this library's. What stack that takes, it takes from here on.
 #[inline(never)]
-pub fn put_bytes(file: &File, from: &[u8], place: Place) -> Option<Done> {
+pub fn put_bytes(file: &File, fd: c_int, from: &[u8], place: Place) -> Option<Done> {
     let bytes = from.len();
     match place {
-        Place::At(at) => file.write(from, at).map(Done::at_offset),
+        Place::At(at) => {
+            let done = file.write(from, at)?;
+            let rest = match done < bytes {
+                true => put_rest(fd, &from[done..], at + done as u64),
+                false => 0,
+            };
+            Some(Done::at_offset(done + rest))
+        }
         Place::End => Some(Done {
             bytes,
             end: Some(file.append(from)?),
         }),
     }
+}
+
+/// What the engine left of a write. Who writes less than he wanted takes the medium for full.
+#[cold]
+fn put_rest(fd: c_int, from: &[u8], at: u64) -> usize {
+    let mut done = 0;
+    while done < from.len() {
+        let (rest, at) = (&from[done..], at + done as u64);
+        // SAFETY: the slice can be read.
+        match unsafe { sys::pwrite(fd, rest.as_ptr().cast(), rest.len(), at) } {
+            more @ 1.. => done += more as usize,
+            error if error == -(libc::EINTR as isize) => {}
+            // The next write is told.
+            _ => break,
+        }
+    }
+    done
 }
 
 /// Makes what was just written durable, if that is wanted. An error is the call's.
@@ -202,7 +226,7 @@ pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: of
         let at = start(len, offset).filter(|_| is_direct(len))?;
         let call = Call::begin(fd)?;
         call.ask(fd);
-        let written = put(&call, from, len, call.place(at)?)?;
+        let written = put(&call, fd, from, len, call.place(at)?)?;
         Some(settle(&call, fd, false, written.bytes))
     };
     write().unwrap_or(BY_KERNEL)
@@ -290,7 +314,7 @@ pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
 pub extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> isize {
     // SAFETY: the arguments are the caller's.
     let kernel = || unsafe { sys::write(fd, from, len) };
-    let direct = |call: &Call, place| put(call, from, len, place);
+    let direct = |call: &Call, place| put(call, fd, from, len, place);
     written(fd, len, false, direct, kernel)
 }
 

@@ -74,7 +74,6 @@ pub unsafe fn pread(fd: c_int, into: *mut c_void, len: usize, offset: u64) -> is
 
 /// # Safety
 /// As `write`.
-#[cfg(any(debug_assertions, feature = "probe"))]
 pub unsafe fn pwrite(fd: c_int, from: *const c_void, len: usize, offset: u64) -> isize {
     let args = [int(fd), from as usize, len, offset as usize, 0, 0];
     // SAFETY: the caller's.

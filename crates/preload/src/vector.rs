@@ -81,16 +81,16 @@ impl<'a> Parts<'a> {
         Some(read)
     }
 
-    fn write(self, call: &Call, place: Place) -> Option<Done> {
+    fn write(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
         match self.parts {
-            [part] => data::put(call, part.iov_base, part.iov_len, place),
+            [part] => data::put(call, fd, part.iov_base, part.iov_len, place),
             _ if call.is_handling() => None,
-            _ => self.gather(call, place),
+            _ => self.gather(call, fd, place),
         }
     }
 
     #[inline(never)]
-    fn gather(self, call: &Call, place: Place) -> Option<Done> {
+    fn gather(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
         let file = call.file(true)?;
         let mut gathered = [0u8; GATHERED_BYTES_MAX];
         let mut end = 0;
@@ -103,7 +103,7 @@ impl<'a> Parts<'a> {
             unsafe { ptr::copy(part.iov_base.cast(), into.as_mut_ptr(), into.len()) };
             end += part.iov_len;
         }
-        data::put_bytes(file, &gathered[..end], place)
+        data::put_bytes(file, fd, &gathered[..end], place)
     }
 }
 
@@ -185,7 +185,7 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
         let parts = Parts::of(parts, count)?;
         let at = data::start(parts.len, offset)?;
         call.ask(fd);
-        let written = parts.write(&call, call.place(at)?)?;
+        let written = parts.write(&call, fd, call.place(at)?)?;
         Some(data::settle(&call, fd, is_durable(flags), written.bytes))
     };
     write().unwrap_or(BY_KERNEL)
@@ -206,7 +206,7 @@ pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_i
 pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(0, |some| some.len);
-    let direct = |call: &Call, place| some?.write(call, place);
+    let direct = |call: &Call, place| some?.write(call, fd, place);
     // SAFETY: the arguments are the caller's.
     data::written(fd, len, is_durable(flags), direct, || unsafe {
         sys::vector_here(libc::SYS_pwritev2, fd, parts, count, flags)

@@ -25,39 +25,53 @@ pub(super) fn kept(board: &Board) -> u64 {
 }
 
 impl File {
-    /// Overwrites bytes that the file has, or goes on at its end; none: the kernel does it, all of it.
-    /// See [`File::read`].
+    /// Overwrites bytes that the file has, or goes on at its end; none: the kernel does it, all of
+    /// it. Returns how many were written, from the first on: the kernel does the rest, and
+    /// must not repeat what others may have seen. See [`File::read`].
     #[must_use]
     pub fn write(&self, data: &[u8], offset: u64, may_prepare: bool) -> Option<usize> {
         // It ends somewhere.
         offset.checked_add(data.len() as u64)?;
-        self.write_to(data, Some(offset), may_prepare)?;
-        Some(data.len())
+        let (_, written) = self.write_to(data, Some(offset), may_prepare)?;
+        Some(written)
     }
 
     /// Writes bytes to the end, wherever that is by then; none: the kernel does it.
     /// Returns the end behind them. See [`File::read`].
     #[must_use]
     pub fn append(&self, data: &[u8], may_prepare: bool) -> Option<u64> {
-        self.write_to(data, None, may_prepare)
+        let (end, _) = self.write_to(data, None, may_prepare)?;
+        Some(end)
     }
 
-    fn write_to(&self, data: &[u8], offset: Option<u64>, may_prepare: bool) -> Option<u64> {
+    /// Where it ends, and how many bytes were written: fewer only of an overwriting.
+    fn write_to(
+        &self,
+        data: &[u8],
+        offset: Option<u64>,
+        may_prepare: bool,
+    ) -> Option<(u64, usize)> {
         for is_last in [false, true] {
             let end = || self.board.get().map_or(0, |board| board.size());
             let place = (offset.unwrap_or_else(end), data.len(), Intent::Write);
+            let mut done = 0;
             let tried = self.operate(place, may_prepare, |operation| {
                 let tried = operation.write(data, offset);
-                if let Some(Ok(Tried::Done(_))) = tried {
+                done = match tried {
+                    Some(Ok(Tried::Done(_))) => data.len(),
+                    _ => operation.done(),
+                };
+                if done > 0 {
                     self.note_written();
                 }
                 tried
             });
-            match tried? {
-                Tried::Done(end) => return Some(end),
-                Tried::ByKernel => return None,
-                Tried::NoRoom if is_last || !may_prepare => return None,
-                Tried::NoRoom => {}
+            match (tried, offset) {
+                (Some(Tried::Done(end)), _) => return Some((end, data.len())),
+                (_, Some(offset)) if done > 0 => return Some((offset + done as u64, done)),
+                (None | Some(Tried::ByKernel), _) => return None,
+                (Some(Tried::NoRoom), _) if is_last || !may_prepare => return None,
+                (Some(Tried::NoRoom), _) => {}
             }
             // Whoever lends waits for the row.
             self.grows.store(true, Ordering::Relaxed);

@@ -211,6 +211,7 @@ impl<L: GuestLeg> Station<L> {
             station: self,
             inside,
             must_call: false,
+            done: 0,
         })
     }
 }
@@ -223,6 +224,8 @@ pub struct Operation<'a, L> {
     inside: Inside<'a>,
     /// Who sends what is in the ring is to be woken before this ends.
     must_call: bool,
+    /// Bytes that were overwritten, from the first on.
+    done: usize,
 }
 
 impl<L: GuestLeg> Operation<'_, L> {
@@ -330,8 +333,16 @@ impl<L: GuestLeg> Operation<'_, L> {
         Some(overwrite_together(legs, &changes, epoch, next))
     }
 
-    /// Overwrites bytes that the file has; none: no leg was asked, as the board does not say
-    /// where they lie.
+    /// Bytes of the first write of this operation that are on all legs, from its first on,
+    /// however it ended: others may have seen them, and have overwritten them since.
+    #[inline]
+    #[must_use]
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Overwrites bytes that the file has; none: the board does not say where they lie, or there
+    /// is no room to tell of all.
     #[inline]
     pub(super) fn overwrite(&mut self, data: &[u8], offset: u64) -> Worked<()> {
         let mut done = 0;
@@ -348,6 +359,7 @@ impl<L: GuestLeg> Operation<'_, L> {
                 return Some(Err(error));
             }
             done += part.len();
+            self.done = done;
         }
         Some(Ok(()))
     }
