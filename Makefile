@@ -54,11 +54,12 @@ guests: setup
 	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
 	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture guests_are_killed guests_work two_pages
 
-# PostgreSQL on the direct path, killed with the mount and all bricks so many times: make
-# databases ROUNDS=50. Needs root.
+# PostgreSQL on the direct path, killed with the mount and all bricks so many times, under so
+# many clients: make databases ROUNDS=50 CLIENTS=100. Needs root.
+CLIENTS ?= 4
 databases: setup
 	$(CARGO) build --locked -p pagemesh-preload
-	PAGEMESH_TEST_ROUNDS=$(ROUNDS) \
+	PAGEMESH_TEST_ROUNDS=$(ROUNDS) PAGEMESH_TEST_CLIENTS=$(CLIENTS) \
 	$(CARGO) test --locked -p pagemesh --test postgresql -- --nocapture
 
 # Lives of a volume with guests, and crashes of guests in two pools, in memory:

@@ -18,6 +18,16 @@ use support::{Cluster, PAGEMESH, program, until};
 const NOBODY: u32 = 65534;
 /// How often everything dies, by `make databases ROUNDS=50`.
 const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
+/// Clients at once, each of which has a process, by `make databases CLIENTS=100`.
+const CLIENTS: &str = "PAGEMESH_TEST_CLIENTS";
+const CLIENTS_USUAL: u32 = 4;
+/// Connections beside theirs.
+const OTHERS: u32 = 16;
+
+fn clients() -> u32 {
+    let wanted = std::env::var(CLIENTS).ok();
+    wanted.map_or(CLIENTS_USUAL, |wanted| wanted.parse().unwrap())
+}
 /// What pgbench moves money between.
 const TABLES: [(&str, &str); 3] = [
     ("pgbench_accounts", "abalance"),
@@ -124,7 +134,8 @@ impl Database {
         let server = self
             .server()
             .args(["-D", dir, "-k", sockets, "-h", ""])
-            .args(["-c", "shared_buffers=16MB", "-c", "max_connections=20"])
+            .args(["-c", "shared_buffers=16MB", "-c"])
+            .arg(format!("max_connections={}", clients() + OTHERS))
             .args(match self.is_direct {
                 // Writes of 8 KiB are whole or not at all; pages are written all the time.
                 true => &["-c", "full_page_writes=off", "-c", "bgwriter_delay=10ms"][..],
@@ -206,7 +217,8 @@ impl Database {
     fn bench_beyond(&self, wanted: u64) -> Child {
         let bench = self
             .command("pgbench")
-            .args(["-c", "4", "-j", "2", "-n", "-t", "100000"])
+            .args(["-j", "2", "-n", "-t", "100000", "-c"])
+            .arg(clients().to_string())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
