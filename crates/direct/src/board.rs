@@ -109,7 +109,8 @@ impl Drop for Held<'_> {
     }
 }
 
-fn identity(file: &File) -> Option<(u64, u64)> {
+/// Which memory it is.
+pub(crate) fn identity(file: &File) -> Option<(u64, u64)> {
     let found = file.metadata().ok()?;
     Some((found.dev(), found.ino()))
 }

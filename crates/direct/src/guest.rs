@@ -13,7 +13,7 @@
 mod growth;
 pub mod station;
 
-use crate::board::{Board, Run};
+use crate::board::{Board, Run, identity};
 use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
@@ -124,6 +124,8 @@ struct Mount {
     transports: Transports,
     masked: Masked,
     segment: Segment,
+    /// Which memory that is.
+    segment_id: Option<(u64, u64)>,
     stations: [Mutex<Stand>; STATIONS],
     /// For questions about files.
     asker: Mutex<Link>,
@@ -403,6 +405,7 @@ impl Mount {
                 Timeouts::default(),
             ),
             masked,
+            segment_id: identity(&memory),
             segment: Segment::join(memory).map_err(io::Error::other)?,
             stations: std::array::from_fn(|_| Mutex::default()),
             asker: Mutex::new(asker),
@@ -579,8 +582,16 @@ impl Mount {
             None => Link::connect(&self.device)?,
             Some(link) => link,
         };
-        let answer = link.ask(question).map(|(answer, _)| answer);
+        let answered = link.ask(question);
         stand.link = Some(link);
+        if let Ok((_, Some(memory))) = &answered
+            && identity(memory) != self.segment_id
+        {
+            // The next mount, which has the device's number now.
+            self.end();
+            return Err(Lack::Room);
+        }
+        let answer = answered.map(|(answer, _)| answer);
         let Ok(Answer::Joined(row, picture)) = answer else {
             // A row that comes late is given back with it.
             stand.leave();
