@@ -25,8 +25,9 @@
  * again. Children of vfork() must not call anything here.
  *
  * SIGNALS. A handler that interrupts a call must return from it, soon, and must not touch
- * files of a mount, by this library (-EDEADLK) or by system calls: whoever stays inside of
- * a call holds up all others, and is ended after some seconds. Threads must not be cancelled
+ * files of a mount, by this library (-EDEADLK; pm_close cannot say so, and must not be
+ * called) or by system calls: whoever stays inside of a call holds up all others, and is
+ * ended after some seconds. Threads must not be cancelled
  * or killed inside of one; the process may be, at any instruction.
  *
  * BUFFERS should not be mappings of files of the same mount: they may have to be read from

@@ -8,8 +8,10 @@
 use crate::error::Error;
 use crate::file::{File, Part};
 use crate::guard::Guard;
-use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_void};
+use crate::process::Inside;
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt::{self, Write};
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::slice;
@@ -44,8 +46,41 @@ pub struct CGuard {
     slices: Vec<CSlice>,
 }
 
+/// Bytes of a message with the zero behind it: more than twice the longest that there is.
+/// What is longer is cut.
+const MESSAGE_BYTES: usize = 512;
+
 thread_local! {
-    static MESSAGE: RefCell<CString> = RefCell::default();
+    /// Bytes without a destructor, since threads that end call in from theirs, in any order.
+    static MESSAGE: Cell<[u8; MESSAGE_BYTES]> = const { Cell::new([0; MESSAGE_BYTES]) };
+}
+
+/// A message that is being written. The last byte stays zero.
+struct Text {
+    bytes: [u8; MESSAGE_BYTES],
+    len: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let room = &mut self.bytes[self.len..MESSAGE_BYTES - 1];
+        let count = part.len().min(room.len());
+        room[..count].copy_from_slice(&part.as_bytes()[..count]);
+        self.len += count;
+        Ok(())
+    }
+}
+
+fn note(error: &Error) {
+    // The system's words take memory, where handlers must not call in.
+    let _inside = Inside::enter();
+    let mut text = Text {
+        bytes: [0; MESSAGE_BYTES],
+        len: 0,
+    };
+    // The writer never fails; an error whose words did would have those before.
+    let _ = write!(text, "{error}");
+    MESSAGE.set(text.bytes);
 }
 
 /// The end of a call, as C gets it.
@@ -53,8 +88,7 @@ fn told<T>(result: Result<T, Error>, value: impl FnOnce(T) -> i64) -> i64 {
     match result {
         Ok(done) => value(done),
         Err(error) => {
-            let text = CString::new(error.to_string()).unwrap_or_default();
-            MESSAGE.set(text);
+            note(&error);
             -i64::from(error.errno())
         }
     }
@@ -101,7 +135,7 @@ pub extern "C" fn pm_abi_version() -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn pm_message() -> *const c_char {
-    MESSAGE.with_borrow(|message| message.as_ptr())
+    MESSAGE.with(|message| message.as_ptr().cast())
 }
 
 /// # Safety
@@ -133,6 +167,7 @@ unsafe fn open(
             "a flag to open with is not one of those that are",
         ));
     }
+    let _inside = Inside::enter()?;
     // SAFETY: a string of the caller's. What it names is looked at by the kernel.
     let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC, mode) };
     if descriptor < 0 {
@@ -140,7 +175,7 @@ unsafe fn open(
     }
     // SAFETY: it was just opened, and nobody else has it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    let opened = Box::new(File::new(fs::File::from(descriptor))?);
+    let opened = Box::new(File::adopt(fs::File::from(descriptor))?);
     // SAFETY: the caller's own place.
     unsafe { file.write(Box::into_raw(opened)) };
     Ok(())
@@ -249,8 +284,9 @@ pub unsafe extern "C" fn pm_write_atomic(
             let data = unsafe { many(part.data.cast(), part.len) };
             Ok(Part::new(part.offset, data?))
         };
+        let inside = Inside::enter()?;
         let parts: Result<Vec<Part<'_>>, Error> = parts.iter().map(part).collect();
-        file.write_atomic(&parts?)
+        file.write_together(&parts?, &inside)
     };
     done(write())
 }
@@ -277,8 +313,10 @@ pub unsafe extern "C" fn pm_guard_begin(
         if guard.is_null() {
             return Err(Error::Invalid("an argument is NULL"));
         }
+        let inside = Inside::enter()?;
         // SAFETY: as the caller promised, until the guard has ended.
-        let shown = unsafe { referred::<'static, File>(file) }?.guard(offset, len)?;
+        let file = unsafe { referred::<'static, File>(file) }?;
+        let shown = file.show(offset, len, &inside)?;
         let slices = shown.slices();
         let slices = slices.iter().map(|slice| CSlice {
             data: slice.as_ptr().cast(),
@@ -330,14 +368,34 @@ pub unsafe extern "C" fn pm_guard_end(guard: *mut CGuard) -> c_int {
     if guard.is_null() {
         return 0;
     }
-    // SAFETY: it came from `pm_guard_begin`, and is given back once.
-    let ended = unsafe { Box::from_raw(guard) };
-    done(ended.guard.finish())
+    let end = || {
+        let _inside = Inside::enter()?;
+        // SAFETY: it came from `pm_guard_begin`, and is given back once.
+        let ended = unsafe { Box::from_raw(guard) };
+        ended.guard.finish()
+    };
+    done(end())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn a_message_is_cut_where_its_room_ends() {
+        let check = |words: usize, expected: usize| {
+            let text = "word ".repeat(words).leak();
+            note(&Error::Invalid(text));
+            // SAFETY: a string of this thread, which fails no more meanwhile.
+            let told = unsafe { CStr::from_ptr(pm_message()) };
+            assert_eq!(told.to_bytes(), &text.as_bytes()[..expected]);
+        };
+        check(102, 510);
+        check(103, 511);
+        check(1000, 511);
+        check(0, 0);
+    }
 
     #[test]
     fn the_header_says_the_same_numbers() {

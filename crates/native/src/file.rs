@@ -64,9 +64,10 @@ impl File {
     /// # Errors
     /// As [`File::new`], and what the system says.
     pub fn open(path: impl AsRef<Path>) -> Result<File, Error> {
+        let _inside = Inside::enter()?;
         let mut options = OpenOptions::new();
         let opened = options.read(true).write(true).open(path);
-        File::new(opened.map_err(Error::system("open the file"))?)
+        File::adopt(opened.map_err(Error::system("open the file"))?)
     }
 
     /// Takes an open file, not one to append to. Where its mount lets this process in, it
@@ -75,6 +76,12 @@ impl File {
     /// # Errors
     /// When it is not a regular file, or is open to append.
     pub fn new(file: fs::File) -> Result<File, Error> {
+        let _inside = Inside::enter()?;
+        File::adopt(file)
+    }
+
+    /// The same, inside.
+    pub(crate) fn adopt(file: fs::File) -> Result<File, Error> {
         let found = file.metadata().map_err(Error::system("look at the file"))?;
         if !found.is_file() {
             return Err(Error::Invalid("it is not a regular file"));
@@ -124,6 +131,7 @@ impl File {
     /// # Errors
     /// What the system says.
     pub fn size(&self) -> Result<u64, Error> {
+        let _inside = Inside::enter()?;
         let found = self
             .file
             .metadata()
@@ -136,6 +144,7 @@ impl File {
     /// # Errors
     /// What the system says.
     pub fn set_size(&self, bytes: u64) -> Result<(), Error> {
+        let _inside = Inside::enter()?;
         let set = self.file.set_len(bytes);
         self.note_change();
         set.map_err(Error::system("set the size"))
@@ -153,11 +162,14 @@ impl File {
     /// # Errors
     /// What the system says: `EIO` when every copy of a page is damaged.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Error> {
+        self.read(into, offset, &Inside::enter()?)
+    }
+
+    fn read(&self, into: &mut [u8], offset: u64, _inside: &Inside) -> Result<usize, Error> {
         if !self.can_read {
             return Err(bad_descriptor("read"));
         }
         // The path reads what the mount's file is; the kernel asks for less of it.
-        let _inside = Inside::enter().ok_or(Error::Inside)?;
         let mut done = 0;
         while done < into.len() {
             let end = into.len().min(done + STEP_BYTES);
@@ -191,7 +203,7 @@ impl File {
     /// What the system says; what came before the failing page may be there.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.check_writable()?;
-        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        let _inside = Inside::enter()?;
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(Error::Invalid("no file is so long"));
@@ -219,10 +231,14 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Invalid`] and [`Error::NotAtomic`] with nothing changed,
-    /// [`Error::Undecided`], and what the mount says, with all or nothing changed.
+    /// [`Error::Undecided`] with all or nothing changed; what the system and the mount say,
+    /// with nothing changed.
     pub fn write_atomic(&self, parts: &[Part<'_>]) -> Result<(), Error> {
+        self.write_together(parts, &Inside::enter()?)
+    }
+
+    pub(crate) fn write_together(&self, parts: &[Part<'_>], _inside: &Inside) -> Result<(), Error> {
         self.check_writable()?;
-        let _inside = Inside::enter().ok_or(Error::Inside)?;
         check_parts(parts)?;
         let pairs = parts.iter().map(|part| (part.offset, part.data));
         let mut pairs: Vec<(u64, &[u8])> = pairs.filter(|(_, data)| !data.is_empty()).collect();
@@ -236,14 +252,8 @@ impl File {
         if written.is_some() {
             return Ok(());
         }
-        guest::write_by_mount(self.device, self.ino, &pairs).map_err(|cause| {
-            match cause.raw_os_error() {
-                Some(libc::EOPNOTSUPP) => Error::NotAtomic,
-                Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
-                Some(libc::EIO) => Error::Undecided,
-                _ => Error::system("write parts as a whole")(cause),
-            }
-        })
+        // It waits for a copy that follows; by the path nothing goes where there is one.
+        guest::write_by_mount(self.device, self.ino, &pairs).map_err(not_together)
     }
 
     /// Returns when all that was written through this is on all copies, and as durable as
@@ -252,7 +262,10 @@ impl File {
     /// # Errors
     /// What the system says; what was written before may be lost then.
     pub fn persist(&self) -> Result<(), Error> {
-        let _inside = Inside::enter().ok_or(Error::Inside)?;
+        self.sync(&Inside::enter()?)
+    }
+
+    fn sync(&self, _inside: &Inside) -> Result<(), Error> {
         let is_followed = self.direct().is_some_and(Direct::is_followed);
         let changed = self.changed.load(Ordering::Acquire);
         if self.synced.load(Ordering::Acquire) >= changed && !is_followed {
@@ -273,27 +286,28 @@ impl File {
     /// As [`File::read_at`]; [`Error::Invalid`] for too many pages,
     /// [`Error::TooManyGuards`].
     pub fn guard(&self, offset: u64, len: usize) -> Result<Guard<'_>, Error> {
+        self.show(offset, len, &Inside::enter()?)
+    }
+
+    pub(crate) fn show(
+        &self,
+        offset: u64,
+        len: usize,
+        inside: &Inside,
+    ) -> Result<Guard<'_>, Error> {
         if !self.can_read {
             return Err(bad_descriptor("read"));
         }
-        let within = offset as usize % crate::PAGE_BYTES;
-        let pages = within.saturating_add(len).div_ceil(crate::PAGE_BYTES);
-        if pages > crate::GUARD_PAGES_MAX {
+        if pages_of(offset, len) > crate::GUARD_PAGES_MAX {
             return Err(Error::Invalid("a guard has 48 pages at most"));
         }
-        let shown = {
-            let _inside = Inside::enter().ok_or(Error::Inside)?;
-            self.direct().and_then(|direct| direct.show(offset, len))
-        };
-        match shown {
-            Some(shown) => Guard::shown(shown),
-            None => {
-                let mut bytes = vec![0; len];
-                let read = self.read_at(&mut bytes, offset)?;
-                bytes.truncate(read);
-                Guard::copied(bytes)
-            }
+        if let Some(shown) = self.direct().and_then(|direct| direct.show(offset, len)) {
+            return Guard::shown(shown);
         }
+        let mut bytes = vec![0; len];
+        let read = self.read(&mut bytes, offset, inside)?;
+        bytes.truncate(read);
+        Guard::copied(bytes)
     }
 
     fn check_writable(&self) -> Result<(), Error> {
@@ -326,6 +340,21 @@ impl Drop for File {
 
 fn bad_descriptor(action: &'static str) -> Error {
     Error::system(action)(io::Error::from_raw_os_error(libc::EBADF))
+}
+
+fn not_together(cause: io::Error) -> Error {
+    match cause.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => Error::NotAtomic,
+        Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
+        Some(libc::EIO) => Error::Undecided,
+        _ => Error::system("write parts as a whole")(cause),
+    }
+}
+
+/// How many pages have some of these bytes.
+fn pages_of(offset: u64, len: usize) -> usize {
+    let within = offset as usize % crate::PAGE_BYTES;
+    within.saturating_add(len).div_ceil(crate::PAGE_BYTES)
 }
 
 /// Asks again if a signal came.

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::error::Error;
 use pagemesh_direct::guest::Guest;
 use pagemesh_direct::owned;
 use std::cell::Cell;
@@ -86,9 +87,13 @@ thread_local! {
 pub(crate) struct Inside(());
 
 impl Inside {
-    /// None: its thread is already, and this is a signal handler.
-    pub(crate) fn enter() -> Option<Inside> {
-        (!INSIDE.replace(true)).then_some(Inside(()))
+    /// Fails where its thread is inside already: this is a signal handler.
+    pub(crate) fn enter() -> Result<Inside, Error> {
+        match INSIDE.replace(true) {
+            // None is made and dropped: whoever was interrupted is still inside.
+            true => Err(Error::Inside),
+            false => Ok(Inside(())),
+        }
     }
 }
 

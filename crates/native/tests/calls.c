@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -201,7 +203,9 @@ static void children(pm_file *file, const char *path) {
         fill(77);
         CHECK(pm_write(file, filled, sizeof filled, 0) == 0);
         is_all(file, 77);
-        CHECK(pm_guard_end(guard) == 0 || pm_guard_valid(NULL) == -EINVAL);
+        /* A copy is its own; what was shown is not here. */
+        int ended = pm_guard_end(guard);
+        CHECK(ended == 0 || (is_mount && ended == -ESTALE));
         CHECK(pm_open(path, O_RDWR, 0, &own) == 0);
         CHECK(pm_is_direct(own) == is_mount);
         fill(78);
@@ -220,6 +224,86 @@ static void children(pm_file *file, const char *path) {
     pm_guard_end(guard);
     is_all(file, 78);
     CHECK(pm_is_direct(file) == is_mount);
+}
+
+static pthread_key_t last;
+
+static void fail(void *argument) {
+    pm_file *file = NULL;
+    (void)argument;
+    CHECK(pm_open("/no/such/file", O_RDWR, 0, &file) == -ENOENT);
+    CHECK(strstr(pm_message(), "No such file") != NULL);
+}
+
+static void *fail_and_end(void *argument) {
+    fail(argument);
+    CHECK(pthread_setspecific(last, argument) == 0);
+    return NULL;
+}
+
+/* What a thread does when it ends comes behind the library's own of that kind. */
+static void ends_of_threads(void) {
+    pthread_t thread;
+    CHECK(pthread_key_create(&last, fail) == 0);
+    CHECK(pthread_create(&thread, NULL, fail_and_end, &last) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(pthread_key_delete(last) == 0);
+}
+
+static void limit(int what, rlim_t most) {
+    struct rlimit limits;
+    CHECK(getrlimit(what, &limits) == 0);
+    limits.rlim_cur = most < limits.rlim_max ? most : limits.rlim_max;
+    CHECK(setrlimit(what, &limits) == 0);
+}
+
+static rlim_t limit_of(int what) {
+    struct rlimit limits;
+    CHECK(getrlimit(what, &limits) == 0);
+    return limits.rlim_cur;
+}
+
+static pm_file *interrupted;
+static const char *interrupted_path;
+static pm_guard *begun;
+static volatile sig_atomic_t handled;
+
+/* Every call, and more than once. */
+static void handle(int number) {
+    pm_part part = {0, filled, 1};
+    (void)number;
+    handled++;
+    for (int time = 0; time < 2; time++) {
+        pm_file *file = NULL;
+        pm_guard *guard = NULL;
+        CHECK(pm_read(interrupted, seen, 1, 0) == -EDEADLK);
+        CHECK(pm_write(interrupted, filled, 1, 0) == -EDEADLK);
+        CHECK(pm_write_atomic(interrupted, &part, 1) == -EDEADLK);
+        CHECK(pm_persist(interrupted) == -EDEADLK);
+        CHECK(pm_open(interrupted_path, O_RDONLY, 0, &file) == -EDEADLK && file == NULL);
+        CHECK(pm_size(interrupted) == -EDEADLK);
+        CHECK(pm_set_size(interrupted, 0) == -EDEADLK);
+        CHECK(pm_guard_begin(interrupted, 0, 1, &guard) == -EDEADLK && guard == NULL);
+        CHECK(pm_guard_end(begun) == -EDEADLK);
+        CHECK(strstr(pm_message(), "signal handler") != NULL);
+    }
+}
+
+/* A signal that a call gets for certain: a file would get too long. */
+static void signals(pm_file *file, const char *path) {
+    rlim_t before = limit_of(RLIMIT_FSIZE);
+    int64_t end = pm_size(file);
+    interrupted = file;
+    interrupted_path = path;
+    CHECK(pm_guard_begin(file, 0, 1, &begun) == 0);
+    CHECK(signal(SIGXFSZ, handle) != SIG_ERR);
+    limit(RLIMIT_FSIZE, (rlim_t)end);
+    CHECK(pm_write(file, filled, 1, (uint64_t)end) == -EFBIG && handled == 1);
+    CHECK(pm_set_size(file, (uint64_t)end + 1) == -EFBIG && handled == 2);
+    limit(RLIMIT_FSIZE, before);
+    CHECK(signal(SIGXFSZ, SIG_DFL) != SIG_ERR);
+    CHECK(pm_guard_end(begun) != -EDEADLK);
+    CHECK(pm_write(file, filled, 1, (uint64_t)end) == 0 && pm_size(file) == end + 1);
 }
 
 int main(int argc, char **argv) {
@@ -244,6 +328,8 @@ int main(int argc, char **argv) {
     CHECK(pm_write_atomic(reader, &part, 1) == -EBADF);
     pm_close(reader);
     children(file, argv[1]);
+    ends_of_threads();
+    signals(file, argv[1]);
     CHECK(pm_set_size(file, 100) == 0 && pm_size(file) == 100);
     CHECK(pm_read(file, seen, 200, 0) == 100);
     CHECK(pm_persist(file) == 0);
