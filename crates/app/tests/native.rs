@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use support::mounted::{self, Mounted};
 use support::random::Random;
 use support::{Cluster, Pools, program, until};
@@ -261,6 +262,39 @@ fn grow_and_check(mount: &Mounted) {
         check(&file, from as u64, &model[from..]);
         assert!(fs::read(&path).unwrap() == model, "after {round}");
     }
+}
+
+/// The first page is changed before the end is: no read shows it the other way round.
+#[test]
+fn a_read_shows_one_moment_of_a_file_that_grows() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    const ROUNDS: u64 = 10_000;
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let path = mount.path("file");
+    fs::write(&path, [0; PAGE]).unwrap();
+    let (file, reader) = (File::open(&path).unwrap(), File::open(&path).unwrap());
+    let write = || {
+        for round in 1..=ROUNDS {
+            let end = PAGE as u64 + (round - 1) * 8;
+            file.write_all_at(&round.to_le_bytes(), 0).unwrap();
+            file.write_all_at(&round.to_le_bytes(), end).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        let writes = scope.spawn(write);
+        let mut bytes = vec![0; 40 * PAGE];
+        while !writes.is_finished() {
+            let read = reader.read_at(&mut bytes, 0).unwrap();
+            let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let appended = ((read - PAGE) / 8) as u64;
+            assert!(first >= appended, "{first} beside an end of {appended}");
+        }
+    });
+    drop((file, reader));
+    mount.stop(&cluster);
+    cluster.check_identical("files");
 }
 
 /// What is persistent and what changed as a whole is so for a copy that follows, too.

@@ -169,21 +169,22 @@ impl File {
         if !self.can_read {
             return Err(bad_descriptor("read"));
         }
-        // The path reads what the mount's file is; the kernel asks for less of it.
-        let mut done = 0;
-        while done < into.len() {
-            let end = into.len().min(done + STEP_BYTES);
-            let (part, at) = (&mut into[done..end], offset.saturating_add(done as u64));
-            let read = match self.direct().and_then(|direct| direct.read(part, at, true)) {
-                Some(read) => read,
-                None => retried(|| self.file.read_at(part, at)).map_err(Error::system("read"))?,
-            };
-            done += read;
-            if read == 0 {
-                break;
+        let is_moment = pages_of(offset, into.len()) <= ATOMIC_PAGES_MAX;
+        gather(into, |part, done| {
+            let at = offset.saturating_add(done as u64);
+            // It reads up to the end that the file has at one moment.
+            if let Some(bytes) = self.direct().and_then(|direct| direct.read(part, at, true)) {
+                return Ok(Gathered {
+                    bytes,
+                    can_be_short: false,
+                });
             }
-        }
-        Ok(done)
+            let read = retried(|| self.file.read_at(part, at));
+            Ok(Gathered {
+                bytes: read.map_err(Error::system("read"))?,
+                can_be_short: !is_moment,
+            })
+        })
     }
 
     /// Reads exactly so many bytes.
@@ -357,6 +358,34 @@ fn pages_of(offset: u64, len: usize) -> usize {
     within.saturating_add(len).div_ceil(crate::PAGE_BYTES)
 }
 
+/// What one step has read.
+#[derive(Clone, Copy)]
+struct Gathered {
+    bytes: usize,
+    /// There may be more behind it though it is less than was asked for; if not, that is the
+    /// end of the file. Reading on would mix in what the file became meanwhile.
+    can_be_short: bool,
+}
+
+/// Reads step by step, up to the end of the file. Each step is told how much there is.
+fn gather(
+    into: &mut [u8],
+    mut step: impl FnMut(&mut [u8], usize) -> Result<Gathered, Error>,
+) -> Result<usize, Error> {
+    let mut done = 0;
+    while done < into.len() {
+        // The path reads what the mount's file is; the kernel asks for less of it.
+        let end = into.len().min(done + STEP_BYTES);
+        let read = step(&mut into[done..end], done)?;
+        done += read.bytes;
+        let is_end = done < end && !read.can_be_short;
+        if is_end || read.bytes == 0 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
 /// Asks again if a signal came.
 fn retried<T>(mut run: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
@@ -384,5 +413,43 @@ fn check_parts(parts: &[Part<'_>]) -> Result<(), Error> {
     match ranges.windows(2).any(|pair| pair[0].end > pair[1].start) {
         true => Err(Error::Invalid("parts overlap")),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // Tests.
+
+    use super::*;
+
+    /// Steps that have so many bytes each, and whether they may be short.
+    fn check_gathered(len: usize, steps: &[(usize, bool)], expected: usize) {
+        let mut into = vec![0; len];
+        let mut rest = steps.iter();
+        let gathered = gather(&mut into, |_, _| {
+            let &(bytes, can_be_short) = rest.next().expect("it is asked for no more");
+            Ok(Gathered {
+                bytes,
+                can_be_short,
+            })
+        });
+        assert_eq!(gathered.unwrap(), expected);
+        assert_eq!(rest.len(), 0, "of {steps:?}");
+    }
+
+    #[test]
+    fn a_read_of_one_moment_ends_where_the_file_did() {
+        check_gathered(100, &[(100, false)], 100);
+        check_gathered(100, &[(99, false)], 99);
+        check_gathered(100, &[(0, false)], 0);
+        check_gathered(0, &[], 0);
+        check_gathered(
+            STEP_BYTES + 2,
+            &[(STEP_BYTES, false), (1, false)],
+            STEP_BYTES + 1,
+        );
+        check_gathered(100, &[(60, true), (40, true)], 100);
+        check_gathered(100, &[(60, true), (0, true)], 60);
+        check_gathered(100, &[(60, true), (30, false)], 90);
     }
 }
