@@ -8,10 +8,12 @@ mod support;
 use pagemesh::{Error, File, Part};
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 use support::mounted::{self, Mounted};
 use support::random::Random;
 use support::{Cluster, Pools, program, until};
@@ -21,6 +23,8 @@ const PAGE: usize = 4096;
 const JOB: &str = "PAGEMESH_TEST_NATIVE";
 /// Kills of a campaign, by `make natives ROUNDS=1000`.
 const ROUNDS: &str = "PAGEMESH_TEST_ROUNDS";
+/// Longer than a write takes, and shorter than a copy that stands still is waited for.
+const LACKING: Duration = Duration::from_millis(300);
 
 /// FNV-1a (Fowler, Noll, Vo).
 fn hash(bytes: &[u8]) -> u64 {
@@ -336,6 +340,42 @@ fn a_copy_follows_what_is_written_natively() {
     let mount = mounted::promote(&mut cluster, mount);
     let found = fs::read(mount.path("file")).unwrap();
     mounted::check_followed(&found, &model);
+    mount.stop(&cluster);
+}
+
+/// Who opens a file so waits for such a copy with each write.
+#[test]
+fn a_write_with_o_dsync_waits_for_a_copy_that_follows() {
+    let Some((cluster, mount)) = mounted::followed() else {
+        return;
+    };
+    let path = mount.path("file");
+    fs::write(&path, [0; 64 * PAGE]).unwrap();
+    let mut options = OpenOptions::new();
+    let flags = rustix::fs::OFlags::DSYNC.bits() as i32;
+    let opened = options.read(true).write(true).custom_flags(flags);
+    let file = File::new(opened.open(&path).unwrap()).unwrap();
+    // The first ones go through the kernel.
+    (0..50).for_each(|page| file.write_all_at(&[1; PAGE], page * PAGE as u64).unwrap());
+    let check = |what: &str, write: &(dyn Fn() -> Result<(), Error> + Sync)| {
+        cluster.brick(2).freeze();
+        thread::scope(|scope| {
+            let (told, ended) = mpsc::channel();
+            scope.spawn(move || told.send(write()));
+            let early = ended.recv_timeout(LACKING);
+            cluster.brick(2).signal("CONT");
+            assert!(
+                early.is_err(),
+                "{what}: {early:?} while the copy stood still"
+            );
+            ended.recv().unwrap().unwrap();
+        });
+        mounted::await_followed(&cluster);
+    };
+    let part = [Part::new(PAGE as u64, &[3; 100])];
+    check("written", &|| file.write_all_at(&[2; PAGE], 0));
+    check("written together", &|| file.write_atomic(&part));
+    drop(file);
     mount.stop(&cluster);
 }
 

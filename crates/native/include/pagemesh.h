@@ -30,6 +30,10 @@
  * ended after some seconds. Threads must not be cancelled
  * or killed inside of one; the process may be, at any instruction.
  *
+ * LIMITS of the size of files (RLIMIT_FSIZE) hold as ever for what makes a file longer. What
+ * is overwritten behind a limit that was set since this process last began to write to a
+ * file, or made one longer, may be written.
+ *
  * BUFFERS should not be mappings of files of the same mount: they may have to be read from
  * there inside of a call.
  */

@@ -1,7 +1,8 @@
 //! A file: the direct path where it is open, the descriptor where not.
 //!
 //! Invariants: what the path does is durable when it is confirmed, as the pool's class
-//! says; what the descriptor did is synced by [`File::persist`].
+//! says; what the descriptor did is synced by [`File::persist`]. What its user wants of the
+//! kernel by flags and limits it gets by the path, too.
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -53,6 +54,8 @@ pub struct File {
     generation: u64,
     can_read: bool,
     can_write: bool,
+    /// Who writes waits until it is synced (`O_SYNC`, `O_DSYNC`).
+    is_durable: bool,
     /// Changes that the descriptor has made, and how many of them are synced.
     changed: AtomicU64,
     synced: AtomicU64,
@@ -71,7 +74,8 @@ impl File {
     }
 
     /// Takes an open file, not one to append to. Where its mount lets this process in, it
-    /// will be on the direct path.
+    /// will be on the direct path. If it is open with `O_SYNC` or `O_DSYNC`, all that is
+    /// written to it is as after [`File::persist`].
     ///
     /// # Errors
     /// When it is not a regular file, or is open to append.
@@ -106,6 +110,8 @@ impl File {
             generation: process::generation(),
             can_read: access != libc::O_WRONLY,
             can_write: access != libc::O_RDONLY,
+            // All bits of the one are in the other.
+            is_durable: flags & libc::O_DSYNC != 0,
             changed: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             file,
@@ -204,25 +210,35 @@ impl File {
     /// What the system says; what came before the failing page may be there.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
         self.check_writable()?;
-        let _inside = Inside::enter()?;
+        let inside = Inside::enter()?;
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| i64::try_from(end).is_err()) {
             return Err(Error::Invalid("no file is so long"));
         }
-        let mut done = 0;
+        let (mut at, mut has_gone_directly) = (offset, false);
         for part in data.chunks(STEP_BYTES) {
-            let at = offset + done;
-            let written = self
-                .direct()
-                .and_then(|direct| direct.write(part, at, true));
-            if written != Some(part.len()) {
-                let written = self.file.write_all_at(part, at);
-                self.note_change();
-                written.map_err(Error::system("write"))?;
-            }
-            done += part.len() as u64;
+            has_gone_directly |= self.write(part, at)?;
+            at += part.len() as u64;
         }
-        Ok(())
+        // What the descriptor wrote the kernel has synced.
+        match has_gone_directly && self.is_durable {
+            true => self.sync(&inside),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes all bytes; whether by the path.
+    fn write(&self, part: &[u8], at: u64) -> Result<bool, Error> {
+        let end = at + part.len() as u64;
+        let direct = self.direct().filter(|direct| may_end(direct, end));
+        let written = direct.and_then(|direct| direct.write(part, at, true));
+        if written == Some(part.len()) {
+            return Ok(true);
+        }
+        let written = self.file.write_all_at(part, at);
+        self.note_change();
+        written.map_err(Error::system("write"))?;
+        Ok(false)
     }
 
     /// Overwrites parts of the file, all of them or none: for everybody who reads at most
@@ -349,6 +365,19 @@ fn not_together(cause: io::Error) -> Error {
         Some(libc::EINVAL) => Error::Invalid("a part lies beyond the end of the file"),
         Some(libc::EIO) => Error::Undecided,
         _ => Error::system("write parts as a whole")(cause),
+    }
+}
+
+/// Whether the process may write up to there; if not, the kernel writes what it may and
+/// sends the signal. What is overwritten is held against the limit that was seen last, at the
+/// latest by this file's first writes, of which no size is known yet: to look each time would
+/// cost a system call.
+#[inline]
+fn may_end(direct: &Direct, end: u64) -> bool {
+    let is_longer = direct.size().is_none_or(|size| end > size);
+    match is_longer {
+        true => end <= process::look_at_size_limit(),
+        false => end <= process::size_limit(),
     }
 }
 

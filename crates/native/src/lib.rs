@@ -39,6 +39,10 @@
 //! the mount, by this library or otherwise: whoever stays inside of a call holds up others,
 //! and is ended.
 //!
+//! **Limits.** `RLIMIT_FSIZE` holds as ever for what makes a file longer. What is overwritten
+//! behind a limit that was set since this process last began to write to a file, or made one
+//! longer, may be written.
+//!
 //! Invariants: nothing is confirmed that would not be by the descriptor; a panic ends the
 //! process, since its thread may hold pages of the pool. `unsafe` is in `abi`, which C calls,
 //! `process`, which calls it, and `guard`, where bytes are shown.

@@ -46,6 +46,27 @@ pub(crate) fn status_flags(descriptor: RawFd) -> Option<i32> {
     (flags >= 0).then_some(flags)
 }
 
+/// Bytes that files of this process may have, when that was last looked at.
+static SIZE_LIMIT: AtomicU64 = AtomicU64::new(0);
+
+/// Looks how long files of this process may be now (`RLIMIT_FSIZE`).
+pub(crate) fn look_at_size_limit() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: it fills a structure of this stack. Were it to fail, the kernel would be left
+    // with all writes.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    SIZE_LIMIT.store(limit.rlim_cur, Relaxed);
+    limit.rlim_cur
+}
+
+/// The same as it was at the last look.
+pub(crate) fn size_limit() -> u64 {
+    SIZE_LIMIT.load(Relaxed)
+}
+
 /// Which process it is, of those that share a file.
 pub(crate) fn generation() -> u64 {
     FORKS.load(Relaxed)

@@ -263,6 +263,32 @@ static rlim_t limit_of(int what) {
     return limits.rlim_cur;
 }
 
+/* Files get no longer than the process may have them. */
+static void size_limits(pm_file *file, const char *path) {
+    pm_file *own;
+    rlim_t before = limit_of(RLIMIT_FSIZE);
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    int64_t end = pm_size(file);
+    for (int round = 0; round < 40; round++, end += 1000)
+        CHECK(pm_write(file, filled, 1000, (uint64_t)end) == 0);
+    limit(RLIMIT_FSIZE, (rlim_t)end + 1500);
+    CHECK(pm_write(file, filled, 1000, (uint64_t)end) == 0);
+    CHECK(pm_write(file, filled, 1000, (uint64_t)end + 1000) == -EFBIG);
+    CHECK(pm_size(file) == end + 1500);
+    CHECK(pm_write(file, filled, 1, (uint64_t)end + 1500) == -EFBIG);
+    CHECK(pm_write(file, filled, sizeof filled, 0) == 0);
+    /* Nor does who opens one that is longer write there. */
+    limit(RLIMIT_FSIZE, PM_PAGE_BYTES);
+    CHECK(pm_open(path, O_RDWR, 0, &own) == 0);
+    for (int round = 0; round < 10; round++) {
+        CHECK(pm_write(own, filled, 1, 0) == 0);
+        CHECK(pm_write(own, filled, 1, PM_PAGE_BYTES) == -EFBIG);
+    }
+    pm_close(own);
+    limit(RLIMIT_FSIZE, before);
+    CHECK(signal(SIGXFSZ, SIG_DFL) != SIG_ERR);
+}
+
 static pm_file *interrupted;
 static const char *interrupted_path;
 static pm_guard *begun;
@@ -329,6 +355,7 @@ int main(int argc, char **argv) {
     pm_close(reader);
     children(file, argv[1]);
     ends_of_threads();
+    size_limits(file, argv[1]);
     signals(file, argv[1]);
     CHECK(pm_set_size(file, 100) == 0 && pm_size(file) == 100);
     CHECK(pm_read(file, seen, 200, 0) == 100);
