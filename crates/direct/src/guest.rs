@@ -732,13 +732,23 @@ impl Shown {
 ///
 /// # Errors
 /// `EOPNOTSUPP` where there is no mount, or this process may not be its guest; `EIO` when
-/// it went meanwhile, and the parts are changed or not; what the mount says.
+/// it went meanwhile, and the parts are changed or not; what the mount says. What the system
+/// lacks, and `EAGAIN` for a mount that does not answer, with nothing changed.
 pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Result<()> {
-    let is_none = |_| io::Error::from(Errno::OPNOTSUPP);
+    use io::ErrorKind as Kind;
+    let told = |cause: io::Error| match cause.kind() {
+        // Nobody listens, or not the mount.
+        Kind::NotFound | Kind::ConnectionRefused | Kind::PermissionDenied
+        // Who may not be a guest finds the connection closed, before it has asked or after.
+        | Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe
+        // It speaks otherwise.
+        | Kind::Other => Errno::OPNOTSUPP.into(),
+        // That passes.
+        _ => cause,
+    };
     let device = device_name(device);
-    let link = Link::connect(&device).map_err(is_none)?;
-    // Who may not be a guest finds the connection closed.
-    link.ask(Question::Board(ino)).map_err(is_none)?;
+    let link = Link::connect(&device).map_err(told)?;
+    link.ask(Question::Board(ino)).map_err(told)?;
     link.wait_for(None)?;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let memory = SystemFile::from(rustix::fs::memfd_create("pagemesh-parts", flags)?);

@@ -117,6 +117,7 @@ int pm_write(pm_file *file, const void *data, size_t len, uint64_t offset);
  * direct path is closed, by the mount.
  *   -EINVAL      something of that is not so; nothing has changed
  *   -EOPNOTSUPP  nobody can promise it for this file; nothing has changed
+ *   -EAGAIN      the mount does not answer; nothing has changed, and it may work later
  *   -EIO         the mount or its volume failed; all parts have changed, or none
  * Everything else: as for a write, and nothing has changed. */
 int pm_write_atomic(pm_file *file, const pm_part *parts, size_t count);

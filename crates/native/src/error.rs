@@ -19,7 +19,8 @@ pub enum Error {
     /// Nobody here can change several places as a whole; nothing was changed.
     #[error(
         "nothing keeps several pages of this file whole: it is on no pagemesh mount of this \
-         user, is mapped by a program, or has extended attributes; nothing was changed"
+         user, is mapped by a program, or has set-id bits or extended attributes; nothing was \
+         changed"
     )]
     NotAtomic,
     /// The mount or its volume failed meanwhile: the parts are changed, all of them or none.

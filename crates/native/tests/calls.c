@@ -263,6 +263,16 @@ static rlim_t limit_of(int what) {
     return limits.rlim_cur;
 }
 
+/* A failure that passes is told as what it is. */
+static void scarcity(pm_file *file) {
+    rlim_t before = limit_of(RLIMIT_NOFILE);
+    pm_part part = {1, filled, 1};
+    limit(RLIMIT_NOFILE, 0);
+    CHECK(pm_write_atomic(file, &part, 1) == -EMFILE);
+    limit(RLIMIT_NOFILE, before);
+    CHECK(pm_write_atomic(file, &part, 1) == (is_mount ? 0 : -EOPNOTSUPP));
+}
+
 /* Files get no longer than the process may have them. */
 static void size_limits(pm_file *file, const char *path) {
     pm_file *own;
@@ -355,6 +365,7 @@ int main(int argc, char **argv) {
     pm_close(reader);
     children(file, argv[1]);
     ends_of_threads();
+    scarcity(file);
     size_limits(file, argv[1]);
     signals(file, argv[1]);
     CHECK(pm_set_size(file, 100) == 0 && pm_size(file) == 100);
