@@ -8,7 +8,7 @@ mod support;
 use pagemesh::{Error, File, Part};
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -791,6 +791,27 @@ fn compiled(source: &str, into: &Path) -> (PathBuf, PathBuf) {
     (compiled, libraries)
 }
 
+/// Whom the mount does not let in it promises nothing.
+fn refuse_others(mount: &Mounted, dir: &Path) {
+    let (program, libraries) = compiled("examples/ledger.c", dir);
+    // Another user sees neither directory.
+    let place = tempfile::tempdir_in("/tmp").unwrap();
+    let all = |mode| fs::Permissions::from_mode(mode);
+    fs::set_permissions(place.path(), all(0o755)).unwrap();
+    for dir in [dir, &mount.dir] {
+        fs::set_permissions(dir, all(0o755)).unwrap();
+    }
+    fs::set_permissions(mount.path("ledger"), all(0o666)).unwrap();
+    let library = place.path().join("libpagemesh.so");
+    fs::copy(libraries.join("libpagemesh.so"), library).unwrap();
+    let mut command = program::limited("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command.arg(program).arg(mount.path("ledger")).arg("1");
+    let output = command.env("LD_LIBRARY_PATH", place.path()).output();
+    let told = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(told.contains("move: nothing keeps several pages"), "{told}");
+}
+
 #[test]
 fn c_programs_do_the_same() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
@@ -811,6 +832,7 @@ fn c_programs_do_the_same() {
     let ledger = |amount| run("examples/ledger.c", &[&file("ledger"), amount]);
     assert_eq!(ledger("40"), "960 and 40\n");
     assert_eq!(ledger("-15"), "975 and 25\n");
+    refuse_others(&mount, cluster.dir());
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
