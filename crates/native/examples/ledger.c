@@ -1,6 +1,7 @@
 /* Moves an amount between two accounts of a file on a mount: both change or none,
  * whatever dies. Build and run:
  *
+ *     cargo build --release -p pagemesh-native
  *     cc -Icrates/native/include crates/native/examples/ledger.c \
  *        -Ltarget/release -lpagemesh -o ledger
  *     LD_LIBRARY_PATH=target/release ./ledger /mnt/home/ledger 40

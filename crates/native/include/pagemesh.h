@@ -30,6 +30,12 @@
  * ended after some seconds. Threads must not be cancelled
  * or killed inside of one; the process may be, at any instruction.
  *
+ * THE PROCESS gets handlers of SIGSEGV and SIGBUS when the first pool is mapped, for pages
+ * that cannot be read. They pass on what is not theirs to the handler that was there before;
+ * who sets one later must do the same. It gets threads, with all signals blocked: one for
+ * each mount, and one for each session of a pool, of which each station (16 for a mount) has
+ * one in each copy. So the library must not be unloaded by dlclose().
+ *
  * LIMITS of the size of files (RLIMIT_FSIZE) hold as ever for what makes a file longer. What
  * is overwritten behind a limit that was set since this process last began to write to a
  * file, or made one longer, may be written.
@@ -131,8 +137,10 @@ int pm_persist(pm_file *file);
  *
  * A guard holds up nobody, so nobody has to wait for its end, and it may be OVER before: when
  * one of its pages is overwritten, when 4000 others of the pool are, or when the direct path
- * closes. What is read of it then may be anything, though reading does no harm. So: read, and
- * believe what was read only once pm_guard_valid() or pm_guard_end() has confirmed it.
+ * closes. What is read of it then may be anything, though reading does no harm (but for
+ * memory that the machine finds broken meanwhile: who reads that by a guard gets SIGBUS).
+ * So: read, and believe what was read only once pm_guard_valid() or pm_guard_end() has
+ * confirmed it.
  * The memory cannot be written to. */
 int pm_guard_begin(const pm_file *file, uint64_t offset, size_t len, pm_guard **guard);
 

@@ -39,6 +39,13 @@
 //! the mount, by this library or otherwise: whoever stays inside of a call holds up others,
 //! and is ended.
 //!
+//! **The process** gets handlers of SIGSEGV and SIGBUS when the first pool is mapped, for
+//! pages that cannot be read. They pass on what is not theirs to the handler that was there
+//! before; who sets one later must do the same. It gets threads, with all signals blocked:
+//! one for each mount, and one for each session of a pool. So a library with this inside
+//! must not be unloaded. Memory that the machine finds broken ends who looks at it through a
+//! guard.
+//!
 //! **Limits.** `RLIMIT_FSIZE` holds as ever for what makes a file longer. What is overwritten
 //! behind a limit that was set since this process last began to write to a file, or made one
 //! longer, may be written.
