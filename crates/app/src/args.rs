@@ -620,7 +620,8 @@ impl Scrubs {
     }
 }
 
-/// Run a program whose threads read and overwrite files of mounts themselves.
+/// Run a program whose threads read files of mounts, overwrite them and append to them
+/// themselves.
 ///
 /// Everything else, and programs that are linked statically, go through the kernel as
 /// ever, and see the same. It takes effect for files on pools that are mapped and need no
