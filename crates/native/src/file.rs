@@ -231,11 +231,13 @@ impl File {
     fn write(&self, part: &[u8], at: u64) -> Result<bool, Error> {
         let end = at + part.len() as u64;
         let direct = self.direct().filter(|direct| may_end(direct, end));
-        let written = direct.and_then(|direct| direct.write(part, at, true));
-        if written == Some(part.len()) {
+        let done = direct.and_then(|direct| direct.write(part, at, true));
+        let done = done.unwrap_or(0);
+        if done == part.len() {
             return Ok(true);
         }
-        let written = self.file.write_all_at(part, at);
+        // What others may have seen is not written once more.
+        let written = self.file.write_all_at(&part[done..], at + done as u64);
         self.note_change();
         written.map_err(Error::system("write"))?;
         Ok(false)

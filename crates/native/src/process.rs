@@ -9,6 +9,7 @@
 use crate::error::Error;
 use pagemesh_direct::guest::Guest;
 use pagemesh_direct::owned;
+use pagemesh_pmem::unreadable;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -82,6 +83,7 @@ extern "C" fn in_child() {
         unsafe { libc::close(descriptor) };
     }
     owned::forget();
+    unreadable::forget();
     // The C library sees to its allocator around a fork.
     renew();
 }
