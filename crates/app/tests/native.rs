@@ -379,6 +379,39 @@ fn a_write_with_o_dsync_waits_for_a_copy_that_follows() {
     mount.stop(&cluster);
 }
 
+/// Also who has only read before: nobody is asked, as the mount stands still.
+#[test]
+fn who_has_read_a_file_writes_it_past_the_kernel() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let path = mount.path("file");
+    fs::write(&path, [7; 16 * PAGE]).unwrap();
+    let file = File::open(&path).unwrap();
+    let mut page = [0; PAGE];
+    for _ in 0..50 {
+        file.read_exact_at(&mut page, 0).unwrap();
+    }
+    let daemon = mount.daemon.as_ref().unwrap();
+    daemon.freeze();
+    thread::scope(|scope| {
+        let (done, is_done) = mpsc::channel();
+        let waits = scope.spawn(move || {
+            let has_written = is_done.recv_timeout(Duration::from_secs(10)).is_ok();
+            daemon.signal("CONT");
+            has_written
+        });
+        // By the thread that has read: each has connections of its own.
+        file.write_all_at(&[8; PAGE], 0).unwrap();
+        let _ = done.send(());
+        assert!(waits.join().unwrap(), "the mount was waited for");
+    });
+    drop(file);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
 #[test]
 fn what_is_written_natively_is_seen_by_all_at_once() {
     let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {

@@ -102,6 +102,8 @@ impl File {
         }
         let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
+        // What is overwritten is held against it.
+        process::look_at_size_limit();
         let direct = process::guest().map(|guest| guest.open(device, ino));
         Ok(File {
             device,
@@ -372,8 +374,7 @@ fn not_together(cause: io::Error) -> Error {
 
 /// Whether the process may write up to there; if not, the kernel writes what it may and
 /// sends the signal. What is overwritten is held against the limit that was seen last, at the
-/// latest by this file's first writes, of which no size is known yet: to look each time would
-/// cost a system call.
+/// earliest when a file was opened: to look each time would cost a system call.
 #[inline]
 fn may_end(direct: &Direct, end: u64) -> bool {
     let is_longer = direct.size().is_none_or(|size| end > size);
