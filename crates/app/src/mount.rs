@@ -511,7 +511,8 @@ fn reach(device: &str) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection to the process of a mount, which has said that it is there.
+/// A connection to the process of a mount. It says at once that it is there, unless it is slow,
+/// or of a version that did not; another mount's says nothing and hangs up.
 fn process_of(known: &Known) -> std::io::Result<UnixStream> {
     let socket = reach(&known.device)?;
     let user = peer(&socket)?.uid;
@@ -522,11 +523,13 @@ fn process_of(known: &Known) -> std::io::Result<UnixStream> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HERE_MAX))?;
     let mut said = [0; HERE.len()];
-    stream.read_exact(&mut said)?;
+    let heard = stream.read_exact(&mut said);
     stream.set_read_timeout(None)?;
-    match said == HERE {
-        true => Ok(stream),
-        false => Err(ErrorKind::InvalidData.into()),
+    match heard {
+        Ok(()) if said == HERE => Ok(stream),
+        Ok(()) => Err(ErrorKind::InvalidData.into()),
+        Err(cause) if cause.kind() == ErrorKind::WouldBlock => Ok(stream),
+        Err(cause) => Err(cause),
     }
 }
 
@@ -568,7 +571,7 @@ pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
     let mut said = Vec::new();
     let heard = waiting.read_to_end(&mut said);
     match heard {
-        Ok(_) if said == DONE => Ok(()),
+        Ok(_) if said.strip_prefix(HERE).unwrap_or(&said) == DONE => Ok(()),
         _ => bail!(
             "{} is unmounted, but its process did not end well; see what it said",
             dir.display()

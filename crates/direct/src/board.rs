@@ -318,6 +318,8 @@ impl Board {
             untold.store(1, Ordering::Release);
         } else if written.load(Ordering::Relaxed) < at_ns {
             written.fetch_max(at_ns, Ordering::Relaxed);
+            // The mount may have taken note in between, of the time before.
+            untold.store(1, Ordering::Release);
         }
     }
 

@@ -262,14 +262,15 @@ impl Guest {
         if mounts.len() == MOUNTS_MAX {
             return None;
         }
-        let mut opened = None;
-        (self.masked)(&mut || opened = Mount::open(device, self.masked).ok());
+        let mut opened = Err(io::ErrorKind::Other.into());
+        (self.masked)(&mut || opened = Mount::open(device, self.masked));
         let known = match &opened {
-            Some(mount) => Known::Joined(Arc::clone(mount)),
-            None => Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64),
+            Ok(mount) => Known::Joined(Arc::clone(mount)),
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return None,
+            Err(_) => Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64),
         };
         mounts.push((device, known));
-        opened
+        opened.ok()
     }
 }
 
@@ -340,8 +341,15 @@ impl Drop for Link {
 }
 
 impl Link {
+    /// Not while the process is copied, which may last as long as a command of its: then
+    /// `WouldBlock`.
     fn connect(device: &str) -> io::Result<Link> {
-        let _making = owned::Making::wait();
+        let _making = owned::Making::begin().ok_or(io::ErrorKind::WouldBlock)?;
+        Link::reach(device)
+    }
+
+    /// The same in any case. A child that is copied just then keeps the connection.
+    fn reach(device: &str) -> io::Result<Link> {
         let socket = wire::socket()?;
         // A mount that accepts nobody is waited for as long as one that does not answer.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_MAX))?;
@@ -397,7 +405,7 @@ impl Mount {
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let asker = Link::connect(&device)?;
-        let making = owned::Making::wait();
+        let making = owned::Making::begin().ok_or(io::ErrorKind::WouldBlock)?;
         let mount = Arc::new(Mount {
             transports: Transports::new(
                 Key::from_bytes(NO_KEY),
@@ -469,7 +477,7 @@ impl Mount {
     /// The mount is there, and takes longer: the next question goes by another connection.
     #[cold]
     fn ask_anew(&self, asker: &mut Link) {
-        match Link::connect(&self.device) {
+        match Link::reach(&self.device) {
             Ok(link) => {
                 *asker = link;
                 self.wake();

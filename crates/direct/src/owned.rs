@@ -31,16 +31,6 @@ impl Making {
         // One of the two sees the other.
         (COPYING.load(Ordering::SeqCst) == 0).then_some(making)
     }
-
-    /// The same, once it was copied.
-    pub(crate) fn wait() -> Making {
-        loop {
-            match Making::begin() {
-                Some(making) => return making,
-                None => std::thread::sleep(NAP),
-            }
-        }
-    }
 }
 
 impl Drop for Making {

@@ -339,10 +339,11 @@ impl Fs {
         if data.is_mapped() || data.has_held() {
             return;
         }
-        let mut core = self.core();
-        if core.boards.len() <= BOARDS_KEPT {
+        if self.core().boards.len() <= BOARDS_KEPT {
             return;
         }
+        let ended = data.end();
+        let mut core = self.core();
         if core.note_guests(ino) {
             core.note_beside(ino);
         }
@@ -350,9 +351,11 @@ impl Fs {
         let is_unused = |live: &Live| live.opens == 0 && Arc::strong_count(data) == 2;
         let live = core.live.get_mut(&ino);
         if let Some(live) = live.filter(|live| is_unused(live) && Arc::ptr_eq(&live.data, data)) {
-            data.end();
             live.data = Arc::default();
             core.boards.remove(&ino);
+        } else {
+            drop(core);
+            ended.resume();
         }
     }
 

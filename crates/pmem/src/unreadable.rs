@@ -218,10 +218,7 @@ fn install() -> Result<(), MapError> {
         .get()
         .map(|it| [(libc::SIGBUS, it.bus), (libc::SIGSEGV, it.segv)]);
     for (signal, before) in of_program.into_iter().flatten() {
-        let mut action = before;
-        action.sa_sigaction = on_fault as *const () as usize;
-        action.sa_flags &= libc::SA_NODEFER | libc::SA_RESTART;
-        action.sa_flags |= libc::SA_SIGINFO | libc::SA_ONSTACK;
+        let action = in_front_of(&before);
         // SAFETY: the handler has the signature that SA_SIGINFO asks for, and keeps to
         // what is allowed in one.
         if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
@@ -230,6 +227,14 @@ fn install() -> Result<(), MapError> {
     }
     INSTALLED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+fn in_front_of(before: &libc::sigaction) -> libc::sigaction {
+    let mut action = *before;
+    action.sa_sigaction = on_fault as *const () as usize;
+    action.sa_flags &= libc::SA_NODEFER | libc::SA_RESTART;
+    action.sa_flags |= libc::SA_SIGINFO | libc::SA_ONSTACK;
+    action
 }
 
 fn prepare() -> io::Result<Handler> {
@@ -333,6 +338,15 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
                 std::mem::transmute::<usize, Action>(address)(signal, info, context);
             } else {
                 std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(address)(signal);
+            }
+            let mut now: libc::sigaction = zeroed();
+            libc::sigaction(signal, ptr::null(), &raw mut now);
+            // As that of Rust does for what is no overflow of a stack, and would meet it again.
+            if now.sa_sigaction == libc::SIG_DFL && code <= 0 {
+                libc::raise(signal);
+            } else if now.sa_sigaction == libc::SIG_DFL && code == libc::BUS_MCEERR_AO {
+                let own = in_front_of(before);
+                libc::sigaction(signal, &raw const own, ptr::null_mut());
             }
         },
     }

@@ -197,7 +197,12 @@ fn use_up(signal: c_int, handler: u64) -> bool {
 /// The info is that of a handler.
 unsafe fn by_default(signal: c_int, address: usize, info: *const siginfo_t) {
     // SAFETY: the caller's.
-    let is_sent = unsafe { (*info).si_code <= 0 };
+    let code = unsafe { (*info).si_code };
+    let is_sent = code <= 0;
+    if signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO {
+        // The kernel found it before anybody read it: whoever does hears again.
+        return;
+    }
     if is_sent && address == libc::SIG_IGN {
         return;
     }

@@ -92,3 +92,35 @@ fn a_child_of_fork_has_no_pool_of_its_parents() {
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
+
+/// One thread waits for a command, as long as that takes, while another reaches the mount for the
+/// first time; the command waits for that.
+const COMMANDS: &str = r#"
+import os, sys, threading
+os.mkfifo(sys.argv[2])
+waits = threading.Thread(target=os.system, args=('read line < ' + sys.argv[2],))
+waits.start()
+# Opens once the command does.
+tell = os.open(sys.argv[2], os.O_WRONLY)
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for n in range(200):
+    os.pwrite(fd, bytes([n]) * 4096, n * 4096)
+os.write(tell, b'line\n')
+waits.join()
+"#;
+
+#[test]
+fn a_thread_that_waits_for_a_command_keeps_nobody_waiting() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = directly(&["python3", "-c", COMMANDS]);
+    command
+        .arg(mount.path("file"))
+        .arg(cluster.dir().join("fifo"));
+    let ended = command.output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
