@@ -11,7 +11,7 @@ use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
-use pagemesh_base::peer::peer;
+use pagemesh_base::peer::{Peer, peer, reach};
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
@@ -19,10 +19,8 @@ use pagemesh_fuse::{MountOptions, Transport};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::{Volume, VolumeState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use rustix::process::geteuid;
+use rustix::net::SocketType;
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -31,8 +29,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What the name of its socket begins with.
-const ADDRESS: &str = "pagemesh-mount-";
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
 /// The type that the kernel shows.
@@ -413,8 +409,9 @@ fn serve(
     })
 }
 
-fn address(device: &str) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("{ADDRESS}{device}"))
+/// Of the address at which the process of a mount is waited for.
+fn name(device: &str) -> String {
+    format!("pagemesh-mount-{device}")
 }
 
 /// How a mount waits for the addresses of its device.
@@ -432,7 +429,7 @@ impl Patience<'_> {
     fn once_free<T>(
         &self,
         take: impl Fn() -> std::io::Result<T>,
-        holder: impl Fn() -> Option<u32>,
+        holder: impl Fn() -> std::io::Result<Peer>,
     ) -> std::io::Result<T> {
         let mut is_of_strangers = None;
         loop {
@@ -441,9 +438,8 @@ impl Patience<'_> {
             if !taken.as_ref().is_err_and(is_in_use) || Instant::now() >= self.until {
                 return taken;
             }
-            let own = geteuid().as_raw();
             is_of_strangers = match holder() {
-                Some(user) if user == 0 || user == own => None,
+                Ok(peer) if peer.is_trusted() => None,
                 _ => is_of_strangers.or(Some(Instant::now() + STRANGER_MAX)),
             };
             if is_of_strangers.is_some_and(|until| Instant::now() >= until) {
@@ -464,9 +460,10 @@ impl Patience<'_> {
 /// Lets others wait for the end of this mount.
 fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> {
     let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-    let holder = || Some(peer(reach(device).ok()?).ok()?.uid);
+    let name = name(device);
+    let holder = || peer(reach(SocketType::STREAM, &name)?);
     let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address), holder);
-    let listener = address(device).and_then(bind);
+    let listener = SocketAddr::from_abstract_name(&name).and_then(bind);
     let listener = match listener {
         Ok(listener) => listener,
         Err(cause) => {
@@ -501,20 +498,10 @@ fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> 
     waiting
 }
 
-/// Connects to who listens for a device, if somebody does and accepts.
-fn reach(device: &str) -> std::io::Result<OwnedFd> {
-    let name = format!("{ADDRESS}{device}");
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &address)?;
-    Ok(socket)
-}
-
 /// A connection to the process of a mount. It says at once that it is there, unless it is slow,
 /// or of a version that did not; another mount's says nothing and hangs up.
 fn process_of(known: &Known) -> std::io::Result<UnixStream> {
-    let socket = reach(&known.device)?;
+    let socket = reach(SocketType::STREAM, &name(&known.device))?;
     let user = peer(&socket)?.uid;
     if user != 0 && Some(user) != known.user {
         return Err(ErrorKind::PermissionDenied.into());

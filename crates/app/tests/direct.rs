@@ -432,6 +432,20 @@ fn a_brick_goes_and_returns_under_a_guest() {
     cluster.check_identical("files");
 }
 
+/// Has python do a script on the direct path, with the paths of a file of a mount and of one that
+/// is not on it; the copies are the same then. What it said; none: nothing can be mounted.
+fn python_says(script: &str) -> Option<String> {
+    let cluster = mounted::cluster(&[256, 256], "64M")?;
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut command = mounted::directly(&["python3", "-c", script]);
+    let paths = [mount.path("file"), cluster.dir().join("beside")];
+    let ended = command.args(paths).output().unwrap();
+    let said = program::succeeded("a script of python on the direct path", ended);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+    Some(said)
+}
+
 /// A script on the direct path, to its end.
 fn does(script: &str) {
     let ended = mounted::directly(&["bash", "-c", script]).output().unwrap();

@@ -1,7 +1,8 @@
 //! Who is at the other end of a unix socket, by the kernel's word.
 
-use rustix::fd::{AsFd, AsRawFd};
-use rustix::process::Pid;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Pid, geteuid};
 use std::io;
 
 /// A process, as it was when it connected or began to listen.
@@ -12,6 +13,27 @@ pub struct Peer {
     pub pid: Option<Pid>,
     /// Its user.
     pub uid: u32,
+}
+
+impl Peer {
+    /// Whether it is of this process's user, or root: anybody can take any name of an address.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.uid == 0 || self.uid == geteuid().as_raw()
+    }
+}
+
+/// Connects to who listens under a name of the abstract namespace, unix(7), if somebody does and
+/// has room for it. The socket does not block.
+///
+/// # Errors
+/// Else, and what the system says.
+pub fn reach(kind: SocketType, name: &str) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    connect(&socket, &address)?;
+    Ok(socket)
 }
 
 /// The process at the other end. `rustix` has the same, but for processes that have no

@@ -33,7 +33,6 @@ use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{connect, sockopt};
-use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 use station::{Intent, Operation, Station, Worked};
 use std::cell::Cell;
@@ -355,8 +354,7 @@ impl Link {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_MAX))?;
         connect(&socket, &wire::address(device)?)?;
         // Anybody can listen under a name of this kind.
-        let peer = peer(&socket)?;
-        if peer.uid != 0 && peer.uid != geteuid().as_raw() {
+        if !peer(&socket)?.is_trusted() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         owned::add(socket.as_raw_fd());

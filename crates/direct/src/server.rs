@@ -10,17 +10,16 @@ use crate::board;
 use crate::rows::{self, FileBoard};
 use crate::wire::{self, Answer, Question};
 use pagemesh_base::mapping::maps;
-use pagemesh_base::peer::peer;
+use pagemesh_base::peer::{Peer, peer, reach};
 use pagemesh_fs::{Board, Fs, Ino};
 use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{ROWS, Segment, Wound};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags, accept_with, bind, connect, listen, shutdown};
+use rustix::net::{Shutdown, SocketFlags, SocketType, accept_with, bind, listen, shutdown};
 use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal, geteuid, getrlimit, pidfd_open, pidfd_send_signal,
-    setrlimit,
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open, pidfd_send_signal, setrlimit,
 };
 use std::collections::HashMap;
 use std::fs::File;
@@ -239,20 +238,19 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
     }
 }
 
-/// The user whose process lets guests in for a device, if anybody listens there.
-#[must_use]
-pub fn holder(device: &str) -> Option<u32> {
-    let socket = wire::socket().ok()?;
-    rustix::io::ioctl_fionbio(&socket, true).ok()?;
-    connect(&socket, &wire::address(device).ok()?).ok()?;
-    Some(peer(&socket).ok()?.uid)
+/// Who lets guests in for a device.
+///
+/// # Errors
+/// When nobody does.
+pub fn holder(device: &str) -> io::Result<Peer> {
+    peer(reach(SocketType::SEQPACKET, &wire::name(device))?)
 }
 
 /// The process at the other end, if it may be let in.
 fn admit(socket: OwnedFd) -> io::Result<Guest> {
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let peer = peer(&socket)?;
-    if peer.uid != 0 && peer.uid != geteuid().as_raw() {
+    if !peer.is_trusted() {
         return Err(refused());
     }
     // Who cannot be watched is no guest.

@@ -292,13 +292,16 @@ impl<'b> Reader<'b> {
     }
 }
 
+pub(crate) fn name(device: &str) -> String {
+    format!("pagemesh-direct-{device}")
+}
+
 /// Where the mount with this device number (`major:minor`) listens.
 ///
 /// # Errors
 /// When it is too long.
 pub fn address(device: &str) -> io::Result<SocketAddrUnix> {
-    let name = format!("pagemesh-direct-{device}");
-    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
+    Ok(SocketAddrUnix::new_abstract_name(name(device).as_bytes())?)
 }
 
 /// A socket of the kind that both sides use.

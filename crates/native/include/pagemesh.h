@@ -37,8 +37,8 @@
  * one in each copy. So the library must not be unloaded by dlclose().
  *
  * LIMITS of the size of files (RLIMIT_FSIZE) hold as ever for what makes a file longer. What
- * is overwritten behind a limit that was set since this process last began to write to a
- * file, or made one longer, may be written.
+ * is overwritten behind a limit that was set since this process last opened a file, or made
+ * one longer, may be written.
  *
  * BUFFERS should not be mappings of files of the same mount: they may have to be read from
  * there inside of a call.

@@ -47,8 +47,8 @@
 //! guard.
 //!
 //! **Limits.** `RLIMIT_FSIZE` holds as ever for what makes a file longer. What is overwritten
-//! behind a limit that was set since this process last began to write to a file, or made one
-//! longer, may be written.
+//! behind a limit that was set since this process last opened a file, or made one longer, may be
+//! written.
 //!
 //! Invariants: nothing is confirmed that would not be by the descriptor; a panic ends the
 //! process, since its thread may hold pages of the pool. `unsafe` is in `abi`, which C calls,

@@ -35,6 +35,10 @@ fn may_be_on(fd: c_int, dev: u64) -> bool {
     may_be
 }
 
+fn is_file(stat: &libc::stat64) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
+}
+
 /// What opening with these flags leaves to the engine. None: nothing.
 fn facts_of(flags: c_int) -> Option<Facts> {
     let access = flags & libc::O_ACCMODE;
@@ -78,8 +82,7 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
         return None;
     }
     let stat = sys::fstat(fd)?;
-    let is_file = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-    if !is_file || !may_be_on(fd, stat.st_dev) || !process::may_change() {
+    if !is_file(&stat) || !may_be_on(fd, stat.st_dev) || !process::may_change() {
         return None;
     }
     table::sweep();
@@ -226,7 +229,6 @@ pub extern "C" fn mapped(fd: c_int, flags: c_int) {
     if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 {
         return;
     }
-    let is_file = |stat: &libc::stat64| stat.st_mode & libc::S_IFMT == libc::S_IFREG;
     // A mount that fails to say what it is may be one.
     if sys::fstat(fd).is_some_and(|stat| is_file(&stat))
         && sys::fs_type(fd).is_none_or(engine::may_be_on)

@@ -1,6 +1,6 @@
 //! The way to a file's pages without the kernel: the seam to whoever knows it.
 //!
-//! What it has to keep: nothing here is called in a signal handler of the program, nor inside
+//! What it has to keep: nothing here but [`catches`] is called in a signal handler of the program, nor inside
 //! another call of the same thread, so that all of it may allocate, and take more stack than
 //! a handler has. All are called with the thread *inside*: no handler of the program runs
 //! until they return, so that they should not wait long. Calls of the C library that the
@@ -11,8 +11,9 @@
 use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 use crate::probe;
-use libc::c_int;
+use libc::{c_char, c_int};
 use pagemesh_pmem::unreadable;
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 /// An open description that is on the direct path.
@@ -25,6 +26,23 @@ pub enum File {
 /// Once, when the library is loaded.
 pub fn begin() {
     mounts::begin();
+}
+
+/// What the environment says, or null. When the library is loaded, and only then.
+pub fn variable(name: &CStr) -> *mut c_char {
+    // SAFETY: a string; the environment is only read, before the program runs.
+    unsafe { libc::getenv(name.as_ptr()) }
+}
+
+/// The same, of a number.
+pub fn number(name: &CStr) -> Option<u64> {
+    let text = variable(name);
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the environment.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().ok()?.parse().ok()
 }
 
 /// Whether a fault was the engine's, and is mended. For handlers.

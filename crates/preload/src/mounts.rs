@@ -1,10 +1,10 @@
 //! The engine: files on mounts, as a guest of theirs.
 
+use crate::engine::number;
 use crate::sys;
 use pagemesh_direct::guest::{self, Guest};
 use pagemesh_direct::owned;
 use pagemesh_pmem::unreadable;
-use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -22,12 +22,8 @@ static PATIENCE_SET: AtomicU32 = AtomicU32::new(PATIENCE);
 /// Once, when the library is loaded.
 pub fn begin() {
     unreadable::leave_to_caller();
-    // SAFETY: strings; the environment is only read, before the program runs.
-    let text = unsafe {
-        let found = libc::getenv(c"PAGEMESH_PATIENCE".as_ptr());
-        (!found.is_null()).then(|| CStr::from_ptr(found))
-    };
-    if let Some(calls) = text.and_then(|text| text.to_str().ok()?.parse().ok()) {
+    let calls = number(c"PAGEMESH_PATIENCE").and_then(|calls| u32::try_from(calls).ok());
+    if let Some(calls) = calls {
         PATIENCE_SET.store(calls, Release);
     }
 }

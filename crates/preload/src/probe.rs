@@ -9,6 +9,7 @@
 //! - `PAGEMESH_PROBE_DWELL_US`: how long it stays inside.
 //! - `PAGEMESH_PROBE_NULL`: says that it did what it was asked, and does nothing.
 
+use crate::engine::{number, variable};
 use crate::sys;
 use libc::{c_char, c_int, c_void};
 use std::cell::Cell;
@@ -57,29 +58,11 @@ pub struct File {
 
 static BORN: AtomicU64 = AtomicU64::new(1);
 
-fn variable(name: &CStr) -> *mut c_char {
-    // SAFETY: a string; the environment is only read, before the program runs.
-    unsafe { libc::getenv(name.as_ptr()) }
-}
-
-fn number(name: &CStr) -> u64 {
-    let text = variable(name);
-    if text.is_null() {
-        return 0;
-    }
-    // SAFETY: a string of the environment.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str()
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(0)
-}
-
 /// Once, when the library is loaded.
 pub fn begin() {
     DIRECTORY.store(variable(c"PAGEMESH_PROBE_DIR"), SeqCst);
-    DECLINE.store(number(c"PAGEMESH_PROBE_DECLINE"), SeqCst);
-    DWELL_US.store(number(c"PAGEMESH_PROBE_DWELL_US"), SeqCst);
+    DECLINE.store(number(c"PAGEMESH_PROBE_DECLINE").unwrap_or(0), SeqCst);
+    DWELL_US.store(number(c"PAGEMESH_PROBE_DWELL_US").unwrap_or(0), SeqCst);
     IS_NULL.store(!variable(c"PAGEMESH_PROBE_NULL").is_null(), SeqCst);
     let path = variable(c"PAGEMESH_PROBE_COUNTS");
     if !path.is_null() {

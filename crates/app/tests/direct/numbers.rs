@@ -111,16 +111,5 @@ waits.join()
 
 #[test]
 fn a_thread_that_waits_for_a_command_keeps_nobody_waiting() {
-    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
-        return;
-    };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = directly(&["python3", "-c", COMMANDS]);
-    command
-        .arg(mount.path("file"))
-        .arg(cluster.dir().join("fifo"));
-    let ended = command.output().unwrap();
-    assert!(ended.status.success(), "{ended:?}");
-    mount.stop(&cluster);
-    cluster.check_identical("files");
+    super::python_says(COMMANDS);
 }

@@ -1,8 +1,5 @@
 //! Signals of programs on the direct path, whose pools need two of them.
 
-use super::support::mounted::{self, Mounted, directly};
-use super::support::program;
-
 /// Handles one, ignores the other, and the other way round, before and behind its first
 /// write past the kernel; what is left to the default ends a child.
 const SIGNALS: &str = r#"
@@ -48,15 +45,7 @@ for first in kinds:
 
 #[test]
 fn what_is_sent_to_a_guest_is_the_programs() {
-    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
-        return;
-    };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = directly(&["python3", "-c", SIGNALS]);
-    let ended = command.arg(mount.path("file")).output().unwrap();
-    program::succeeded("a program with signals", ended);
-    mount.stop(&cluster);
-    cluster.check_identical("files");
+    super::python_says(SIGNALS);
 }
 
 /// Has what it mapped of pools taken away beneath it, as by a medium that fails, and reads.
@@ -87,14 +76,7 @@ print('went on')
 /// The kernel's way is still there.
 #[test]
 fn a_guest_goes_on_where_its_pools_cannot_be_read() {
-    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
-        return;
-    };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
-    let mut command = directly(&["python3", "-c", FAILS]);
-    let ended = command.arg(mount.path("file")).output().unwrap();
-    let said = program::succeeded("a program whose pools fail", ended);
-    assert_eq!(said, "went on\n");
-    mount.stop(&cluster);
-    cluster.check_identical("files");
+    if let Some(said) = super::python_says(FAILS) {
+        assert_eq!(said, "went on\n");
+    }
 }
