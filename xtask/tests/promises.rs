@@ -116,6 +116,7 @@ impl Caller {
     /// Whether this is who a function in a file of the same room calls.
     fn is_called(&self, by: &Caller, call: &Call) -> bool {
         let is_it = match &call.of {
+            Some(of) if of == "super" => by.file.parent() == Some(&self.file.with_extension("")),
             Some(of) => *of == self.of,
             None => self.file == by.file,
         };
@@ -262,8 +263,14 @@ fn promises_mark_tests_that_need_root() {
 fn only_what_gets_to_skip_needs_root() {
     let text = "fn make() {\n    Net::new(2);\n}\nimpl Net {\n    fn new() {\n        skip(\"no\");\n    }\n}\n\
          by_both! {\n    far\n}\nfn far() {\n    make();\n}\n#[test]\nfn near() {\n    it.skip(1);\n    Other::new();\n}\n";
-    let found = left_out(&callers(Path::new("a/net.rs"), text));
-    assert_eq!(found, BTreeSet::from(["far".to_owned()]));
+    let mut all = callers(Path::new("a/net.rs"), text);
+    assert_eq!(left_out(&all), BTreeSet::from(["far".to_owned()]));
+    let below = "#[test]\nfn below() {\n    super::make();\n}\n";
+    for (file, is_below) in [("a/net/one.rs", true), ("a/other/one.rs", false)] {
+        all.extend(callers(Path::new(file), below));
+        assert_eq!(left_out(&all).contains("below"), is_below, "{file}");
+        all.pop();
+    }
     let marks = marks("`one`\n  (root), `two` and `three` (root).");
     let marks: Vec<bool> = marks.into_iter().map(|(_, is_marked)| is_marked).collect();
     assert_eq!(marks, [true, false, true]);
