@@ -265,6 +265,55 @@ pub unsafe fn copy_shared(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
+/// Streams bytes past the caches to memory that other processes map; the rest behind the
+/// last whole line goes through them. Whoever reads them is told where they are only behind
+/// [`drain`].
+///
+/// # Safety
+/// So many bytes can be read and written, and do not overlap; `to` is 64-byte aligned.
+pub unsafe fn stream_shared(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: forwarded, and `cpu` reports what the processor has.
+    unsafe { stream_shared_by(cpu().copy, from, to, len) }
+}
+
+/// As [`stream_shared`], with a kernel named by the caller.
+///
+/// # Safety
+/// As [`stream_shared`], and the processor has the kernel's instructions.
+pub unsafe fn stream_shared_by(kernel: Copy, from: *const u8, to: *mut u8, len: usize) {
+    let whole = len / LINE_BYTES * LINE_BYTES;
+    // SAFETY: as the caller promised.
+    unsafe {
+        match kernel {
+            Copy::Avx512 => stream_lines_avx512(from, to, whole),
+            Copy::Avx2 | Copy::Sse42 | Copy::Sse2 => stream_lines_sse2(from, to, whole),
+        }
+        copy_shared(from.add(whole), to.add(whole), len - whole);
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_lines_avx512(from: *const u8, to: *mut u8, len: usize) {
+    for at in (0..len).step_by(LINE_BYTES) {
+        // SAFETY: as the caller promised, who has whole lines.
+        unsafe { _mm512_stream_si512(to.add(at).cast(), _mm512_loadu_si512(from.add(at).cast())) };
+    }
+}
+
+unsafe fn stream_lines_sse2(from: *const u8, to: *mut u8, len: usize) {
+    for at in (0..len).step_by(16) {
+        // SAFETY: as the caller promised, who has whole lines; SSE2 is part of x86-64.
+        unsafe { _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast())) };
+    }
+}
+
+/// Behind it everybody sees what was streamed before it.
+#[inline]
+pub fn drain() {
+    // SAFETY: SSE is part of x86-64.
+    unsafe { _mm_sfence() };
+}
+
 /// Streams `page` to each target and returns its sums.
 ///
 /// # Safety
@@ -705,6 +754,33 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn streams_any_bytes_and_no_others() {
+        let page: [u8; PAGE_BYTES] = std::array::from_fn(|at| (at * 7 % 251) as u8);
+        for kernel in kernels() {
+            for (shift, len) in [
+                (0, 0),
+                (1, 1),
+                (0, 63),
+                (5, 64),
+                (0, 65),
+                (7, 512),
+                (3, 4093),
+            ] {
+                let mut target = Page([0xee; PAGE_BYTES]);
+                let from = &page[shift..][..len];
+                // SAFETY: an aligned page of our own, a kernel this CPU has.
+                unsafe { stream_shared_by(kernel, from.as_ptr(), target.0.as_mut_ptr(), len) };
+                drain();
+                assert_eq!(&target.0[..len], from, "{kernel:?}: {len} bytes");
+                assert!(
+                    target.0[len..].iter().all(|&byte| byte == 0xee),
+                    "{kernel:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Words are atomics; waiting is the kernel's futex. The file is sealed
 //! against resizing, so that an access is never a SIGBUS.
 
-use crate::copy::{copy_shared, prefetch};
+use crate::copy::{copy_shared, prefetch, stream_shared};
 use crate::mapped::MapError;
-use pagemesh_base::units::PAGE_BYTES;
+use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
@@ -172,6 +172,20 @@ impl Shared {
         self.check(at, bytes.len());
         // SAFETY: in range, as just checked.
         unsafe { copy_shared(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
+    }
+
+    /// Streams bytes past the caches to a place where a line begins: of who reads them next, and
+    /// of who wrote there last, no cache is asked for it. In no order, so whoever reads them
+    /// needs to be told that they are there, behind [`drain`](crate::copy::drain).
+    ///
+    /// # Panics
+    /// When they do not lie within the segment, or begin within a line.
+    #[inline]
+    pub fn stream(&self, at: usize, bytes: &[u8]) {
+        self.check(at, bytes.len());
+        assert!(at.is_multiple_of(LINE_BYTES), "{at} is within a line");
+        // SAFETY: in range and aligned, as just checked.
+        unsafe { stream_shared(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
     }
 
     /// Copies bytes from a place; see [`Shared::put`].

@@ -43,7 +43,7 @@ pub const SEGMENT_BYTES: usize = ring::END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;

@@ -7,17 +7,14 @@
 //!   256  places taken 8                           (the taker's line)
 //!   320  taker sleeps 4
 //! 151552  heads of places, 32 bytes each:
-//!     0  filled 8 (the place's number and one), first byte 8, bytes 8,
-//!    24  where the bytes lie 8 (0: in the pages of its places; else that page of rows, and one)
+//!     0  filled 8 (the place's number and one), first byte 8, bytes 8
 //! 217088  pages of places
-//! 8605696  pages of rows, eight for each
 //! ```
 //!
 //! Places have numbers that are never used again; each lies at its number modulo
 //! [`PLACES`]. A record has as many in a row as pages, and a head in the first. A head of
-//! no bytes says that nothing was changed, and counts for one place. The bytes of a page or
-//! less lie in a page of the row, if one is free: a few that come again soon are in some
-//! cache, while all pages of places are in none.
+//! no bytes says that nothing was changed, and counts for one place. Bytes are streamed to
+//! their pages past the caches: lines that the taker has read would have to be asked for again.
 //!
 //! Invariants: whoever claims has found room before, and claims once, so that no
 //! place is claimed that is not free. A place is taken only when it is filled, in
@@ -28,6 +25,7 @@ use crate::steps::step;
 use bytes::Bytes;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_pmem::Shared;
+use pagemesh_pmem::copy::drain;
 use pagemesh_store::view::NODE_SLOTS;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -49,11 +47,8 @@ const SLEEPS_AT: usize = 320;
 const HEADS_AT: usize = RUNS_END_AT;
 const HEAD_BYTES: usize = 32;
 const DATA_AT: usize = HEADS_AT + PLACES as usize * HEAD_BYTES;
-/// Pages of a row.
-const ROW_PAGES: usize = 8;
-const ROW_PAGES_AT: usize = DATA_AT + PLACES as usize * PAGE_BYTES;
 /// Where it ends in the segment.
-pub(crate) const END_AT: usize = ROW_PAGES_AT + ROWS * ROW_PAGES * PAGE_BYTES;
+pub(crate) const END_AT: usize = DATA_AT + PLACES as usize * PAGE_BYTES;
 const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A row that may have claimed places, and did not say which.
@@ -65,15 +60,6 @@ pub struct Ring<'s> {
     shared: &'s Shared,
 }
 
-/// What whoever has a row knows of its pages, and of the taker.
-#[derive(Debug)]
-pub struct Stash {
-    /// For each page: so many places must have been taken before it is free.
-    until: [u64; ROW_PAGES],
-    /// So many are known to be taken.
-    taken: u64,
-}
-
 /// A change that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -83,21 +69,6 @@ pub(crate) struct Entry {
     pub offset: u64,
     /// Empty if nothing was changed.
     pub data: Bytes,
-}
-
-/// What a head says.
-#[derive(Default)]
-struct Told {
-    offset: u64,
-    len: u64,
-    /// The page of rows that has the bytes, if one has.
-    row_page: Option<usize>,
-}
-
-impl Told {
-    fn range(&self) -> (u64, u64) {
-        (self.offset, self.len)
-    }
 }
 
 /// What a dead guest left.
@@ -178,25 +149,17 @@ impl Ring<'_> {
         self.flag(FOLLOWED_AT).load(Ordering::SeqCst) != 0
     }
 
-    /// Of a row that was just given. What its last owner filled may be untaken.
-    #[must_use]
-    pub fn stash(self) -> Stash {
-        Stash {
-            until: [self.tail(); ROW_PAGES],
-            taken: 0,
-        }
-    }
-
     /// Whether one record may be claimed now. If not, the kernel's way waits as it
-    /// should. The taker's line is looked at only where what is known of it is too old.
+    /// should. So many places are known to be `taken`; the taker's line is looked at only where
+    /// that is too old.
     #[inline]
     #[must_use]
-    pub fn has_room(self, stash: &mut Stash) -> bool {
+    pub fn has_room(self, taken: &mut u64) -> bool {
         let tail = self.tail();
-        if tail - stash.taken >= PLACES / 2 {
-            stash.taken = self.head();
+        if tail - *taken >= PLACES / 2 {
+            *taken = self.head();
         }
-        tail - stash.taken < PLACES / 2 && self.flag(SHUT_AT).load(Ordering::Relaxed) == 0
+        tail - *taken < PLACES / 2 && self.flag(SHUT_AT).load(Ordering::Relaxed) == 0
     }
 
     /// Claims places for a record of the row's place, behind the lock words of its pages.
@@ -218,49 +181,15 @@ impl Ring<'_> {
         self.shared.prefetch(Ring::head_at(place));
     }
 
-    /// Says what was changed, by who has the row. True: the taker has to be called.
-    #[inline]
-    #[must_use]
-    pub fn fill_by(
-        self,
-        row: Row<'_>,
-        stash: &mut Stash,
-        place: u64,
-        offset: u64,
-        bytes: &[u8],
-    ) -> bool {
-        let free = match bytes.len() <= PAGE_BYTES {
-            true => self.free_page(stash),
-            false => None,
-        };
-        let Some(free) = free else {
-            return self.fill(place, offset, bytes);
-        };
-        stash.until[free] = place + 1;
-        let page = row.number() * ROW_PAGES + free;
-        self.shared.put(ROW_PAGES_AT + page * PAGE_BYTES, bytes);
-        self.finish(place, offset, bytes.len() as u64, page as u64 + 1);
-        self.must_call()
-    }
-
-    /// The first, so that few are in use.
-    #[inline]
-    fn free_page(self, stash: &mut Stash) -> Option<usize> {
-        let find = |stash: &Stash| stash.until.iter().position(|&it| it <= stash.taken);
-        find(stash).or_else(|| {
-            stash.taken = self.head();
-            find(stash)
-        })
-    }
-
     /// Says what was changed. True: the taker has to be called.
     #[inline]
     #[must_use]
     pub fn fill(self, place: u64, offset: u64, bytes: &[u8]) -> bool {
         for (at, range) in Ring::parts(place, bytes.len()) {
-            self.shared.put(at, &bytes[range]);
+            self.shared.stream(at, &bytes[range]);
         }
-        self.finish(place, offset, bytes.len() as u64, 0);
+        drain();
+        self.finish(place, offset, bytes.len() as u64);
         self.must_call()
     }
 
@@ -279,10 +208,9 @@ impl Ring<'_> {
         self.flag(SLEEPS_AT).store(1, Ordering::SeqCst);
     }
 
-    fn finish(self, place: u64, offset: u64, len: u64, at: u64) {
+    fn finish(self, place: u64, offset: u64, len: u64) {
         self.head_word(place, 1).store(offset, Ordering::Relaxed);
         self.head_word(place, 2).store(len, Ordering::Relaxed);
-        self.head_word(place, 3).store(at, Ordering::Relaxed);
         step("ring");
         self.head_word(place, 0).store(place + 1, Ordering::Release);
     }
@@ -332,19 +260,10 @@ impl Ring<'_> {
             return None;
         }
         let place = self.head();
-        let Told {
-            offset,
-            len,
-            row_page,
-        } = self.told(place);
+        let (offset, len) = self.told(place);
         let mut data = vec![0; len as usize];
-        match row_page {
-            Some(page) => self.shared.get(ROW_PAGES_AT + page * PAGE_BYTES, &mut data),
-            None => {
-                for (at, range) in Ring::parts(place, data.len()) {
-                    self.shared.get(at, &mut data[range]);
-                }
-            }
+        for (at, range) in Ring::parts(place, data.len()) {
+            self.shared.get(at, &mut data[range]);
         }
         let places = places_of(offset, len).max(1);
         step("ring");
@@ -360,26 +279,20 @@ impl Ring<'_> {
 
     /// What the head of a filled place says, if that can be; else that nothing was
     /// changed, and not all is there.
-    fn told(self, place: u64) -> Told {
-        let [offset, len, at] =
-            [1, 2, 3].map(|index| self.head_word(place, index).load(Ordering::Relaxed));
+    fn told(self, place: u64) -> (u64, u64) {
+        let [offset, len] =
+            [1, 2].map(|index| self.head_word(place, index).load(Ordering::Relaxed));
         let is_one = len == 0 || record_len(offset, len) == len;
-        let is_there = at == 0 || at <= (ROWS * ROW_PAGES) as u64 && len <= PAGE;
-        if !is_one || !is_there || offset.checked_add(len).is_none() {
+        if !is_one || offset.checked_add(len).is_none() {
             self.spoil();
-            return Told::default();
+            return (0, 0);
         }
-        let row_page = at.checked_sub(1).map(|page| page as usize);
-        Told {
-            offset,
-            len,
-            row_page,
-        }
+        (offset, len)
     }
 
     /// Nothing comes of this place.
     pub(crate) fn void(self, place: u64) {
-        self.finish(place, 0, 0, 0);
+        self.finish(place, 0, 0);
     }
 
     /// Not all that was changed is here: the copy must not follow any more.
@@ -462,11 +375,11 @@ impl Ring<'_> {
     /// What a claim is for, if anybody knows.
     fn named(self, segment: &Segment, place: u64) -> Option<(u64, u64)> {
         if self.is_filled(place) {
-            return Some(self.told(place).range());
+            return Some(self.told(place));
         }
         // Whoever is not inside any more has filled it.
         let claimed = claimed_by(segment, place);
-        claimed.or_else(|| self.is_filled(place).then(|| self.told(place).range()))
+        claimed.or_else(|| self.is_filled(place).then(|| self.told(place)))
     }
 
     /// Voids what is claimed by nobody. False: a guest is just claiming.

@@ -17,15 +17,15 @@ use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{APPEND_PAGES_MAX, Growth};
 use pagemesh_store::moment::{MOMENT_PAGES_MAX, Moment};
 use pagemesh_volume::guests::{Picture, Place, RUNS_MAX, Row, Segment};
-use pagemesh_volume::ring::{RECORD_BYTES_MAX, Stash, places_of, record_len};
+use pagemesh_volume::ring::{RECORD_BYTES_MAX, places_of, record_len};
 use pagemesh_volume::{GuestLeg, overwrite_all, overwrite_together};
 use std::cell::Cell;
 
 /// A row, and a session of each leg. It belongs to one thread at a time.
 pub struct Station<L> {
     row: usize,
-    /// What is known of the row's pages where a copy follows.
-    stash: Option<Stash>,
+    /// So many places of the ring are known to be taken.
+    taken: u64,
     /// What the legs are of.
     pub(super) picture: Option<Picture>,
     pub(super) legs: ArrayVec<L, COPIES_MAX>,
@@ -41,7 +41,7 @@ impl<L> Default for Station<L> {
     fn default() -> Station<L> {
         Station {
             row: 0,
-            stash: None,
+            taken: 0,
             picture: None,
             legs: ArrayVec::new(),
             copied: Vec::new(),
@@ -116,7 +116,7 @@ impl<L: GuestLeg> Station<L> {
     /// The mount gave it this row.
     pub fn take_row(&mut self, row: usize) {
         self.row = row;
-        self.stash = None;
+        self.taken = 0;
     }
 
     /// Its row, once the mount gave one.
@@ -384,8 +384,7 @@ impl<L: GuestLeg> Operation<'_, L> {
         let ring = segment.ring();
         let len = data.len() as u64;
         let station = &mut *self.station;
-        let stash = station.stash.get_or_insert_with(|| ring.stash());
-        if !ring.has_room(stash) || record_len(offset, len) != len {
+        if !ring.has_room(&mut station.taken) || record_len(offset, len) != len {
             return None;
         }
         let epoch = station.picture.as_ref()?.epoch;
@@ -401,7 +400,7 @@ impl<L: GuestLeg> Operation<'_, L> {
             segment.next_op()
         });
         self.must_call |= match (&written, claimed.get()) {
-            (Ok(()), Some(place)) => ring.fill_by(row, stash, place, offset, copied),
+            (Ok(()), Some(place)) => ring.fill(place, offset, copied),
             (Err(_), Some(place)) => ring.give_up(place, places),
             (_, None) => false,
         };
