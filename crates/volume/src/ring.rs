@@ -377,9 +377,12 @@ impl Ring<'_> {
         if self.is_filled(place) {
             return Some(self.told(place));
         }
-        // Whoever is not inside any more has filled it.
         let claimed = claimed_by(segment, place);
-        claimed.or_else(|| self.is_filled(place).then(|| self.told(place)))
+        // Whoever has filled it meanwhile may say already what its next record is.
+        match self.is_filled(place) {
+            true => Some(self.told(place)),
+            false => claimed,
+        }
     }
 
     /// Voids what is claimed by nobody. False: a guest is just claiming.
