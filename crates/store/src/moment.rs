@@ -71,15 +71,19 @@ impl<M: Media> Moment<M> {
         let Some(view) = self.view.upgrade() else {
             return false;
         };
-        let changes = view.control.seq().load(Ordering::Acquire) - self.seq;
-        !view.is_gone() && changes <= MOMENT_CHANGES_MAX && is_same(&view, &self.found)
+        is_same(&view, self.seq, &self.found) && !view.is_gone()
     }
 }
 
-fn is_same<M: Media>(view: &View<M>, found: &AllFound) -> bool {
+/// Whether slots are as they were found behind this seq.
+fn is_same<M: Media>(view: &View<M>, seq: u64, found: &AllFound) -> bool {
     let mut found = found.iter();
-    found.all(|found| view.meta.load(found.at) == found.bits)
-        || defect::is(Defect::SlotNotLookedAtAgain)
+    let is_same = found.all(|found| view.meta.load(found.at) == found.bits)
+        || defect::is(Defect::SlotNotLookedAtAgain);
+    // Only then: one that was swapped as often as it can tell apart is as it was.
+    fence(Ordering::Acquire);
+    let changes = view.control.seq().load(Ordering::Acquire) - seq;
+    is_same && changes <= MOMENT_CHANGES_MAX
 }
 
 /// Pages that a range touches.
@@ -164,6 +168,7 @@ impl<M: Media> Session<M> {
         }
         self.within(handle, epoch, |session| {
             for _ in 0..TRIES_MAX {
+                let seq = session.view.control.seq().load(Ordering::Acquire);
                 if !session.find(handle, ranges, found)? {
                     return Ok(false);
                 }
@@ -177,7 +182,7 @@ impl<M: Media> Session<M> {
                 let copied = copy(&session.view, found);
                 // The slots must not be loaded again before the copy.
                 fence(Ordering::Acquire);
-                if is_same(&session.view, found) {
+                if is_same(&session.view, seq, found) {
                     return copied.map(|()| true);
                 }
             }
