@@ -24,7 +24,7 @@ use pagemesh_base::checksum::{Sums, crc32c};
 use pagemesh_base::ids::{FrameNo, ObjectId, PageNo, Seq};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use pagemesh_pmem::{Media, Unfenced};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// How long the owner waits at a time for a session to leave a window. An operation takes
@@ -228,6 +228,9 @@ impl<M: Media> Pool<M> {
     /// Waits until every operation that is inside a window has left it; not for long: the
     /// caller tries again as often as it can wait.
     pub(crate) fn await_windows(&self) -> Result<(), ObjectError> {
+        // What the caller stored is there before it is looked who is inside: whoever begins
+        // stores that, and looks then.
+        fence(Ordering::SeqCst);
         for session in self.lanes.numbers_open() {
             let cells = self.view.control.cells(session);
             let active = cells.active().load(Ordering::SeqCst);
