@@ -72,7 +72,8 @@ async fn check_column(
         };
         if differs(state, first, others, offset, len).await {
             let found = report.pages_differing;
-            compare_chunk(state, column, (offset, len), job.repair_from, report).await?;
+            let right = job.repair_from.map_or(Right::Unknown, Right::Leg);
+            compare_chunk(state, column, (offset, len), right, report).await?;
             if job.repair_from.is_some() && report.pages_differing > found {
                 // It got what the others have no more.
                 follow::end(state, column, "a page that differed was repaired");
@@ -113,14 +114,25 @@ async fn lock_at_ease(
     }
 }
 
+/// Which copy is right where they differ.
+#[derive(Clone, Copy)]
+pub(super) enum Right {
+    /// Nobody knows.
+    Unknown,
+    /// That of this leg.
+    Leg(usize),
+    /// Each; guests read the last, so it is that one if it can be read.
+    Last,
+}
+
 /// Compares a chunk page by page, and repairs it: what is damaged from a leg
-/// that has it right, what differs from the leg that was named. Its range must
+/// that has it right, what differs from the one that is `right`. Its range must
 /// be locked.
 pub(super) async fn compare_chunk(
     state: &State,
     column: usize,
     (offset, len): (u64, u64),
-    repair_from: Option<usize>,
+    right: Right,
     report: &mut CheckReport,
 ) -> Result<(), String> {
     let page = PAGE_BYTES as u64;
@@ -136,7 +148,12 @@ pub(super) async fn compare_chunk(
             continue;
         }
         let bad = if differing {
-            repair_from.map(|leg| legs.without(Mask::of(leg)))
+            let right = match right {
+                Right::Unknown => None,
+                Right::Leg(leg) => Some(leg),
+                Right::Last => legs.without(damaged).legs().last(),
+            };
+            right.map(|leg| legs.without(Mask::of(leg)))
         } else {
             // Damage is repaired from whoever has the page right.
             Some(damaged).filter(|damaged| !damaged.is_empty())

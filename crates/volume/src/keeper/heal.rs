@@ -9,7 +9,7 @@
 //! What was one transaction is copied as one: were the source lost half-way, no leg would be
 //! left with half of it.
 
-use super::check::{compare_chunk, compare_page};
+use super::check::{Right, compare_chunk, compare_page};
 use super::copy::{self, CopyError, Party, parties};
 use super::follow;
 use super::model::LegKeep;
@@ -144,12 +144,11 @@ async fn make_alike(
         true => (start + page.min(len), len.saturating_sub(page)),
         false => (start, len),
     };
-    let read = state.model().columns[COLUMN].sources().legs().last();
-    compare_chunk(state, COLUMN, (start, len), read, report).await
+    compare_chunk(state, COLUMN, (start, len), Right::Last, report).await
 }
 
-/// All pages or none. Where one of them is damaged on the leg that is read, or a slot on another,
-/// they cannot be copied as one.
+/// All pages or none, from the last leg that has all of them. Where each lacks one, or a slot is
+/// damaged where they are copied to, they cannot be copied as one.
 async fn make_alike_together(
     state: &State,
     runs: &[Run],
@@ -165,24 +164,25 @@ async fn make_alike_together(
     let offsets: BTreeSet<u64> = within.map(|at| at * page).collect();
     let legs = state.model().columns[COLUMN].sources();
     let all = parties(state, COLUMN, legs).unwrap_or_default();
-    let Some((read, others)) = all.split_last() else {
+    if all.is_empty() {
         return Err("no leg is in-sync".into());
-    };
-    let (mut differing, mut is_damaged, mut is_read_damaged) = (0, false, false);
-    for &offset in &offsets {
-        let (damaged, differs) = compare_page(state, COLUMN, &all, offset).await?;
-        differing += u64::from(differs);
-        is_damaged |= !damaged.is_empty();
-        is_read_damaged |= damaged.has(read.leg);
     }
-    if differing == 0 && !is_damaged {
+    let (mut differing, mut damaged) = (0, Mask::default());
+    for &offset in &offsets {
+        let (found, differs) = compare_page(state, COLUMN, &all, offset).await?;
+        differing += u64::from(differs);
+        damaged = damaged.or(found);
+    }
+    if differing == 0 && damaged.is_empty() {
         return Ok(());
     }
     // What becomes of them page by page counts anew.
     report.pages_differing += differing;
     report.pages_repaired += differing;
-    if !is_read_damaged {
-        match copy_together(state, read, others, &offsets).await {
+    if let Some(from) = all.iter().rposition(|party| !damaged.has(party.leg)) {
+        let mut others = all;
+        let from = others.remove(from);
+        match copy_together(state, &from, &others, &offsets).await {
             Ok(()) => return Ok(()),
             Err(failure) if failure.is_damage() => {}
             Err(CopyError { leg, error }) => {

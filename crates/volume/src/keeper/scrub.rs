@@ -9,7 +9,7 @@
 //! Invariants: a page that is being written is never reported; no repair
 //! overwrites what is newer; one batch is never sooner than the pace allows.
 
-use super::check::{compare_chunk, compare_follower};
+use super::check::{Right, compare_chunk, compare_follower};
 use super::copy::{self, Party};
 use super::follow;
 use super::settle::differs;
@@ -333,7 +333,7 @@ async fn look_at_pages(
     report: &mut CheckReport,
 ) -> Result<(), String> {
     let place = (chunk.offset, chunk.len);
-    compare_chunk(state, chunk.column, place, None, report).await?;
+    compare_chunk(state, chunk.column, place, Right::Unknown, report).await?;
     match is_level {
         true => compare_follower(state, chunk.column, place, report).await,
         false => Err("the copy that follows is too far behind".into()),

@@ -49,8 +49,8 @@ impl Guest {
         place
     }
 
-    /// Changes runs of pages as a whole, and gets as far as the last leg.
-    fn begin_together(&self, world: &World, runs: &[(u64, u64)], value: u64) {
+    /// Changes runs of pages as a whole on this leg.
+    fn begin_together(&self, world: &World, runs: &[(u64, u64)], value: u64, leg: usize) {
         let row = self.segment.row(self.row);
         let file = self.row as u64;
         let (offset, len) = (0, 0);
@@ -62,7 +62,7 @@ impl Guest {
         let runs: Vec<Run> = runs.iter().map(run).collect();
         row.say_runs(&runs);
         let layout = world.manager.layout();
-        let leg = layout.segments[0].columns[0].legs.last().expect("a leg");
+        let leg = &layout.segments[0].columns[0].legs[leg];
         let mut bricks = guard(&world.fabric.0);
         let slice = bricks.slice_mut(leg.brick, leg.slice);
         for page in runs.iter().flat_map(|it| it.page.0..it.page.0 + it.count) {
@@ -100,6 +100,13 @@ impl Guest {
         }
         is_healed
     }
+}
+
+/// A page of a leg can be read no more.
+fn spoil(world: &World, leg: usize, page: u64) {
+    let leg = world.manager.layout().segments[0].columns[0].legs[leg].clone();
+    let mut bricks = guard(&world.fabric.0);
+    bricks.slice_mut(leg.brick, leg.slice).spoil(page);
 }
 
 fn lag_of(world: &World) -> (u64, u64) {
@@ -161,10 +168,7 @@ fn nothing_overtakes_what_a_guest_has_yet_to_say() {
 fn guests_are_kept_away_at_a_bound() {
     let mut world = followed();
     let guest = Guest::of(&world, 3);
-    let has_room = |guest: &Guest| {
-        let ring = guest.segment.ring();
-        ring.has_room(&mut ring.stash())
-    };
+    let has_room = |guest: &Guest| guest.segment.ring().has_room(&mut 0);
     assert!(has_room(&guest));
     world.freeze(1, true);
     guest.write(&world, 0, 2);
@@ -321,7 +325,7 @@ fn what_a_dead_guest_changed_as_a_whole_is_copied_as_a_whole() {
         world.write(0, 5 * 4096, 1);
         let dead = Guest::of(&world, 3);
         let pages = [0, 2, 3];
-        dead.begin_together(&world, &[(0, 1), (2, 2)], 2);
+        dead.begin_together(&world, &[(0, 1), (2, 2)], 2, 1);
         let told = dead.die(&mut world);
         world.steps(steps);
         world.kill(1);
@@ -337,21 +341,45 @@ fn what_a_dead_guest_changed_as_a_whole_is_copied_as_a_whole() {
     assert_eq!(seen, [true; 2], "before and behind it");
 }
 
-/// The same where the leg that has all of them is damaged, or the other one is.
+/// The same where the leg that has all of them is damaged, or another one is: what can be
+/// read as a whole stands.
 #[test]
 fn what_a_dead_guest_changed_as_a_whole_is_copied_beside_damage() {
-    for damaged in [0, 1] {
-        let mut world = World::mirror(2);
+    for (legs, changed, damaged, value) in [
+        (2, 0, 1, 2),
+        (2, 0, 0, 1),
+        (2, 1, 0, 2),
+        (2, 1, 1, 1),
+        (3, 0, 2, 1),
+        (3, 0, 1, 1),
+        (3, 1, 2, 2),
+    ] {
+        let mut world = World::mirror(legs);
         world.write(0, 5 * 4096, 1);
         let dead = Guest::of(&world, 3);
-        dead.begin_together(&world, &[(0, 1), (2, 2)], 2);
-        let leg = world.manager.layout().segments[0].columns[0].legs[damaged].clone();
-        guard(&world.fabric.0)
-            .slice_mut(leg.brick, leg.slice)
-            .spoil(2);
+        dead.begin_together(&world, &[(0, 1), (2, 2)], 2, changed);
+        spoil(&world, damaged, 2);
         let told = dead.die(&mut world);
         assert!(dead.is_healed(&mut world, &told));
         world.legs_are_equal();
-        world.holds(0, 4096, 2);
+        for page in [0, 2, 3] {
+            world.holds(page * 4096, 4096, value);
+        }
+    }
+}
+
+/// A guest died, and the page is damaged on the leg that guests read, while others differ.
+#[test]
+fn what_a_dead_guest_changed_is_healed_beside_damage() {
+    for damaged in 0..3 {
+        let mut world = World::mirror(3);
+        world.write(0, 4096, 1);
+        let dead = Guest::of(&world, 3);
+        dead.begin(&world, 0, 2, 1);
+        spoil(&world, damaged, 0);
+        let told = dead.die(&mut world);
+        assert!(dead.is_healed(&mut world, &told));
+        world.legs_are_equal();
+        world.holds(0, 4096, 1);
     }
 }
