@@ -60,7 +60,7 @@ pub struct Brick<M = Mapped> {
     /// Slices and the sessions of this process that attached them, the oldest
     /// first. Locked before the pool.
     attached: Mutex<Vec<(SliceId, u32)>>,
-    /// Locked alone.
+    /// Locked last.
     still: Mutex<Still>,
     /// None for a pool that is no file.
     claim: Option<file::Claim>,
@@ -338,12 +338,7 @@ impl<M: Media> Brick<M> {
                 pool = self.await_dead(pool);
                 continue;
             }
-            // That one may only wait for a lock of another that is stopped.
-            let inside = pool.inside().into_iter();
-            let stopped = inside
-                .map(|number| (number, pool.process(number)))
-                .find(|(_, pid)| process::is_stopped(*pid));
-            let (session, pid) = stopped.unwrap_or((session, pid));
+            let (session, pid) = self.in_the_way(&pool).unwrap_or((session, pid));
             tracing::warn!(session, pid, "ending a process that stays in an operation");
             if tries == STUCK_MAX {
                 return result;
@@ -354,6 +349,20 @@ impl<M: Media> Brick<M> {
             }
             pool = self.await_close(pool, session);
         }
+    }
+
+    /// Of those inside of operations, who holds up the others, and its process: one that is
+    /// stopped, or else whom they wait for. Nobody: each may only be slow.
+    fn in_the_way(&self, pool: &Pool<M>) -> Option<(u32, u32)> {
+        let inside = pool.inside();
+        let is_stopped = |number: &u32| process::is_stopped(pool.process(*number));
+        let stopped = inside.iter().copied().find(is_stopped);
+        let first = stopped.or_else(|| {
+            let operation = |number| Some((number, pool.operation(number)?));
+            let inside: Vec<_> = inside.into_iter().filter_map(operation).collect();
+            self.still().first_of(&inside)
+        })?;
+        Some((first, pool.process(first)))
     }
 
     /// Waits until those are cleaned up behind who died inside of an operation. Their locks

@@ -50,6 +50,14 @@ impl Still {
         self.0.push(awaited);
         awaited
     }
+
+    /// Whom others have waited for the longest, among sessions that are inside of these
+    /// operations.
+    pub(crate) fn first_of(&self, inside: &[(u32, u64)]) -> Option<u32> {
+        let is_inside = |known: &&Awaited| inside.contains(&(known.session, known.operation));
+        let inside = self.0.iter().filter(is_inside);
+        Some(inside.min_by_key(|known| known.since)?.session)
+    }
 }
 
 impl Awaited {

@@ -3,7 +3,7 @@
 
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
-use pagemesh_base::slice::{BrickControl, Stamp};
+use pagemesh_base::slice::{BrickControl, SliceRequest, Stamp};
 use pagemesh_brick::brick::Brick;
 use pagemesh_brick::file;
 use pagemesh_store::session::{Member, Session, write, write_numbered};
@@ -150,4 +150,72 @@ fn who_stands_still_in_the_way_of_others_is_ended() {
 #[test]
 fn who_stays_in_the_way_of_others_is_ended_before_they_give_up() {
     ends_in_the_way_of_others(false);
+}
+
+/// A barrier finds one inside who only waits for another's lock words: it ends the other, who
+/// is not stopped either, and came later.
+#[test]
+fn a_barrier_ends_who_holds_and_not_who_waits() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let path = dir.path().join("pool");
+    file::create(&path, 16 << 20).expect("a pool");
+    let (brick, keeper, _) = Brick::open(&path).expect("a brick");
+    brick.create(SLICE, 1 << 20).expect("room");
+    let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
+    let view = brick.view().clone();
+    let handle = view.handle(object, SLICE).expect("the object");
+    let mut processes = [Process::start(), Process::start()];
+    let numbers = [0, 1].map(|which: usize| {
+        let process = &processes[which];
+        let started = process.stat(22).parse().expect("a number");
+        brick
+            .open_session(process.0.id(), started)
+            .expect("a session")
+    });
+    assert!(numbers[0] < numbers[1], "who waits is found first");
+    let [mut waiter, mut holder] = numbers.map(|number| Session::new(view.clone(), number));
+    let (inside, is_inside) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let go_on = go_on;
+        scope.spawn(move || {
+            let session = &mut holder;
+            let stamp = || {
+                inside.send(()).expect("the test waits");
+                goes_on.recv().expect("the test tells");
+                stamp()
+            };
+            write_numbered(&mut [Member { session, handle }], 0, &PAGE, Epoch(1), stamp)
+                .expect("room");
+        });
+        is_inside.recv().expect("it gets there");
+        let waits = scope.spawn(move || {
+            let session = &mut waiter;
+            write(&mut [Member { session, handle }], 0, &PAGE, stamp())
+        });
+        let barrier = scope.spawn(|| {
+            let (epoch, round) = (Epoch(2), 0);
+            brick.own(SLICE, Epoch(2), SliceRequest::RaiseEpoch { epoch, round })
+        });
+        let began = Instant::now();
+        let ended = loop {
+            assert!(began.elapsed() < LATE_MAX, "nobody is ended");
+            let ended = processes
+                .each_mut()
+                .map(|process| process.0.try_wait().expect("a child"));
+            if ended.iter().any(Option::is_some) {
+                break ended;
+            }
+            std::thread::yield_now();
+        };
+        let signals = ended.map(|ended| ended.and_then(|ended| ended.signal()));
+        assert_eq!(signals, [None, Some(KILLED)]);
+        go_on.send(()).expect("it waits");
+        // It was inside before the epoch was raised, and may end.
+        waits.join().expect("no panic").expect("the lock");
+        brick.close_session(numbers[1]);
+        barrier.join().expect("no panic").expect("nobody is inside");
+    });
+    brick.close_session(numbers[0]);
+    keeper.stop();
 }
