@@ -287,7 +287,9 @@ impl File {
     }
 
     fn sync(&self, _inside: &Inside) -> Result<(), Error> {
-        let is_followed = self.direct().is_some_and(Direct::is_followed);
+        // What the parent of this child of fork wrote may be on its way to a copy, too.
+        let is_childs = self.direct.is_some() && self.direct().is_none();
+        let is_followed = is_childs || self.direct().is_some_and(Direct::is_followed);
         let changed = self.changed.load(Ordering::Acquire);
         if self.synced.load(Ordering::Acquire) >= changed && !is_followed {
             return Ok(());
