@@ -234,6 +234,17 @@ impl<M: Media> Session<M> {
         by_lane.min(RECORD_PAGES_MAX)
     }
 
+    /// How many of `len` bytes from here on one record can tell of, of [`write_numbered`]: its
+    /// pages lie in one leaf, and it may begin and end with parts of pages.
+    #[inline]
+    #[must_use]
+    pub fn record_len(&self, offset: u64, len: u64) -> u64 {
+        let page = PAGE_BYTES as u64;
+        let in_leaf = NODE_SLOTS - offset / page % NODE_SLOTS;
+        let pages = in_leaf.min(self.pages_max());
+        len.min(pages * page - offset % page)
+    }
+
     fn cells(&self) -> Cells<'_> {
         self.view.control.cells(self.number)
     }
@@ -969,7 +980,7 @@ fn write_merging<M: Media>(
     while !rest.is_empty() {
         let page = PageNo(at / PAGE_BYTES as u64);
         let within = (at % PAGE_BYTES as u64) as usize;
-        let len = run_of(members, page, within, rest.len(), merging);
+        let len = run_of(members, at, rest.len(), merging);
         let part = (within, &rest[..len]);
         match within + len <= PAGE_BYTES && len < PAGE_BYTES {
             true => write_part(members, page, part, sources, epoch, stamp)?,
@@ -981,20 +992,14 @@ fn write_merging<M: Media>(
     Ok(())
 }
 
-/// How many of `len` bytes that begin `within` a page one record can tell of: its pages lie in
-/// one leaf. Where all members hold the same, it may begin and end with parts of pages. A member
-/// that may lack bytes keeps the stamps of pages that it has parts of: they go alone.
-fn run_of<M: Media>(
-    members: &[Member<'_, M>],
-    page: PageNo,
-    within: usize,
-    len: usize,
-    merging: Merging,
-) -> usize {
-    let in_leaf = NODE_SLOTS - page.0 % NODE_SLOTS;
-    let by_lane = members.iter().map(|it| it.session.pages_max()).min();
-    let pages = in_leaf.min(by_lane.unwrap_or(1)) as usize;
-    let run = len.min(pages * PAGE_BYTES - within);
+/// How many of `len` bytes from here on one record can tell of. Where all members hold the same,
+/// it may begin and end with parts of pages. A member that may lack bytes keeps the stamps of
+/// pages that it has parts of: they go alone.
+fn run_of<M: Media>(members: &[Member<'_, M>], offset: u64, len: usize, merging: Merging) -> usize {
+    let within = (offset % PAGE_BYTES as u64) as usize;
+    let record_len = |member: &Member<'_, M>| member.session.record_len(offset, len as u64);
+    let run = members.iter().map(record_len).min();
+    let run = run.unwrap_or_default() as usize;
     match merging {
         Merging::First => run,
         Merging::Own if within != 0 || len < PAGE_BYTES => len.min(PAGE_BYTES - within),

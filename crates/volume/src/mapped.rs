@@ -189,6 +189,12 @@ pub trait GuestLeg {
         session.expect_page(handle, page_of(offset));
     }
 
+    /// How many of `len` bytes from here on one record can tell of.
+    #[inline]
+    fn record_len(&self, offset: u64, len: u64) -> u64 {
+        self.seat().0.record_len(offset, len)
+    }
+
     /// Reads bytes, each page checked against its checksum.
     ///
     /// # Errors

@@ -351,9 +351,15 @@ impl<L: GuestLeg> Operation<'_, L> {
         while done < data.len() {
             let at = offset + done as u64;
             let mut run = self.board.run(at, (data.len() - done) as u64)?;
-            if is_followed {
-                run.len = record_len(run.offset, run.len);
-            }
+            // Of several records some may be done when one fails.
+            run.len = match is_followed {
+                true => record_len(run.offset, run.len),
+                false => {
+                    let legs = self.station.legs.iter();
+                    let each = legs.map(|leg| leg.record_len(run.offset, run.len));
+                    each.min()?
+                }
+            };
             let part = &data[done..done + run.len as usize];
             if let Err(error) = self.put(part, run.offset)? {
                 return Some(Err(error));
