@@ -258,3 +258,38 @@ fn what_guests_write_is_sent_in_its_order() {
     let found = again.check(|| guests_write_beside_the_kernel([0, 1], &[22, 44]));
     assert!(found.executions > 500, "{found:?}");
 }
+
+/// Behind a dead guest the pages of a later claim are found, whatever one in between goes on
+/// to say.
+#[test]
+fn a_walk_over_claims_is_not_misled_by_who_goes_on() {
+    let model = Model::new("a walk over claims", 2);
+    let found = model.check(|| {
+        let segment = Segment::create(0).expect("a segment");
+        let ring = segment.ring();
+        let claim = |row: usize, page: u64| {
+            let (file, offset, len) = (row as u64, page * PAGE, PAGE);
+            segment.row(row).enter(Place { file, offset, len });
+            ring.claim(segment.row(row), 1)
+        };
+        let (dead, living, behind) = (claim(0, 0), claim(1, 10), claim(2, 0));
+        let page = [1; PAGE as usize];
+        let _ = ring.fill(behind, 0, &page);
+        segment.row(2).leave();
+        let left = Entry {
+            place: dead,
+            places: 1,
+            offset: 0,
+            data: Bytes::copy_from_slice(&page),
+        };
+        race(vec![
+            Box::new(|| {
+                let _ = ring.fill(living, 10 * PAGE, &page);
+                step("second row");
+                segment.row(1).say(20 * PAGE, 4 * PAGE);
+            }),
+            Box::new(|| assert!(ring.is_named_behind(&segment, &left))),
+        ]);
+    });
+    assert!(found.executions > 5, "{found:?}");
+}
