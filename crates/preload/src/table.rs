@@ -137,6 +137,7 @@ pub struct Change {
 /// the table. The caller's thread is inside until it has ended this.
 pub fn change(fd: c_int) -> Option<Change> {
     let slot = slot(fd)?;
+    FDS_END.fetch_max(fd as u32 + 1, SeqCst);
     loop {
         let used = enter(fd);
         let before = used.as_ref().map_or(0, |used| used.number);
@@ -211,16 +212,12 @@ pub fn add(fd: c_int, facts: Facts, file: File) -> Option<&'static Entry> {
 /// is the kernel's.
 pub fn add_name(fd: c_int, of: &Use) {
     match change(fd) {
-        Some(change) => {
-            FDS_END.fetch_max(fd as u32 + 1, SeqCst);
-            change.end_as(of);
-        }
+        Some(change) => change.end_as(of),
         None => of.share(),
     }
 }
 
 fn set(fd: c_int, number: u32) {
-    FDS_END.fetch_max(fd as u32 + 1, SeqCst);
     if let Some(change) = change(fd) {
         change.end_with(number);
     }

@@ -137,6 +137,25 @@ static void streams(void)
     close(kept);
 }
 
+// Numbers above all before, which only `dup2` gives, go with a range.
+static void highest(void)
+{
+    char name[] = "made-XXXXXX";
+    int fd = fresh("highest");
+    SAY(dup2(fd, 100));
+    SAY(dup2(100, 101));
+    SAY(close_range(fd, 200, 0));
+    for (int next = fd; next <= 100; next++)
+        MUST(dup(1) == next);
+    SAY(mkstemp(name));
+    SAY(pwrite(101, "made", 4, 0));
+    SAY(write(101, "more", 4));
+    SAY(pread(101, back, 10, 0));
+    SAY(sum_of(back, 4));
+    unlink(name);
+    closefrom(fd);
+}
+
 static void many(void)
 {
     int fds[900];
@@ -159,6 +178,7 @@ int main(void)
     names();
     replaced();
     closed();
+    highest();
     streams();
     many();
     return 0;

@@ -102,6 +102,23 @@ static void apart(void)
     close(one), close(two);
 }
 
+// A number above all before, which only `dup2` gave, is inherited as well.
+static void above(void)
+{
+    int fd = must_open("above", O_RDWR | O_CREAT);
+    MUST(dup2(fd, 90) == 90);
+    close(fd);
+    pid_t child = fork();
+    if (child == 0) {
+        MUST(must_open("below", O_RDWR | O_CREAT) == fd);
+        MUST(pwrite(90, "above", 5, 0) == 5);
+        _exit(0);
+    }
+    ends_well(child);
+    SAY(pread(90, back, 10, 0));
+    close(90);
+}
+
 static int spoiled;
 
 pid_t __vfork(void) __attribute__((returns_twice));
@@ -245,6 +262,7 @@ int main(int count, char **arguments)
     raced(_Fork);
     raced(raw_fork);
     apart();
+    above();
     vforked(0);
     vforked(1);
     cloned_apart(CLONE_VFORK);
