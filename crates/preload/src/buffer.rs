@@ -86,7 +86,7 @@ pub fn copied<T: Copy>(from: *const T) -> Option<T> {
 /// Whether the interrupted instruction is one of these; then it goes on with *no*.
 ///
 /// # Safety
-/// The context is what a handler was given.
+/// The context is what a handler was given, for a fault of that instruction.
 pub unsafe fn is_caught(context: *mut c_void) -> bool {
     let context = context.cast::<ucontext_t>();
     // SAFETY: the caller's.

@@ -75,7 +75,7 @@ fn wrapper() -> usize {
 
 unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: what the kernel gave.
-    if guards(signal) && unsafe { buffer::is_caught(context) || engine::catches(signal, info) } {
+    if guards(signal) && unsafe { is_mended(signal, info, context) } {
         return;
     }
     let thread = thread::this();
@@ -90,6 +90,15 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
     }
 }
 
+/// Whether a fault was expected, and the program goes on as if it had not been.
+///
+/// # Safety
+/// The arguments are those of a handler.
+unsafe fn is_mended(signal: c_int, info: *const siginfo_t, context: *mut c_void) -> bool {
+    // SAFETY: the caller's.
+    unsafe { is_own(signal, info) && buffer::is_caught(context) || engine::catches(signal, info) }
+}
+
 /// Leaves it for later. False: it is the call's own fault, or the kernel has no room for it;
 /// then it runs inside, as the lesser evil than losing it.
 ///
@@ -102,7 +111,7 @@ unsafe fn defer(
     context: *mut c_void,
 ) -> bool {
     // SAFETY: the caller's.
-    let is_own = is_fault(signal) && unsafe { (*info).si_code > 0 };
+    let is_own = is_fault(signal) && unsafe { is_own(signal, info) };
     if is_own || signal == libc::SIGABRT {
         return false;
     }
@@ -117,6 +126,17 @@ unsafe fn defer(
     // SAFETY: the caller's; the mask of a kernel's context is the first word of it.
     unsafe { *mask_of(context) |= bit(signal) };
     true
+}
+
+/// Whether the interrupted instruction is what this fault is about: nobody has sent it, nor did the
+/// kernel find a page that is lost before anybody read it.
+///
+/// # Safety
+/// The info is that of a handler.
+unsafe fn is_own(signal: c_int, info: *const siginfo_t) -> bool {
+    // SAFETY: the caller's.
+    let code = unsafe { (*info).si_code };
+    code > 0 && !(signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO)
 }
 
 fn mask_of(context: *mut c_void) -> *mut u64 {

@@ -143,6 +143,55 @@ static void all_come_in_order(void)
     SAY(wrong);
 }
 
+// One signal after the other, while buffers are touched for the first time.
+static pthread_t reader;
+static volatile sig_atomic_t lost;
+
+static void sent(int signal, siginfo_t *info, void *context)
+{
+    (void)context;
+    wrong += (signal != SIGBUS && signal != SIGSEGV) || info->si_code != SI_TKILL;
+    handled++;
+}
+
+static void *sends_faults(void *argument)
+{
+    enum { LOOKS = 1000 };
+    sigset_t mine;
+    (void)argument;
+    sigfillset(&mine);
+    pthread_sigmask(SIG_BLOCK, &mine, 0);
+    for (int i = 0; i < SENT; i++) {
+        int before = handled, signal = i % 2 ? SIGBUS : SIGSEGV;
+        MUST(pthread_kill(reader, signal) == 0);
+        for (int look = 0; handled == before && look < LOOKS; look++)
+            usleep(100);
+        lost += handled == before;
+    }
+    senders--;
+    return 0;
+}
+
+static void sent_while_touched(void)
+{
+    enum { ROOM = 1 << 20 };
+    struct sigaction action = {.sa_sigaction = sent, .sa_flags = SA_SIGINFO | SA_RESTART};
+    pthread_t sender;
+    reader = pthread_self();
+    handled = wrong = lost = 0, senders = 1;
+    MUST(sigaction(SIGBUS, &action, 0) == 0 && sigaction(SIGSEGV, &action, 0) == 0);
+    MUST(pthread_create(&sender, 0, sends_faults, 0) == 0);
+    while (senders) {
+        char *fresh = mmap(0, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        MUST(fresh != MAP_FAILED && pread(fd, fresh, ROOM, 0) >= 4096);
+        munmap(fresh, ROOM);
+    }
+    pthread_join(sender, 0);
+    SAY(lost);
+    SAY(wrong);
+    signal(SIGBUS, SIG_DFL), signal(SIGSEGV, SIG_DFL);
+}
+
 static void plain(int signal)
 {
     handled += signal;
@@ -374,6 +423,7 @@ int main(void)
     set = 0;
     handlers_that_leave();
     all_come_in_order();
+    sent_while_touched();
     nesting();
     alternate();
     on_smallest_stack();
