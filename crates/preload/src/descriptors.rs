@@ -144,6 +144,7 @@ pub extern "C" fn closed(fd: c_int) -> isize {
     {
         let result = sys::close(fd);
         change.end();
+        table::sweep();
         return result;
     }
     BY_KERNEL

@@ -19,6 +19,7 @@ use crate::thread::{self, Thread};
 use crate::{buffer, engine, real, sys};
 use libc::{c_int, c_void, sigaction as Action, siginfo_t, ucontext_t};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -175,7 +176,7 @@ unsafe fn deliver(thread: &Thread, signal: c_int, info: *mut siginfo_t, context:
         // SAFETY: the caller's.
         return unsafe { by_default(signal, address, info) };
     }
-    let before = thread.set_handling(range_of(context));
+    let began = thread.begin_handling(thread::stack_pointer(), other_stack(context));
     // SAFETY: the program said that this is a handler, and of which kind.
     unsafe {
         if handler & WITH_INFO != 0 {
@@ -184,17 +185,17 @@ unsafe fn deliver(thread: &Thread, signal: c_int, info: *mut siginfo_t, context:
             std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(address)(signal);
         }
     }
-    thread.set_handling(before);
+    if let Some(end) = began {
+        end.store(0, Relaxed);
+    }
 }
 
-/// Where the stack pointer is while this handler runs: below here, on this stack.
-fn range_of(context: *mut c_void) -> (usize, usize) {
-    let here = thread::stack_pointer();
+/// The stack for handlers that the interrupted code had set.
+fn other_stack(context: *mut c_void) -> Range<usize> {
     // SAFETY: the context is that of a handler, whose alternate stack is in it.
     let other = unsafe { (*context.cast::<ucontext_t>()).uc_stack };
-    let low = other.ss_sp as usize;
-    let is_on_other = (low..low.saturating_add(other.ss_size)).contains(&here);
-    (if is_on_other { low } else { 0 }, here + 1)
+    let start = other.ss_sp as usize;
+    start..start.saturating_add(other.ss_size)
 }
 
 /// A handler for one time: from now on the kernel's default. False: another was first.

@@ -256,9 +256,9 @@ fn bury(number: u32) {
     }
 }
 
-/// Buries what was left. The caller's thread is inside, and in no handler.
+/// Buries what was left, if the engine may be called now. The caller's thread is inside.
 pub fn sweep() {
-    if IS_LEFT.load(Relaxed) && IS_LEFT.swap(false, SeqCst) {
+    if IS_LEFT.load(Relaxed) && !thread::this().is_handling() && IS_LEFT.swap(false, SeqCst) {
         for number in 1..=touched() {
             if ENTRIES[number as usize - 1].is_unnamed() {
                 bury(number);

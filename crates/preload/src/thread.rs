@@ -10,6 +10,7 @@
 
 use crate::{signals, sys};
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence};
 
@@ -22,9 +23,11 @@ pub struct Thread {
     number: AtomicU32,
     /// Signals that came while it was inside; they are blocked and pending.
     deferred: AtomicU64,
-    /// A handler runs while the stack pointer is in this range.
-    handler_low: AtomicUsize,
-    handler_high: AtomicUsize,
+    /// A handler runs while the stack pointer is below this, or in the range of the other stack
+    /// that handlers may have.
+    handler_end: AtomicUsize,
+    other_start: AtomicUsize,
+    other_end: AtomicUsize,
     not_sync: PhantomData<*const ()>,
 }
 
@@ -35,8 +38,9 @@ thread_local! {
         is_cancelled_anywhere: AtomicBool::new(false),
         number: AtomicU32::new(0),
         deferred: AtomicU64::new(0),
-        handler_low: AtomicUsize::new(0),
-        handler_high: AtomicUsize::new(0),
+        handler_end: AtomicUsize::new(0),
+        other_start: AtomicUsize::new(0),
+        other_end: AtomicUsize::new(0),
         not_sync: PhantomData,
     } };
 }
@@ -136,20 +140,44 @@ impl Thread {
         self.deferred.swap(0, Relaxed)
     }
 
-    /// A handler of the program is running, so that whatever it interrupted (`malloc`) must
-    /// not be called. One that was left by `longjmp` is known by the stack pointer.
+    /// A handler of the program is running, so that whatever it interrupted (`malloc`) must not
+    /// be called. One that was left by `longjmp` is known by the stack pointer: whoever calls from
+    /// above it has left it, and is in no handler wherever he goes from there.
+    #[inline]
     pub fn is_handling(&self) -> bool {
-        let here = stack_pointer();
-        let range = self.handler_low.load(Relaxed)..self.handler_high.load(Relaxed);
-        range.contains(&here)
+        let is_any = self.handler_end.load(Relaxed) | self.other_end.load(Relaxed) != 0;
+        is_any && self.is_handling_still()
     }
 
-    /// Gives what was before, to be put back.
-    pub fn set_handling(&self, (low, high): (usize, usize)) -> (usize, usize) {
-        (
-            self.handler_low.swap(low, Relaxed),
-            self.handler_high.swap(high, Relaxed),
-        )
+    #[cold]
+    fn is_handling_still(&self) -> bool {
+        let is_so = self.handles_at(stack_pointer());
+        if !is_so {
+            self.handler_end.store(0, Relaxed);
+            self.other_end.store(0, Relaxed);
+        }
+        is_so
+    }
+
+    fn handles_at(&self, here: usize) -> bool {
+        let other = self.other_start.load(Relaxed)..self.other_end.load(Relaxed);
+        here < self.handler_end.load(Relaxed) || other.contains(&here)
+    }
+
+    /// A handler begins below here, perhaps on the other stack. Gives what is 0 again behind it.
+    /// None: it interrupts another, which counts on even if this one leaves by a jump into it.
+    pub fn begin_handling(&self, here: usize, other: Range<usize>) -> Option<&AtomicUsize> {
+        if self.handles_at(here) {
+            return None;
+        }
+        let end = if other.contains(&here) {
+            self.other_start.store(other.start, Relaxed);
+            &self.other_end
+        } else {
+            &self.handler_end
+        };
+        end.store(here, Relaxed);
+        Some(end)
     }
 }
 

@@ -100,6 +100,102 @@ static void handlers_that_leave(void)
     SAY(sigismember(&mask, SIGALRM));
 }
 
+// What the engine of the tests has counted, or nothing without it.
+enum { WRITES = 2, ENDS = 4 };
+
+static long counted(int which)
+{
+    static int file = -1;
+    long counts[10] = {0};
+    const char *path = getenv("PAGEMESH_PROBE_COUNTS");
+    // Once, as `open` ends what is left.
+    if (path && file < 0)
+        file = must_open(path, O_RDONLY);
+    MUST(!path || pread(file, counts, sizeof counts, 0) == sizeof counts);
+    return counts[which];
+}
+
+// It may leave some to the kernel.
+static int did(int which, long before, int times)
+{
+    return !getenv("PAGEMESH_PROBE_COUNTS") || counted(which) - before > times / 2;
+}
+
+enum { TIMES = 100 };
+
+static __attribute__((noinline)) void deep_down(void)
+{
+    char room[16384];
+    memset(room, 'd', sizeof room);
+    long writes = counted(WRITES), ends = counted(ENDS);
+    for (int i = 0; i < TIMES; i++) {
+        int opened = must_open("handler", O_RDWR | O_CREAT);
+        MUST(pwrite(opened, room, 64, 0) == 64);
+        close(opened);
+    }
+    SAY(did(WRITES, writes, TIMES));
+    SAY(did(ENDS, ends, TIMES));
+}
+
+// Who has left a handler is in none any more, also deeper than where it came.
+static void behind_a_jump(void)
+{
+    signal(SIGUSR1, leaves);
+    if (sigsetjmp(out, 1) == 0) {
+        raise(SIGUSR1);
+        MUST(0);
+    }
+    MUST(pread(fd, back, 10, 0) == 10);
+    deep_down();
+}
+
+static void jumps_within(int signal)
+{
+    (void)signal;
+    if (sigsetjmp(out, 1) == 0) {
+        raise(SIGALRM);
+        MUST(0);
+    }
+    // Still in this one, which may have interrupted anything.
+    long writes = counted(WRITES);
+    for (int i = 0; i < TIMES; i++)
+        wrong += pwrite(fd, bytes, 64, 0) != 64;
+    wrong += counted(WRITES) != writes;
+}
+
+static void into_a_handler(void)
+{
+    signal(SIGUSR1, jumps_within);
+    signal(SIGALRM, leaves);
+    raise(SIGUSR1);
+    SAY(wrong);
+    deep_down();
+}
+
+static int many[TIMES];
+
+static void closes(int signal)
+{
+    (void)signal;
+    for (int i = 0; i < TIMES; i++)
+        close(many[i]);
+}
+
+// What a handler closed is ended when something is closed behind it.
+static void closed_by_a_handler(void)
+{
+    int last = must_open("handler", O_RDWR | O_CREAT);
+    for (int i = 0; i < TIMES; i++)
+        many[i] = must_open("handler", O_RDWR);
+    long ends = counted(ENDS);
+    signal(SIGUSR1, closes);
+    raise(SIGUSR1);
+    MUST(counted(ENDS) == ends);
+    close(last);
+    SAY(did(ENDS, ends, TIMES));
+    signal(SIGUSR1, SIG_DFL);
+}
+
 static volatile sig_atomic_t values[SENT], senders;
 
 static void queued(int signal, siginfo_t *info, void *context)
@@ -422,6 +518,9 @@ int main(void)
     }
     set = 0;
     handlers_that_leave();
+    behind_a_jump();
+    into_a_handler();
+    closed_by_a_handler();
     all_come_in_order();
     sent_while_touched();
     nesting();
