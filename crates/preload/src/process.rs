@@ -9,7 +9,8 @@
 //! `vfork` runs in its parent's memory with descriptors of its own, so all of its calls go
 //! to the kernel and change nothing here. So does a process made by `clone` with the memory but
 //! not the descriptors of its parent, if that sleeps meanwhile. If it runs beside it, nobody can
-//! tell cheaply who of them is calling: then all descriptors are the kernel's, for good.
+//! tell cheaply who of them is calling; and of what a process does to descriptors that it shares
+//! nothing is known here. Then all descriptors are the kernel's, for good.
 
 use crate::{buffer, descriptors, engine, real, signals, sys, table, thread};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Another process is or was in this memory, beside this one.
+/// Another process is or was in this memory, or had these descriptors, beside this one.
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
@@ -93,17 +94,42 @@ fn give_up() {
     }
 }
 
-/// Before a system call that makes a process or a thread.
+/// What a child of `clone` has of its parent's, and what follows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Child {
+    /// Memory and descriptors: it is of this process.
+    Thread,
+    /// Neither.
+    Copy,
+    /// This thread's memory, while this thread sleeps: a child of `vfork`.
+    Here,
+    /// Memory alone, or descriptors alone, or both, in another process: nobody could tell who calls,
+    /// or what the other one does to descriptors.
+    Beside,
+}
+
+fn child_of(flags: c_int) -> Child {
+    let has = |flag| flags & flag != 0;
+    match (has(libc::CLONE_VM), has(libc::CLONE_FILES)) {
+        (_, true) if has(libc::CLONE_THREAD) => Child::Thread,
+        (false, false) => Child::Copy,
+        (true, false) if has(libc::CLONE_VFORK) && !has(libc::CLONE_SETTLS) => Child::Here,
+        _ => Child::Beside,
+    }
+}
+
+/// Before a system call that makes a process or a thread. Nothing is done behind it, so that
+/// nobody would know when a child that is here has gone.
 pub fn called(number: c_long, first: c_long) {
     let flags = match number {
-        libc::SYS_vfork => libc::CLONE_VM,
+        libc::SYS_vfork => libc::CLONE_VM | libc::CLONE_VFORK,
         libc::SYS_clone => first as c_int,
         // `struct clone_args` begins with the flags.
         libc::SYS_clone3 => buffer::copied(first as *const u64).unwrap_or(0) as c_int,
         _ => 0,
     };
     before_copy();
-    if flags & (libc::CLONE_VM | libc::CLONE_FILES) == libc::CLONE_VM {
+    if matches!(child_of(flags), Child::Here | Child::Beside) {
         give_up();
     }
     after_copy();
@@ -162,20 +188,24 @@ impl Since {
     }
 }
 
-extern "C" fn begin_vfork() {
+/// Gives whether the caller is such a child itself.
+extern "C" fn begin_vfork() -> bool {
     before_copy();
+    let was_vforked = thread::this().is_vforked();
     thread::this().set_vforked(true);
+    was_vforked
 }
 
 /// In the parent, when the child is gone from its memory.
-extern "C" fn end_vfork(result: isize) -> pid_t {
-    thread::this().set_vforked(false);
+extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
+    thread::this().set_vforked(was_vforked);
     after_copy();
     sys::returned(result) as pid_t
 }
 
 /// The child returns from here first and overwrites the stack above; so the return address
 /// waits in a register, which the kernel keeps for each of the two, as in the C library's own.
+/// So does what was begun.
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -185,6 +215,7 @@ unsafe extern "C" fn vfork() -> pid_t {
         "call {begin}",
         "add rsp, 8",
         "pop rdi",
+        "movzx esi, al",
         "mov eax, {vfork}",
         "syscall",
         "push rdi",
@@ -240,25 +271,22 @@ unsafe extern "C" fn clone(
     local: *mut c_void,
     child: c_long,
 ) -> c_int {
-    if flags & libc::CLONE_FILES != 0 {
+    let child_is = child_of(flags);
+    if child_is == Child::Thread {
         // SAFETY: the arguments are the caller's.
         return unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
     }
     before_copy();
-    // It has this thread's memory, as a child of `vfork`.
-    let is_here = flags & (libc::CLONE_VFORK | libc::CLONE_SETTLS) == libc::CLONE_VFORK;
-    let (thread, is_apart) = (thread::this(), flags & libc::CLONE_VM != 0);
+    let thread = thread::this();
     let was_vforked = thread.is_vforked();
-    if is_apart && is_here {
-        thread.set_vforked(true);
-    } else if is_apart {
-        give_up();
+    match child_is {
+        Child::Here => thread.set_vforked(true),
+        Child::Beside => give_up(),
+        Child::Thread | Child::Copy => {}
     }
     // SAFETY: as above.
     let result = unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
-    if is_apart {
-        thread.set_vforked(was_vforked);
-    }
+    thread.set_vforked(was_vforked);
     after_copy();
     result
 }

@@ -123,6 +123,16 @@ static int spoiled;
 
 pid_t __vfork(void) __attribute__((returns_twice));
 
+// A child of the child, which must not end that it is one.
+static __attribute__((noinline)) int vforks(void)
+{
+    int status = -1;
+    pid_t child = vfork();
+    if (child == 0)
+        _exit(0);
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
 static void vforked(int by_other_name)
 {
     int one = must_open("one", O_RDWR), two = must_open("two", O_RDWR), ends[2];
@@ -135,7 +145,8 @@ static void vforked(int by_other_name)
         dup2(one, 40);
         close(two);
         signal(SIGUSR1, SIG_DFL);
-        spoiled = write(one, "pipe", 4) != 4 || write(40, "p40", 3) != 3 || pwrite(one, "p", 1, 0) != -1;
+        spoiled = !vforks();
+        spoiled |= write(one, "pipe", 4) != 4 || write(40, "p40", 3) != 3 || pwrite(one, "p", 1, 0) != -1;
         _exit(spoiled);
     }
     ends_well(child);
@@ -181,6 +192,52 @@ static void cloned_apart(int flags)
     SAY(pwrite(fd, "opened", 6, 3));
     SAY(pread(fd, back, 100, 0));
     close(fd);
+}
+
+// A process that shares descriptors, and makes a number another file.
+static int run_together(void *argument)
+{
+    (void)argument;
+    close(apart_fd);
+    _exit(open("other", O_RDWR | O_CREAT, 0644) != apart_fd);
+}
+
+static void cloned_together(int flags)
+{
+    static char stack[65536] __attribute__((aligned(16)));
+    // In a process of its own, which leaves everything to the kernel from then on.
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = apart_fd = must_open("together", O_RDWR | O_CREAT);
+        MUST(pwrite(fd, "one", 3, 0) == 3);
+        ends_well(clone(run_together, stack + sizeof stack, SIGCHLD | CLONE_FILES | flags, 0));
+        SAY(pread(fd, back, 10, 0));
+        SAY(pwrite(fd, "other", 5, 0));
+        unlink("other");
+        _exit(0);
+    }
+    ends_well(child);
+}
+
+// The same by the call's number.
+static void called_together(void)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        apart_fd = must_open("together", O_RDWR | O_CREAT);
+        MUST(pwrite(apart_fd, "one", 3, 0) == 3);
+        pid_t inner = syscall(SYS_clone, SIGCHLD | CLONE_FILES, 0, 0, 0, 0);
+        if (inner == 0)
+            run_together(0);
+        ends_well(inner);
+        SAY(pread(apart_fd, back, 10, 0));
+        SAY(pwrite(apart_fd, "other", 5, 0));
+        unlink("other");
+        _exit(0);
+    }
+    ends_well(child);
 }
 
 static void others(void)
@@ -266,6 +323,10 @@ int main(int count, char **arguments)
     vforked(0);
     vforked(1);
     cloned_apart(CLONE_VFORK);
+    cloned_together(0);
+    cloned_together(CLONE_VM);
+    cloned_together(CLONE_VM | CLONE_VFORK);
+    called_together();
     others();
     passed();
     cloned_apart(0);
