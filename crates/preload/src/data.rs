@@ -279,7 +279,13 @@ fn in_turn(
     } else {
         None
     };
-    let result = done.map_or_else(|| kernel(&call), |done| done.bytes as isize);
+    let result = done.map_or_else(
+        || {
+            held.leave_to_kernel();
+            kernel(&call)
+        },
+        |done| done.bytes as isize,
+    );
     drop(held);
     sys::returned(result)
 }

@@ -153,6 +153,13 @@ impl Entry {
         self.is_shared.store(true, SeqCst);
     }
 
+    /// Behind it nobody moves the offset but by one call of the kernel's, which takes turns with
+    /// whoever has the description. So a call that waits in the kernel is not waited for.
+    pub fn share(&self) {
+        self.set_shared();
+        self.offset.pass();
+    }
+
     /// Of an entry that is used or named.
     pub fn facts(&self) -> Facts {
         // SAFETY: written before the entry had its first name.

@@ -8,12 +8,14 @@
 use crate::sys;
 use std::hint::spin_loop;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// Besides: somebody may sleep.
 const AWAITED: u32 = 2;
+/// Besides: for a call of the kernel's alone.
+const KERNELS: u32 = 4;
 
 /// Looks before sleeping: about as long as two short system calls.
 const SPINS_MAX: u32 = 100;
@@ -27,19 +29,47 @@ impl Lock {
 
     pub fn hold(&self) -> Held<'_> {
         for _ in 0..SPINS_MAX {
-            if self
-                .0
-                .compare_exchange(FREE, HELD, Acquire, Relaxed)
-                .is_ok()
-            {
+            if self.take_as(HELD).is_ok() {
                 return Held(self);
             }
             spin_loop();
         }
-        while self.0.swap(AWAITED, Acquire) != FREE {
-            sys::futex_wait(&self.0, AWAITED);
+        while let Err(seen) = self.take_as(HELD | AWAITED) {
+            self.sleep(seen);
         }
         Held(self)
+    }
+
+    fn take_as(&self, state: u32) -> Result<u32, u32> {
+        self.0.compare_exchange(FREE, state, Acquire, Relaxed)
+    }
+
+    /// Until it is no longer as it was seen, or sooner.
+    fn sleep(&self, seen: u32) {
+        let awaited = seen | AWAITED;
+        let mark = || self.0.compare_exchange(seen, awaited, Relaxed, Relaxed);
+        if seen == awaited || mark().is_ok() {
+            sys::futex_wait(&self.0, awaited);
+        }
+    }
+
+    /// Returns when nobody holds it, unless for a call of the kernel's alone. Whoever holds it
+    /// from then on sees what the caller did before.
+    pub fn pass(&self) {
+        let mut has_slept = false;
+        loop {
+            // It writes, so that who takes the lock later has seen that.
+            let seen = self.0.fetch_or(0, AcqRel);
+            if seen == FREE || seen & KERNELS != 0 {
+                break;
+            }
+            self.sleep(seen);
+            has_slept = true;
+        }
+        if has_slept {
+            // One who would hold it may have been meant.
+            sys::futex_wake_one(&self.0);
+        }
     }
 
     /// In a child, where the thread that held it is not there.
@@ -50,9 +80,18 @@ impl Lock {
 
 pub struct Held<'a>(&'a Lock);
 
+impl Held<'_> {
+    /// What is left to do is one call of the kernel's.
+    pub fn leave_to_kernel(&self) {
+        if self.0.0.fetch_or(KERNELS, Release) & AWAITED != 0 {
+            sys::futex_wake_all(&self.0.0);
+        }
+    }
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.0.0.swap(FREE, Release) == AWAITED {
+        if self.0.0.swap(FREE, Release) & AWAITED != 0 {
             sys::futex_wake_one(&self.0.0);
         }
     }

@@ -83,10 +83,9 @@ impl Use {
         slot(fd).is_some_and(|slot| slot.load(SeqCst) == self.number)
     }
 
-    /// Others may move the offset from now on. Behind it, nobody thinks otherwise.
+    /// Others may move the offset from now on. Behind it, nobody moves it who thinks otherwise.
     pub fn share(&self) {
-        self.set_shared();
-        drop(self.hold());
+        self.entry.share();
     }
 }
 
@@ -304,13 +303,12 @@ fn changed(head: u64, number: u32) -> u64 {
     (head >> 32).wrapping_add(1) << 32 | u64::from(number)
 }
 
-/// From now on the offset of every open description is the kernel's alone. Returns when no
-/// call is under way that thought otherwise.
+/// From now on the offset of every open description is the kernel's alone. Returns when nobody
+/// moves one who thought otherwise; what the kernel has begun it ends in its own turn.
 pub fn share_all() {
     for entry in &ENTRIES[..touched() as usize] {
         if !entry.is_buried() {
-            entry.set_shared();
-            drop(entry.offset.hold());
+            entry.share();
         }
     }
 }

@@ -1,5 +1,10 @@
 // Threads that share descriptors and offsets, and that close what others use.
 #include "say.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
 
 enum { THREADS = 4, RECORDS = 3000, RECORD = 24 };
 
@@ -211,6 +216,69 @@ static void forking(void)
     pthread_join(forker, 0);
 }
 
+// A read of so many bytes waits in the kernel until somebody lets it go on (seccomp_unotify(2)).
+enum { HELD_UP = (1 << 20) + 1 };
+static int listener_ends[2], slow;
+
+static int hold_up(void)
+{
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, HELD_UP, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof steps / sizeof *steps, steps};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program);
+}
+
+static void *read_slowly(void *argument)
+{
+    static char room[HELD_UP];
+    int listener = hold_up();
+    sigset_t ends;
+    (void)argument;
+    // Else a child's end has it wait anew.
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &ends, 0);
+    MUST(listener >= 0 && write(listener_ends[1], &listener, sizeof listener) == sizeof listener);
+    MUST(read(slow, room, HELD_UP) == RECORD);
+    return 0;
+}
+
+// Others are copied while the kernel has a read at an offset under way.
+static void held_up(void)
+{
+    enum { SECONDS_MAX = 10 };
+    char record[RECORD] = "a record";
+    int listener, status;
+    pthread_t reader;
+    slow = must_open("slow", O_RDWR | O_CREAT);
+    MUST(write(slow, record, RECORD) == RECORD && lseek(slow, 0, SEEK_SET) == 0);
+    MUST(pipe(listener_ends) == 0 && pthread_create(&reader, 0, read_slowly, 0) == 0);
+    MUST(read(listener_ends[0], &listener, sizeof listener) == sizeof listener);
+    struct seccomp_notif told = {0};
+    MUST(ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &told) == 0);
+    // It goes on behind all of this, or never.
+    alarm(SECONDS_MAX);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(lseek(slow, 0, SEEK_CUR) != 0);
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    SAY(system("true"));
+    alarm(0);
+    struct seccomp_notif_resp answer = {.id = told.id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+    MUST(ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &answer) == 0);
+    pthread_join(reader, 0);
+    SAY(lseek(slow, 0, SEEK_CUR));
+    SAY(write(slow, record, RECORD));
+    close(slow), close(listener), close(listener_ends[0]), close(listener_ends[1]);
+}
+
 int main(void)
 {
     offsets();
@@ -218,5 +286,6 @@ int main(void)
     races();
     rotated();
     forking();
+    held_up();
     return 0;
 }
