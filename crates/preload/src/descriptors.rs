@@ -73,12 +73,9 @@ pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
 }
 
 fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
-    if process::is_given_up() {
-        return None;
-    }
     let thread = thread::this();
     let _inside = thread.enter()?;
-    if thread.is_handling() || !process::is_ours() {
+    if thread.is_handling() || !process::is_ours() || process::is_given_up() {
         return None;
     }
     let stat = sys::fstat(fd)?;

@@ -5,12 +5,14 @@
 //! The child asks the engine again for what it inherited.
 //!
 //! A child of `fork` is told by `pthread_atfork`; any other copy of this memory (`_Fork`,
-//! `clone` by a raw system call) by a page that the kernel clears in copies. A child of
-//! `vfork` runs in its parent's memory with descriptors of its own, so all of its calls go
-//! to the kernel and change nothing here. So does a process made by `clone` with the memory but
-//! not the descriptors of its parent, if that sleeps meanwhile. If it runs beside it, nobody can
-//! tell cheaply who of them is calling; and of what a process does to descriptors that it shares
-//! nothing is known here. Then all descriptors are the kernel's, for good.
+//! `clone` by a raw system call) by a page that the kernel clears in copies. That one may not
+//! allocate, and leaves everything to the kernel.
+//!
+//! A child of `vfork` runs in its parent's memory with descriptors of its own, so all of its
+//! calls go to the kernel and change nothing here. So does a process made by `clone` with the
+//! memory but not the descriptors of its parent, if that sleeps meanwhile. If it runs beside it,
+//! nobody can tell cheaply who of them is calling; and of what a process does to descriptors that
+//! it shares nothing is known here. Then all descriptors are the kernel's, for good.
 
 use crate::{buffer, descriptors, engine, real, signals, sys, table, thread};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
@@ -23,7 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Another process is or was in this memory, or had these descriptors, beside this one.
+/// Another process is or was in this memory, or had these descriptors, beside this one. Or this is a
+/// copy that was not told.
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
@@ -66,13 +69,13 @@ fn wiped_page() -> Option<NonNull<AtomicU32>> {
     NonNull::new(page.cast())
 }
 
-/// Whether the table is this process's; a copy that was not told makes it so. False before
+/// Whether the table is this process's; a copy that was not told empties it. False before
 /// the library is ready. The caller's thread is inside, or has its signals blocked.
 #[inline]
 pub fn is_ours() -> bool {
     let Some(born) = born() else { return false };
     if born.load(Relaxed) == 0 {
-        adopt();
+        adopt_untold();
     }
     true
 }
@@ -143,6 +146,15 @@ fn adopt() {
     if let Some(born) = born() {
         born.store(1, Relaxed);
     }
+}
+
+/// The parent may have had other threads, and what they held (in `malloc`) is nobody's here: only
+/// what may be called in a handler may be called, and the engine may not.
+#[cold]
+fn adopt_untold() {
+    adopt();
+    IS_GIVEN_UP.store(true, SeqCst);
+    table::ours_in(0, c_uint::MAX).for_each(table::remove);
 }
 
 /// Before descriptors may be copied into another process.

@@ -15,7 +15,7 @@ static void ends_well(pid_t child)
 static void turns(int fd, pid_t child, const char *who, int ends[4])
 {
     char token;
-    for (int round = 0; round < 50; round++) {
+    for (int round = 0; round < 75; round++) {
         if (child == 0)
             MUST(read(ends[0], &token, 1) == 1);
         MUST(write(fd, who, strlen(who)) == (ssize_t)strlen(who));
@@ -117,6 +117,27 @@ static void above(void)
     ends_well(child);
     SAY(pread(90, back, 10, 0));
     close(90);
+}
+
+// Who was copied past `fork` may be a copy of a program with threads, and is not to allocate: all is
+// the kernel's.
+static void untold(pid_t (*fork_)(void))
+{
+    int fd = must_open("untold", O_RDWR | O_CREAT);
+    MUST(pwrite(fd, "before", 6, 0) == 6);
+    fflush(stdout);
+    long opens = counted(OPENS), writes = counted(WRITES);
+    pid_t child = fork_();
+    if (child == 0) {
+        int fresh = open("untold", O_RDWR);
+        MUST(fresh >= 0 && write(fresh, "fresh", 5) == 5 && pwrite(fd, "old", 3, 9) == 3);
+        MUST(counted(OPENS) == opens && counted(WRITES) == writes);
+        _exit(0);
+    }
+    ends_well(child);
+    SAY(pread(fd, back, 20, 0));
+    SAY(sum_of(back, 12));
+    close(fd);
 }
 
 static int spoiled;
@@ -320,6 +341,8 @@ int main(int count, char **arguments)
     raced(raw_fork);
     apart();
     above();
+    untold(_Fork);
+    untold(raw_fork);
     vforked(0);
     vforked(1);
     cloned_apart(CLONE_VFORK);

@@ -100,21 +100,6 @@ static void handlers_that_leave(void)
     SAY(sigismember(&mask, SIGALRM));
 }
 
-// What the engine of the tests has counted, or nothing without it.
-enum { WRITES = 2, ENDS = 4 };
-
-static long counted(int which)
-{
-    static int file = -1;
-    long counts[10] = {0};
-    const char *path = getenv("PAGEMESH_PROBE_COUNTS");
-    // Once, as `open` ends what is left.
-    if (path && file < 0)
-        file = must_open(path, O_RDONLY);
-    MUST(!path || pread(file, counts, sizeof counts, 0) == sizeof counts);
-    return counts[which];
-}
-
 // It may leave some to the kernel.
 static int did(int which, long before, int times)
 {
