@@ -6,7 +6,7 @@
 //! put in what ends the process when a thread is unwound through here. What the engine does is no place to be
 //! cancelled; so each asks before whether it is to be, as POSIX wants of these functions.
 //!
-//! `open`, `fcntl` and `syscall` are variadic in C. Here they have their last arguments
+//! `open`, `fcntl`, `ulimit` and `syscall` are variadic in C. Here they have their last arguments
 //! always: on x86-64 (System V ABI, 3.2.3 and 3.5.7) integers go to the same registers
 //! either way, one that was not passed is whatever its register has, and the real function
 //! reads it only where it was.
@@ -394,14 +394,14 @@ export! {
     }
 }
 
-/// A limit of file sizes is the kernel's to enforce.
+/// A limit of file sizes, perhaps, which is the kernel's to enforce.
 macro_rules! limits {
-    ($($name:ident($($arg:ident: $kind:ty),*) of $what:expr;)*) => {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
         export! {
-            $($name($($arg: $kind),*) -> c_int {
+            $($name($($arg: $kind),*) -> $result {
                 // SAFETY: the arguments are the caller's.
                 let result = unsafe { real::$name($($arg),*) };
-                if $what == libc::RLIMIT_FSIZE as c_int && !thread::this().is_vforked() {
+                if !thread::this().is_vforked() {
                     data::look_at_limits();
                 }
                 result
@@ -411,10 +411,13 @@ macro_rules! limits {
 }
 
 limits! {
-    setrlimit(what: c_int, limit: *const c_void) of what;
-    setrlimit64(what: c_int, limit: *const c_void) of what;
-    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) of what;
-    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) of what;
+    setrlimit(what: c_int, limit: *const c_void) -> c_int;
+    setrlimit64(what: c_int, limit: *const c_void) -> c_int;
+    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    // The C library sets these past the others.
+    ulimit(command: c_int, argument: c_long) -> c_long;
+    vlimit(what: c_int, limit: c_int) -> c_int;
 }
 
 export! {

@@ -159,6 +159,8 @@ real! {
     setrlimit64(what: c_int, limit: *const c_void) -> c_int;
     prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
     prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    ulimit(command: c_int, argument: c_long) -> c_long;
+    vlimit(what: c_int, limit: c_int) -> c_int;
 
     sigaction(signal: c_int, new: *const action, old: *mut action) -> c_int;
     sigset(signal: c_int, handler: size_t) -> size_t;

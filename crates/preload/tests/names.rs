@@ -8,7 +8,7 @@ use std::process::Command;
 use support::{AS_PACKAGES, Counts, Stage, check, check_built, library};
 
 /// What of `names.c` the engine does.
-const OPENS: u64 = 39;
+const OPENS: u64 = 41;
 const READS: u64 = 29;
 const WRITES: u64 = 42;
 /// One by each name of `lseek`.

@@ -1,6 +1,7 @@
 // Every name of what other programs call otherwise: those for long files, those that check
 // lengths, and those of old programs.
 #include "say.h"
+#include <ulimit.h>
 #include <pty.h>
 #include <sys/sendfile.h>
 #include <utmp.h>
@@ -268,6 +269,23 @@ static void limited(void)
     close(fd);
 }
 
+int vlimit(int, int);
+
+// Ways that the C library goes past its own functions.
+static void limited_for_good(int by_vlimit)
+{
+    enum { LIM_FSIZE = 2, LIMIT = 2560 };
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = must_open("limited", O_RDWR);
+        SAY(by_vlimit ? vlimit(LIM_FSIZE, LIMIT) : ulimit(UL_SETFSIZE, LIMIT / 512));
+        SAY(pwrite(fd, bytes, 1000, 2000));
+        SAY(ulimit(UL_GETFSIZE));
+        _exit(0);
+    }
+    ends_well(child);
+}
+
 static volatile sig_atomic_t handled;
 
 static void plain(int signal)
@@ -472,6 +490,8 @@ int main(void)
     cloned(__clone);
     spawned();
     limited();
+    limited_for_good(0);
+    limited_for_good(1);
     handlers();
     cancelled_anywhere();
     reopened(freopen);
