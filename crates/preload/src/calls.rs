@@ -431,20 +431,6 @@ export! {
         signals::set(signal, handler, flags, true)
     }
 
-    bsd_signal(signal: c_int, handler: size_t) -> size_t {
-        let flags = if signals::interrupts(signal) { 0 } else { libc::SA_RESTART };
-        signals::set(signal, handler, flags, true)
-    }
-
-    ssignal(signal: c_int, handler: size_t) -> size_t {
-        let flags = if signals::interrupts(signal) { 0 } else { libc::SA_RESTART };
-        signals::set(signal, handler, flags, true)
-    }
-
-    sysv_signal(signal: c_int, handler: size_t) -> size_t {
-        signals::set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER, false)
-    }
-
     __sysv_signal(signal: c_int, handler: size_t) -> size_t {
         signals::set(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER, false)
     }
@@ -485,4 +471,7 @@ other_names! {
     __dup2: dup2;
     __fcntl: fcntl;
     __sigaction: sigaction;
+    bsd_signal: signal;
+    ssignal: signal;
+    sysv_signal: __sysv_signal;
 }
