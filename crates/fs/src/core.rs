@@ -78,6 +78,8 @@ struct Books {
     shared: Vec<(Span, i64)>,
     inos_taken: Vec<Ino>,
     inos_given: Vec<Ino>,
+    /// Noted times that are in their inodes now.
+    times_put: Vec<(Ino, Noted)>,
     pages: i64,
 }
 
@@ -88,7 +90,27 @@ impl Books {
         self.shared.extend(other.shared);
         self.inos_taken.extend(other.inos_taken);
         self.inos_given.extend(other.inos_given);
+        self.times_put.extend(other.times_put);
         self.pages += other.pages;
+    }
+}
+
+/// Times of an inode that are not in it yet.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(crate) struct Noted {
+    pub(crate) mtime: Option<Time>,
+    pub(crate) atime: Option<Time>,
+}
+
+impl Noted {
+    pub(crate) fn is_empty(self) -> bool {
+        self == Noted::default()
+    }
+
+    /// Has the times that this one does not.
+    fn fill(&mut self, older: Noted) {
+        self.mtime = self.mtime.or(older.mtime);
+        self.atime = self.atime.or(older.atime);
     }
 }
 
@@ -99,9 +121,7 @@ pub(crate) struct Live {
     pub(crate) lookups: u64,
     /// Which run of what makes inodes began it; 0: none.
     pub(crate) made: u64,
-    /// Times that are not in the inode yet.
-    pub(crate) mtime: Option<Time>,
-    pub(crate) atime: Option<Time>,
+    pub(crate) noted: Noted,
     pub(crate) data: Arc<Data>,
 }
 
@@ -228,10 +248,10 @@ impl Core {
     fn add_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live.get(&ino) {
             // A program may set the time back behind what a guest wrote.
-            let mtime = live.data.written().or(live.mtime);
+            let mtime = live.data.written().or(live.noted.mtime);
             inode.mtime = mtime.unwrap_or(inode.mtime);
             inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
-            inode.atime = live.atime.unwrap_or(inode.atime);
+            inode.atime = live.noted.atime.unwrap_or(inode.atime);
         }
     }
 
@@ -336,7 +356,7 @@ impl Core {
 
     /// Notes the time of a write; the inode gets it later.
     pub(crate) fn note_write(&mut self, ino: Ino, now: Time) {
-        self.live(ino).mtime = Some(now);
+        self.live(ino).noted.mtime = Some(now);
         self.noted.insert(ino);
     }
 
@@ -390,7 +410,8 @@ impl Core {
     /// Nothing of a batch happened, so nothing of the one that builds on it does.
     fn fail(&mut self, books: Books, cause: &SpaceError) {
         let next = std::mem::take(&mut self.batch);
-        for books in [books, next.books] {
+        // The last first: of two times of an inode the later one counts.
+        for books in [next.books, books] {
             self.undo(books);
         }
         let _ = next.outcome.set(Err(cause.clone()));
@@ -414,6 +435,12 @@ impl Core {
         }
         for (span, places) in books.shared {
             self.shares.add(span.page, -places);
+        }
+        for (ino, noted) in books.times_put.into_iter().rev() {
+            if let Some(live) = self.live.get_mut(&ino) {
+                live.noted.fill(noted);
+                self.noted.insert(ino);
+            }
         }
     }
 }
@@ -668,8 +695,10 @@ impl Tx<'_> {
         let (now, before) = (inode.pages + inode.lent(), old.pages + old.lent());
         self.books.pages += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live.get_mut(&ino) {
-            live.mtime = None;
-            live.atime = None;
+            let noted = std::mem::take(&mut live.noted);
+            if !noted.is_empty() {
+                self.books.times_put.push((ino, noted));
+            }
         }
         Ok(())
     }

@@ -110,7 +110,7 @@ impl Core {
             && (inode.atime <= inode.mtime.max(inode.ctime)
                 || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
         {
-            self.live(ino).atime = Some(now);
+            self.live(ino).noted.atime = Some(now);
             self.noted.insert(ino);
         }
     }
@@ -551,7 +551,7 @@ impl Fs {
         let is_noted = {
             let core = self.core();
             let live = core.live.get(&ino);
-            live.is_some_and(|live| live.mtime.is_some() || live.atime.is_some())
+            live.is_some_and(|live| !live.noted.is_empty())
         };
         if !is_noted {
             return Ok(());
@@ -566,16 +566,17 @@ impl Fs {
     /// a crash loses what was noted since.
     ///
     /// # Errors
-    /// What the volume says.
+    /// What the volume says first; what failed is tried again by the next call.
     pub fn put_times(&self) -> Result<()> {
         let noted = std::mem::take(&mut self.core().noted);
-        for ino in noted {
-            match self.note_times(ino) {
-                Err(FsError::Posix(Errno::STALE)) => {}
-                put => put?,
+        let put = noted.into_iter().map(|ino| match self.note_times(ino) {
+            Ok(()) | Err(FsError::Posix(Errno::STALE)) => Ok(()),
+            Err(cause) => {
+                self.core().noted.insert(ino);
+                Err(cause)
             }
-        }
-        Ok(())
+        });
+        put.fold(Ok(()), Result::and)
     }
 
     /// Copies bytes from one file to another, or within one where they do not

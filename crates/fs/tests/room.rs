@@ -6,7 +6,7 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use pagemesh_fs::{Allocate, Fs, Ino, Make, Port, Time};
 use rustix::io::Errno;
 use support::memory::Memory;
 use support::pool::Pooled;
@@ -289,4 +289,63 @@ fn what_the_limit_has_no_room_for_is_not_begun() {
     fs.forget(other, 1);
     // Maps take some, too.
     assert_eq!(ask(ino, how, 0, room + (1 << 20) - 4 * PAGE), Ok(()));
+}
+
+/// When a file was written last, here and after an unmount or a crash now.
+fn modified(memory: &Memory, fs: &Fs, ino: Ino) -> [Time; 2] {
+    let after = mounted_with_left(&memory.after_now()).0;
+    [fs, &after].map(|fs| fs.attr(ino).unwrap().mtime)
+}
+
+/// Whether the limit or the pools have no room.
+#[test]
+fn what_there_is_no_room_for_leaves_the_time_of_what_was_written_before() {
+    for (limit, room) in [(2 << 20, None), (0, Some(0))] {
+        let memory = Memory::new(SIZE);
+        let (fs, mut port) = made_with_limit(&memory, limit);
+        let ino = create(&fs, b"file");
+        let mut write = |offset, len| {
+            let data = Bytes::from(vec![7; len]);
+            fs.write(&mut port, ino, offset, &data, false)
+        };
+        while limit > 0 && write(None, 1 << 17).is_ok() {}
+        write(Some(0), 4096).unwrap();
+        let [before, _] = modified(&memory, &fs, ino);
+        write(Some(0), 4096).unwrap();
+        let [written, _] = modified(&memory, &fs, ino);
+        assert!(written > before);
+        memory.set_room(room);
+        for _ in 0..2 {
+            let full = write(None, 1 << 17).unwrap_err();
+            assert_eq!(full.errno(), Errno::NOSPC);
+            assert_eq!(fs.attr(ino).unwrap().mtime, written);
+        }
+        memory.set_room(None);
+        fs.put_times().unwrap();
+        assert_eq!(modified(&memory, &fs, ino), [written; 2]);
+    }
+}
+
+#[test]
+fn times_that_could_not_be_put_down_are_put_down_later() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let data = Bytes::from(vec![7; 4096]);
+    let files = [b"1", b"2", b"3"].map(|name| create(&fs, name));
+    let mut write_all = || {
+        for ino in files {
+            fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+        }
+    };
+    write_all();
+    write_all();
+    let written = files.map(|ino| fs.attr(ino).unwrap().mtime);
+    memory.set_room(Some(0));
+    for _ in 0..2 {
+        assert_eq!(fs.put_times().unwrap_err().errno(), Errno::NOSPC);
+    }
+    memory.set_room(None);
+    fs.put_times().unwrap();
+    let found = files.map(|ino| modified(&memory, &fs, ino));
+    assert_eq!(found, written.map(|written| [written; 2]));
 }
