@@ -333,6 +333,8 @@ impl Board {
     /// The same, and takes note.
     #[must_use]
     pub fn take_written(&self) -> Option<Time> {
+        // Most have nothing to tell, and their guests keep the line.
+        self.written()?;
         let is_untold = self.word(UNTOLD_AT).swap(0, Ordering::AcqRel) != 0;
         is_untold.then(|| self.last_written())
     }

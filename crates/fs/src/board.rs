@@ -230,14 +230,22 @@ impl Core {
         self.beside.insert(ino);
     }
 
-    /// Notes when guests wrote to a file, if they did since.
-    pub(crate) fn note_guests(&mut self, ino: Ino) -> bool {
+    /// Notes when guests wrote to a file, if they did since, and that the kernel is to be
+    /// told of it.
+    pub(crate) fn note_guests(&mut self, ino: Ino) {
         let board = self.live.get(&ino).and_then(|live| live.data.board.get());
-        let Some(at) = board.and_then(|board| board.take_written()) else {
-            return false;
-        };
-        self.note_write(ino, at);
-        true
+        if let Some(at) = board.and_then(|board| board.take_written()) {
+            self.note_write(ino, at);
+            self.note_beside(ino);
+        }
+    }
+
+    /// The same of all files.
+    pub(crate) fn note_all_guests(&mut self) {
+        let mut boards = std::mem::take(&mut self.boards);
+        boards.retain(|ino| self.live.contains_key(ino));
+        boards.iter().for_each(|&ino| self.note_guests(ino));
+        self.boards = boards;
     }
 }
 
@@ -344,9 +352,7 @@ impl Fs {
         }
         let ended = data.end();
         let mut core = self.core();
-        if core.note_guests(ino) {
-            core.note_beside(ino);
-        }
+        core.note_guests(ino);
         // Whoever waits for the lock, or had it, has a reference; new ones come from the core.
         let is_unused = |live: &Live| live.opens == 0 && Arc::strong_count(data) == 2;
         let live = core.live.get_mut(&ino);
@@ -366,12 +372,8 @@ impl Fs {
     /// the end would find that of the last time (Linux, `fuse_file_llseek` and `attr_version`).
     pub fn note_guests(&self) -> Vec<Ino> {
         let mut core = self.core();
-        let mut boards = std::mem::take(&mut core.boards);
-        boards.retain(|ino| core.live.contains_key(ino));
-        let mut changed = std::mem::take(&mut core.beside);
-        let files = boards.iter().copied();
-        changed.extend(files.filter(|&ino| core.note_guests(ino)));
-        core.boards = boards;
+        core.note_all_guests();
+        let changed = std::mem::take(&mut core.beside);
         let grows = |ino: &Ino| core.inode(*ino).is_ok_and(|inode| inode.growth.is_some());
         let (later, now): (Vec<Ino>, Vec<Ino>) = changed.into_iter().partition(grows);
         core.beside.extend(later);

@@ -7,145 +7,15 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_base::slice::Part;
-use pagemesh_base::space::{Request, Space, Token};
-use pagemesh_fs::{
-    APPEND_PAGES_MAX, Allocate, Board, Composed, Fs, Growth, Ino, Make, Port, Time, span_index,
-};
-use std::sync::{Arc, Mutex};
+use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use std::sync::Arc;
+use support::guests::{Ending, Guests, write_at_once};
 use support::memory::Memory;
 use support::pool::Pooled;
 use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
 
-const SIZE: u64 = 1 << 36;
+const SIZE: u64 = support::guests::MEMORY_BYTES;
 const PAGE: u64 = 4096;
-
-/// What the guests of a file share, and one of them, who does one thing at a time.
-#[derive(Default)]
-struct Told {
-    closed: u64,
-    is_outdated: bool,
-    is_torn: bool,
-    end: u64,
-    growth: Option<Growth>,
-    tail: Vec<u8>,
-    spans: Vec<u64>,
-}
-
-#[derive(Default)]
-struct Guests(Mutex<Told>, Mutex<Option<Time>>);
-
-impl Board for Guests {
-    fn close(&self) {
-        self.0.lock().unwrap().closed += 1;
-    }
-
-    fn reopen(&self) {
-        self.0.lock().unwrap().closed -= 1;
-    }
-
-    fn outdate(&self) {
-        self.0.lock().unwrap().is_outdated = true;
-    }
-
-    fn show(&self, size: u64, spans: &[u64]) {
-        let mut told = self.0.lock().unwrap();
-        *told = Told {
-            closed: told.closed,
-            end: size,
-            spans: spans.to_vec(),
-            ..Told::default()
-        };
-    }
-
-    fn written(&self) -> Option<Time> {
-        *self.1.lock().unwrap()
-    }
-
-    fn take_written(&self) -> Option<Time> {
-        self.1.lock().unwrap().take()
-    }
-
-    fn is_outdated(&self) -> bool {
-        self.0.lock().unwrap().is_outdated
-    }
-
-    fn lend(&self, growth: Growth, tail: &[u8]) {
-        let mut told = self.0.lock().unwrap();
-        told.growth = Some(growth);
-        told.tail = tail.to_vec();
-    }
-
-    fn end(&self, growth: Growth) -> Option<u64> {
-        let told = self.0.lock().unwrap();
-        (!told.is_torn && told.growth == Some(growth)).then_some(told.end)
-    }
-}
-
-/// How a guest ends a write.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Ending {
-    Well,
-    /// It dies, and what it wrote is there.
-    DiesLate,
-    /// It dies, and nothing is there.
-    DiesEarly,
-}
-
-impl Guests {
-    /// Writes to the last page or at the end; false: the kernel has to.
-    fn write(&self, space: &Arc<dyn Space>, back: u64, data: &[u8], ending: Ending) -> bool {
-        let mut told = self.0.lock().unwrap();
-        assert_eq!(told.closed, 0);
-        let (false, Some(growth)) = (told.is_outdated, told.growth) else {
-            return false;
-        };
-        let (end, offset) = (told.end, told.end - back);
-        let Some(composed) = Composed::plan(growth, end, offset, data.len()) else {
-            return false;
-        };
-        let mut pages = vec![0xee; APPEND_PAGES_MAX * 4096];
-        pages[..told.tail.len()].copy_from_slice(&told.tail);
-        composed.fill(growth, &mut pages, end, offset, data);
-        let (index, within) = span_index(composed.first);
-        let place = (told.spans[index] + within) * PAGE;
-        pages.truncate(composed.count * 4096);
-        if ending != Ending::DiesEarly {
-            write_at_once(space, place, &pages);
-        }
-        if ending != Ending::Well {
-            told.is_torn = true;
-            told.is_outdated = true;
-            return true;
-        }
-        let last = ((composed.end / PAGE - composed.first) * PAGE) as usize;
-        told.tail = pages[last..last + (composed.end % PAGE) as usize].to_vec();
-        told.end = composed.end;
-        true
-    }
-}
-
-/// What one record does. Memory has no records, and a pool makes one of a write.
-fn write_at_once(space: &Arc<dyn Space>, offset: u64, pages: &[u8]) {
-    let mut channel = space.open().unwrap();
-    let data = Bytes::from(pages.to_vec());
-    let durable = false;
-    let request = match space.size_bytes() {
-        SIZE => Request::Transact {
-            parts: vec![Part::Write { offset, data }],
-            durable,
-        },
-        _ => Request::Write {
-            offset,
-            data,
-            durable,
-        },
-    };
-    channel.submit(Token(1), request);
-    let mut done = Vec::new();
-    channel.reap(&mut done);
-    done.pop().unwrap().result.unwrap();
-}
 
 struct File {
     fs: Fs,

@@ -1,6 +1,8 @@
 //! What the tests share.
 
 #[allow(dead_code)]
+pub mod guests;
+#[allow(dead_code)]
 pub mod lossy;
 pub mod memory;
 #[allow(dead_code)]

@@ -1,0 +1,85 @@
+//! Files that guests write to beside the mount: when they did.
+
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code)]
+
+mod support;
+
+use bytes::Bytes;
+use pagemesh_fs::{Changes, Fs, Ino, Make, Port, Time};
+use std::sync::Arc;
+use support::guests::{Guests, MEMORY_BYTES as SIZE};
+use support::memory::Memory;
+use support::{OWNER, clock, made};
+
+/// What a file has before guests write to it.
+const BYTES: u64 = 20_000;
+
+struct File {
+    fs: Arc<Fs>,
+    port: Port,
+    ino: Ino,
+    guests: Arc<Guests>,
+}
+
+impl File {
+    /// One that is open, with a board.
+    fn shown(memory: &Memory) -> File {
+        let file = File::opened(made(memory));
+        let guests = file.guests.clone();
+        let shown = file.fs.show(file.ino, || Some(guests)).unwrap();
+        assert!(shown.is_some());
+        file
+    }
+
+    fn opened((fs, mut port): (Fs, Port)) -> File {
+        let made = fs.create(Ino::ROOT, b"file", Make::File, 0o600, OWNER);
+        let ino = made.unwrap().ino;
+        fs.open(ino).unwrap();
+        let data = Bytes::from(vec![1; BYTES as usize]);
+        fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+        let guests = Arc::default();
+        File {
+            fs: Arc::new(fs),
+            port,
+            ino,
+            guests,
+        }
+    }
+
+    /// A guest writes now.
+    fn written(&self) -> Time {
+        let now = clock();
+        *self.guests.1.lock().unwrap() = Some(now);
+        now
+    }
+
+    fn modified(&self) -> Time {
+        self.fs.attr(self.ino).unwrap().mtime
+    }
+}
+
+/// Else its pages that the kernel keeps would stay as they were.
+#[test]
+fn the_kernel_is_told_of_what_guests_wrote_whoever_takes_note() {
+    let acts: [fn(&mut File); 4] = [
+        |file| {
+            let changes = Changes {
+                mode: Some(0o640),
+                mtime: Some(clock()),
+                ..Changes::default()
+            };
+            file.fs.set_attr(file.ino, changes).unwrap();
+        },
+        |file| file.fs.sync(&mut file.port, file.ino).unwrap(),
+        |file| file.fs.put_times().unwrap(),
+        |file| file.fs.release(file.ino),
+    ];
+    for act in acts {
+        let mut file = File::shown(&Memory::new(SIZE));
+        file.written();
+        act(&mut file);
+        assert_eq!(file.fs.note_guests(), [file.ino]);
+        assert_eq!(file.fs.note_guests(), []);
+    }
+}
