@@ -378,6 +378,30 @@ fn the_time_of_a_guests_write_is_told() {
 }
 
 #[test]
+fn a_guests_write_has_its_time_after_an_unmount() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let file = opened(&mount, "file");
+    file.write_all_at(&[1; 8192], 0).unwrap();
+    let old = file.metadata().unwrap();
+    let guest = guest();
+    let direct = direct(guest, &file);
+    until("guests are let in", || {
+        direct.write(&[2; 4096], 0, true).is_some()
+    });
+    file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    direct.write(&[3; 4096], 0, true).expect("a guest's");
+    drop((direct, file));
+    mount.stop(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let new = std::fs::metadata(mount.dir.join("file")).unwrap();
+    assert!((new.mtime(), new.mtime_nsec()) >= (old.mtime(), old.mtime_nsec()));
+    mount.stop(&cluster);
+}
+
+#[test]
 fn a_brick_goes_and_returns_under_a_guest() {
     let Some(mut cluster) = mounted::cluster(&[256, 256], "200M") else {
         return;

@@ -365,11 +365,11 @@ impl Fs {
         }
     }
 
-    /// Notes when guests wrote. To be called once in a while, before
-    /// [`Fs::put_times`]. Returns the files that they wrote to since, and that the kernel may
-    /// be told of. Not while they make one longer: its attributes are not kept then, and the
-    /// kernel takes no answer for the size that was asked for before it was told; who seeks
-    /// the end would find that of the last time (Linux, `fuse_file_llseek` and `attr_version`).
+    /// Notes when guests wrote. To be called once in a while. Returns the files that they
+    /// wrote to since, and that the kernel may be told of. Not while they make one longer: its
+    /// attributes are not kept then, and the kernel takes no answer for the size that was asked
+    /// for before it was told; who seeks the end would find that of the last time (Linux,
+    /// `fuse_file_llseek` and `attr_version`).
     pub fn note_guests(&self) -> Vec<Ino> {
         let mut core = self.core();
         core.note_all_guests();

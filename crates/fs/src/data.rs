@@ -546,10 +546,11 @@ impl Fs {
         self.attr(ino)
     }
 
-    /// Puts the times of a file that are only noted into its inode.
+    /// Puts the times of a file that are only noted, here or by guests, into its inode.
     pub(crate) fn note_times(&self, ino: Ino) -> Result<()> {
         let is_noted = {
-            let core = self.core();
+            let mut core = self.core();
+            core.note_guests(ino);
             let live = core.live.get(&ino);
             live.is_some_and(|live| !live.noted.is_empty())
         };
@@ -562,13 +563,17 @@ impl Fs {
         })
     }
 
-    /// Puts all noted times into their inodes. To be called once in a while:
-    /// a crash loses what was noted since.
+    /// Puts all noted times into their inodes, also those when guests wrote. To be called
+    /// once in a while: a crash loses what was noted since.
     ///
     /// # Errors
     /// What the volume says first; what failed is tried again by the next call.
     pub fn put_times(&self) -> Result<()> {
-        let noted = std::mem::take(&mut self.core().noted);
+        let noted = {
+            let mut core = self.core();
+            core.note_all_guests();
+            std::mem::take(&mut core.noted)
+        };
         let put = noted.into_iter().map(|ino| match self.note_times(ino) {
             Ok(()) | Err(FsError::Posix(Errno::STALE)) => Ok(()),
             Err(cause) => {

@@ -136,8 +136,7 @@ impl Fs {
     /// Puts the noted times of an inode into it, and forgets what was live of it.
     fn forget_times(&self, ino: Ino) {
         let data = {
-            let mut core = self.core();
-            core.note_guests(ino);
+            let core = self.core();
             core.live.get(&ino).map(|live| Arc::clone(&live.data))
         };
         if let Err(cause) = self.note_times(ino) {

@@ -10,7 +10,7 @@ use pagemesh_fs::{Changes, Fs, Ino, Make, Port, Time};
 use std::sync::Arc;
 use support::guests::{Guests, MEMORY_BYTES as SIZE};
 use support::memory::Memory;
-use support::{OWNER, clock, made};
+use support::{OWNER, clock, made, mounted};
 
 /// What a file has before guests write to it.
 const BYTES: u64 = 20_000;
@@ -81,5 +81,22 @@ fn the_kernel_is_told_of_what_guests_wrote_whoever_takes_note() {
         act(&mut file);
         assert_eq!(file.fs.note_guests(), [file.ino]);
         assert_eq!(file.fs.note_guests(), []);
+    }
+}
+
+#[test]
+fn a_sync_puts_down_when_guests_wrote() {
+    let syncs: [fn(&mut File); 2] = [
+        |file| file.fs.sync(&mut file.port, file.ino).unwrap(),
+        |file| file.fs.sync_all(&mut file.port).unwrap(),
+    ];
+    for sync in syncs {
+        let memory = Memory::new(SIZE);
+        let mut file = File::shown(&memory);
+        let written = file.written();
+        sync(&mut file);
+        assert_eq!(file.modified(), written);
+        let (after, _) = mounted(&memory.after_now());
+        assert_eq!(after.attr(file.ino).unwrap().mtime, written);
     }
 }
