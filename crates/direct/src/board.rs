@@ -324,8 +324,7 @@ impl Board {
     }
 
     /// When a guest wrote last, if nobody took note of it.
-    #[must_use]
-    pub fn written(&self) -> Option<Time> {
+    fn written(&self) -> Option<Time> {
         let is_untold = self.word(UNTOLD_AT).load(Ordering::Acquire) != 0;
         is_untold.then(|| self.last_written())
     }

@@ -73,10 +73,6 @@ impl pagemesh_fs::Board for FileBoard {
         self.board.show(size, spans);
     }
 
-    fn written(&self) -> Option<Time> {
-        self.board.written()
-    }
-
     fn take_written(&self) -> Option<Time> {
         self.board.take_written()
     }

@@ -30,9 +30,7 @@ pub trait Board: Send + Sync {
     /// Tells how long the file is, and where each of its spans begins, in pages of the
     /// space; see [`span_index`]. Guests are away.
     fn show(&self, size: u64, spans: &[u64]);
-    /// When a guest wrote last, if nobody took note of it.
-    fn written(&self) -> Option<Time>;
-    /// The same, and takes note.
+    /// When a guest wrote last, if nobody took note of it; this does.
     fn take_written(&self) -> Option<Time>;
     /// Whether what was told last is not so any more.
     fn is_outdated(&self) -> bool {
@@ -164,11 +162,6 @@ impl Data {
     /// Whether the kernel keeps pages of it.
     pub(crate) fn is_mapped(&self) -> bool {
         self.is_mapped.load(Ordering::Relaxed)
-    }
-
-    /// When a guest wrote last, if nobody took note of it.
-    pub(crate) fn written(&self) -> Option<Time> {
-        self.board.get()?.written()
     }
 
     /// Where guests say that the file ends.
@@ -401,10 +394,6 @@ mod tests {
         fn outdate(&self) {}
 
         fn show(&self, _size: u64, _spans: &[u64]) {}
-
-        fn written(&self) -> Option<Time> {
-            None
-        }
 
         fn take_written(&self) -> Option<Time> {
             None

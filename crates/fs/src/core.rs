@@ -247,8 +247,7 @@ impl Core {
     /// Adds the times that are not in the inode yet.
     fn add_times(&self, ino: Ino, inode: &mut Inode) {
         if let Some(live) = self.live.get(&ino) {
-            // A program may set the time back behind what a guest wrote.
-            let mtime = live.data.written().or(live.noted.mtime);
+            let mtime = live.noted.mtime;
             inode.mtime = mtime.unwrap_or(inode.mtime);
             inode.ctime = mtime.map_or(inode.ctime, |time| time.max(inode.ctime));
             inode.atime = live.noted.atime.unwrap_or(inode.atime);
@@ -674,7 +673,7 @@ impl Tx<'_> {
     }
 
     /// An inode in use, as this operation sees it, with the times that are not in
-    /// it yet.
+    /// it yet. When guests wrote before counts as noted: what is done now is later.
     pub(crate) fn inode(&mut self, ino: Ino) -> Result<Inode> {
         check_ino(ino)?;
         let place = self.place(ino)?.ok_or(Errno::STALE)?;
@@ -682,6 +681,7 @@ impl Tx<'_> {
         if inode.is_free() {
             return Err(Errno::STALE.into());
         }
+        self.core.note_guests(ino);
         self.core.add_times(ino, &mut inode);
         Ok(inode)
     }

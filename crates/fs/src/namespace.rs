@@ -622,8 +622,6 @@ impl Fs {
         let arms = changes.mode.is_some_and(|mode| mode & SET_ID != 0);
         let armed = arms.then(|| self.data_lock(ino)).transpose()?;
         let _alone = armed.as_ref().map(|data| data.write());
-        // What guests wrote before has its time.
-        self.core().note_guests(ino);
         self.change(|tx| {
             let mut inode = tx.inode(ino)?;
             if let Some(mode) = changes.mode {

@@ -6,7 +6,7 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Changes, Fs, Ino, Make, Port, Time};
+use pagemesh_fs::{Allocate, Changes, Fs, Ino, Make, Port, Time};
 use std::sync::Arc;
 use support::guests::{Guests, MEMORY_BYTES as SIZE};
 use support::memory::Memory;
@@ -98,5 +98,50 @@ fn a_sync_puts_down_when_guests_wrote() {
         assert_eq!(file.modified(), written);
         let (after, _) = mounted(&memory.after_now());
         assert_eq!(after.attr(file.ino).unwrap().mtime, written);
+    }
+}
+
+#[test]
+fn what_is_written_after_guests_has_its_own_time() {
+    let data = || Bytes::from(vec![2; 4096]);
+    let acts: [&dyn Fn(&mut File); 5] = [
+        &|file| {
+            let (port, ino) = (&mut file.port, file.ino);
+            file.fs.write(port, ino, Some(0), &data(), false).unwrap();
+        },
+        &|file| {
+            let (port, ino) = (&mut file.port, file.ino);
+            file.fs.write(port, ino, None, &data(), false).unwrap();
+        },
+        &|file| {
+            let (port, ino) = (&mut file.port, file.ino);
+            file.fs.set_size(port, ino, 9000).unwrap();
+        },
+        &|file| {
+            let (port, ino) = (&mut file.port, file.ino);
+            file.fs
+                .allocate(port, ino, Allocate::Punch, 0, 9000)
+                .unwrap();
+        },
+        &|file| {
+            let parts = [(100, data())];
+            let (port, ino) = (&mut file.port, file.ino);
+            file.fs.write_together(port, ino, &parts, || true).unwrap();
+        },
+    ];
+    for act in acts {
+        let memory = Memory::new(SIZE);
+        let mut file = File::shown(&memory);
+        let written = file.written();
+        act(&mut file);
+        let attr = file.fs.attr(file.ino).unwrap();
+        assert!(attr.mtime > written && attr.ctime == attr.mtime);
+        assert_eq!(file.fs.note_guests(), [file.ino]);
+        file.fs.put_times().unwrap();
+        assert_eq!(file.modified(), attr.mtime);
+        let (after, _) = mounted(&memory.after_now());
+        assert_eq!(after.attr(file.ino).unwrap().mtime, attr.mtime);
+        let later = file.written();
+        assert_eq!(file.modified(), later);
     }
 }

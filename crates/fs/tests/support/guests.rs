@@ -57,10 +57,6 @@ impl Board for Guests {
         };
     }
 
-    fn written(&self) -> Option<Time> {
-        *self.1.lock().unwrap()
-    }
-
     fn take_written(&self) -> Option<Time> {
         self.1.lock().unwrap().take()
     }
