@@ -179,15 +179,6 @@ impl Data {
 }
 
 impl Core {
-    /// [`Core::plain_spans`] of a file that somebody has open.
-    fn shown_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
-        let is_open = self.live.get(&ino).is_some_and(|live| live.opens > 0);
-        match is_open {
-            true => self.plain_spans(ino),
-            false => Ok(None),
-        }
-    }
-
     /// Where the spans of a file begin, up to the one that is lent, if guests can do with
     /// that: it has no holes, and shares nothing, and a write to it changes nothing else.
     fn plain_spans(&mut self, ino: Ino) -> Result<Option<(u64, Vec<u64>)>> {
@@ -275,6 +266,25 @@ impl Fs {
         grows: bool,
         make: impl FnOnce() -> Option<Arc<dyn Board>>,
     ) -> Result<Option<Arc<dyn Board>>> {
+        {
+            let mut core = self.core();
+            let live = core.live.get_mut(&ino).filter(|live| live.opens > 0);
+            let Some(live) = live else { return Ok(None) };
+            // Else it could be closed and freed meanwhile: who asks may be killed.
+            live.opens += 1;
+        }
+        let shown = self.show_open(ino, grows, make);
+        self.release(ino);
+        shown
+    }
+
+    /// The caller has the file open.
+    fn show_open(
+        &self,
+        ino: Ino,
+        grows: bool,
+        make: impl FnOnce() -> Option<Arc<dyn Board>>,
+    ) -> Result<Option<Arc<dyn Board>>> {
         let data = self.data_lock(ino)?;
         let _lock = data.lock.write();
         if data.is_mapped() {
@@ -292,8 +302,8 @@ impl Fs {
             board.outdate();
         }
         self.settle(ino)?;
-        // Looked at first: a directory gets no board, nor what nobody has open.
-        if self.look(|core| core.shown_spans(ino))?.is_none() {
+        // Looked at first: a directory gets no board.
+        if self.look(|core| core.plain_spans(ino))?.is_none() {
             return Ok(None);
         }
         if data.board.get().is_none()
@@ -310,7 +320,7 @@ impl Fs {
             true => self.lend_room(ino)?,
             false => None,
         };
-        let Some((size, spans)) = self.look(|core| core.shown_spans(ino))? else {
+        let Some((size, spans)) = self.look(|core| core.plain_spans(ino))? else {
             return Ok(None);
         };
         board.show(size, &spans);
@@ -334,8 +344,9 @@ impl Fs {
         self.settle(ino)
     }
 
-    /// Lets go of the board of a file that nobody has open, if closed files have many: each
-    /// takes a descriptor, and there may be no more than some. The caller holds the file alone.
+    /// Lets go of the board of a file that only the caller has open, who closes it, if closed
+    /// files have many: each takes a descriptor, and there may be no more than some. The caller
+    /// holds the file alone.
     pub(crate) fn spare_board(&self, ino: Ino, data: &Arc<Data>) {
         if data.is_mapped() || data.has_held() {
             return;
@@ -347,7 +358,7 @@ impl Fs {
         let mut core = self.core();
         core.note_guests(ino);
         // Whoever waits for the lock, or had it, has a reference; new ones come from the core.
-        let is_unused = |live: &Live| live.opens == 0 && Arc::strong_count(data) == 2;
+        let is_unused = |live: &Live| live.opens == 1 && Arc::strong_count(data) == 2;
         let live = core.live.get_mut(&ino);
         if let Some(live) = live.filter(|live| is_unused(live) && Arc::ptr_eq(&live.data, data)) {
             live.data = Arc::default();

@@ -449,6 +449,20 @@ impl Fs {
         parts: &[(u64, Bytes)],
         is_wanted: impl FnOnce() -> bool,
     ) -> Result<()> {
+        // Else it could be closed and freed meanwhile: who asks may be killed.
+        self.open(ino)?;
+        let written = self.write_open_together(port, ino, parts, is_wanted);
+        self.release_by(ino, Some(port));
+        written
+    }
+
+    fn write_open_together(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        parts: &[(u64, Bytes)],
+        is_wanted: impl FnOnce() -> bool,
+    ) -> Result<()> {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         if !is_wanted() {

@@ -206,8 +206,9 @@ impl Fs {
         Ok(())
     }
 
-    /// The same when a file that had guests was closed by the last one. What fails is tried again.
-    pub(crate) fn settle_closed(&self, ino: Ino) {
+    /// The same when a file that had guests is closed by the last one, who has it open until
+    /// then. What fails is tried again later. Whether it is settled.
+    pub(crate) fn settle_closed(&self, ino: Ino) -> bool {
         let settled = self.data_lock(ino).and_then(|data| {
             let _alone = data.write();
             self.settle(ino)?;
@@ -215,8 +216,8 @@ impl Fs {
             Ok(())
         });
         match settled {
-            Err(FsError::Posix(Errno::STALE)) => {}
-            settled => drop(self.leave(ino, settled)),
+            Err(FsError::Posix(Errno::STALE)) => false,
+            settled => self.leave(ino, settled).is_ok(),
         }
     }
 

@@ -329,7 +329,15 @@ impl Fs {
     /// The same for who may have a port.
     pub(crate) fn release_by(&self, ino: Ino, mut port: Option<&mut Port>) {
         let mut core = self.core();
-        // Others may open it meanwhile, and store more.
+        // While it is open: else it could be freed meanwhile. Others may open it, too, and
+        // have guests or store more; what they store keeps guests away from then on.
+        let mut has_guests = core.boards.contains(&ino);
+        while has_guests && core.live(ino).opens == 1 {
+            drop(core);
+            let is_settled = self.settle_closed(ino);
+            core = self.core();
+            has_guests = is_settled && core.inode(ino).is_ok_and(|inode| inode.growth.is_some());
+        }
         let mut goes_on = true;
         while goes_on && core.held.has(ino) && core.live(ino).opens == 1 {
             drop(core);
@@ -338,11 +346,7 @@ impl Fs {
         }
         let live = core.live(ino);
         live.opens = live.opens.saturating_sub(1);
-        let had_guests = live.opens == 0 && core.boards.contains(&ino);
         drop(core);
-        if had_guests {
-            self.settle_closed(ino);
-        }
         self.let_go_by(ino, port);
     }
 
