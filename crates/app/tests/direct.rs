@@ -9,6 +9,8 @@ mod after;
 mod beside;
 #[path = "direct/bounds.rs"]
 mod bounds;
+#[path = "direct/cancelled.rs"]
+mod cancelled;
 #[path = "direct/crowd.rs"]
 mod crowd;
 #[path = "direct/end.rs"]

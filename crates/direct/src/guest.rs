@@ -83,7 +83,8 @@ const EQUIP_STACK_BYTES: usize = 256 << 10;
 /// Where the kernel says who somebody is no key is asked for.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
 
-/// Runs something with all signals kept away from the threads that it starts.
+/// Runs something with all signals kept away from the threads that it starts, where its own is not
+/// cancelled.
 pub type Masked = fn(&mut dyn FnMut());
 
 /// What a process has of mounts, by device number.

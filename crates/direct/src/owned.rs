@@ -7,6 +7,9 @@
 //! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
 //! keeps copies of is listed before `fork` goes on.
 
+use rustix::process::{Pid, test_kill_process};
+use rustix::thread::{gettid, nanosleep};
+use rustix::time::Timespec;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,10 +18,46 @@ use std::time::{Duration, Instant};
 /// millisecond or two if nobody hangs.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// Between two looks.
-const NAP: Duration = Duration::from_micros(50);
+const NAP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000,
+};
 /// Threads that copy the process, and those that make descriptors which are not listed yet.
 static COPYING: AtomicU32 = AtomicU32::new(0);
 static MAKING: AtomicU32 = AtomicU32::new(0);
+
+/// Which of those that copy are known: more than wait for commands at once in most programs.
+const COPIERS_MAX: usize = 64;
+/// The threads that copy the process. Who is cancelled while it waits for a command never says
+/// that it ended.
+static COPIERS: [AtomicI32; COPIERS_MAX] = [const { AtomicI32::new(NOBODY) }; COPIERS_MAX];
+
+/// Takes a thread's place for another, if there is one.
+fn replace_copier(from: i32, to: i32) -> bool {
+    let order = Ordering::SeqCst;
+    let replace = |place: &AtomicI32| place.compare_exchange(from, to, order, order).is_ok();
+    COPIERS.iter().any(replace)
+}
+
+fn own_id() -> i32 {
+    gettid().as_raw_nonzero().get()
+}
+
+/// Whether nobody copies the process but threads that have ended.
+#[cold]
+fn only_ended_copy() -> bool {
+    let is_there = |thread: i32| {
+        let thread = Pid::from_raw(thread).expect("no thread has the number 0");
+        test_kill_process(thread) != Err(rustix::io::Errno::SRCH)
+    };
+    for place in &COPIERS {
+        let thread = place.load(Ordering::SeqCst);
+        if thread != NOBODY && !is_there(thread) && replace_copier(thread, NOBODY) {
+            COPYING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    COPYING.load(Ordering::SeqCst) == 0
+}
 
 /// Some are made, and listed before this is dropped.
 pub(crate) struct Making;
@@ -29,7 +68,8 @@ impl Making {
         MAKING.fetch_add(1, Ordering::SeqCst);
         let making = Making;
         // One of the two sees the other.
-        (COPYING.load(Ordering::SeqCst) == 0).then_some(making)
+        let is_copied = COPYING.load(Ordering::SeqCst) != 0 && !only_ended_copy();
+        (!is_copied).then_some(making)
     }
 }
 
@@ -39,17 +79,21 @@ impl Drop for Making {
     }
 }
 
-/// Before `fork`. Everything is listed when it returns, and nobody makes anything.
+/// Before `fork`. Everything is listed when it returns, and nobody makes anything. It is no
+/// place to be cancelled.
 pub fn before_copy() {
+    replace_copier(NOBODY, own_id());
     COPYING.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
     while MAKING.load(Ordering::SeqCst) != 0 && began.elapsed() < COPY_WAIT_MAX {
-        std::thread::sleep(NAP);
+        // The C library's could be left by a cancellation.
+        let _ = nanosleep(&NAP);
     }
 }
 
-/// In the parent.
+/// In the parent, by the same thread.
 pub fn after_copy() {
+    replace_copier(own_id(), NOBODY);
     COPYING.fetch_sub(1, Ordering::SeqCst);
 }
 
@@ -132,6 +176,9 @@ pub fn forget() {
         count.store(0, Ordering::Relaxed);
     }
     END.store(0, Ordering::Release);
+    for copier in &COPIERS {
+        copier.store(NOBODY, Ordering::Relaxed);
+    }
     COPYING.store(0, Ordering::Relaxed);
     MAKING.store(0, Ordering::Relaxed);
     CHANGING.store(false, Ordering::Release);

@@ -1,7 +1,8 @@
 //! The engine: files on mounts, as a guest of theirs.
 
 use crate::engine::number;
-use crate::sys;
+use crate::{real, sys};
+use libc::c_int;
 use pagemesh_direct::guest::{self, Guest};
 use pagemesh_direct::owned;
 use pagemesh_pmem::unreadable;
@@ -51,10 +52,19 @@ fn guest() -> &'static Guest {
     unsafe { &*found }
 }
 
-/// Threads that are started meanwhile get none of the program's signals.
+/// `PTHREAD_CANCEL_DISABLE`
+const CANCEL_DISABLE: c_int = 1;
+
+/// Threads that are started meanwhile get none of the program's signals. This one is not
+/// cancelled where it waits for them.
 fn masked(run: &mut dyn FnMut()) {
     let before = sys::mask(libc::SIG_BLOCK, crate::signals::OF_PROGRAMS);
+    let (mut may_be, mut disabled) = (0, 0);
+    // SAFETY: both are of this thread's stack.
+    unsafe { real::pthread_setcancelstate(CANCEL_DISABLE, &mut may_be) };
     run();
+    // SAFETY: as above.
+    unsafe { real::pthread_setcancelstate(may_be, &mut disabled) };
     sys::mask(libc::SIG_SETMASK, before);
 }
 

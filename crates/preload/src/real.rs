@@ -166,6 +166,7 @@ real! {
     sigset(signal: c_int, handler: size_t) -> size_t;
     siginterrupt(signal: c_int, interrupts: c_int) -> c_int;
     pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
     pthread_testcancel() -> ();
 }
 
