@@ -31,6 +31,8 @@ mod patience;
 mod rows;
 #[path = "direct/signals.rs"]
 mod signals;
+#[path = "direct/stacks.rs"]
+mod stacks;
 mod support;
 
 use pagemesh_direct::guest::{File as Direct, Guest};

@@ -77,8 +77,9 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 const MISSES_MAX: u32 = 4;
 /// Seconds of waiting for an answer of a mount; the kernel serves meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Stack for what a station needs a connection to each brick for.
-const EQUIP_STACK_BYTES: usize = 256 << 10;
+/// Stack for joining a mount, whose stations take 80 KiB, and for what a station needs a
+/// connection to each brick for.
+const ROOM_BYTES: usize = 256 << 10;
 
 /// Where the kernel says who somebody is no key is asked for.
 const NO_KEY: [u8; KEY_BYTES] = [0; KEY_BYTES];
@@ -206,6 +207,20 @@ fn thread_number() -> usize {
     })
 }
 
+/// Does something on a thread that has room for it: those of programs may have little stack.
+/// None: there is no such thread.
+fn with_room<T: Send>(masked: Masked, run: impl FnOnce() -> T + Send) -> Option<T> {
+    let (mut run, mut done) = (Some(run), None);
+    masked(&mut || {
+        done = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(ROOM_BYTES);
+            let made = thread.spawn_scoped(scope, run.take()?);
+            made.ok()?.join().ok()
+        });
+    });
+    done
+}
+
 impl Guest {
     /// Of nothing yet. So many calls are left to the kernel before a mount is joined: having
     /// all that writes need costs a process more than a hundred of them.
@@ -262,8 +277,9 @@ impl Guest {
         if mounts.len() == MOUNTS_MAX {
             return None;
         }
-        let mut opened = Err(io::ErrorKind::Other.into());
-        (self.masked)(&mut || opened = Mount::open(device, self.masked));
+        let first = thread_number() % STATIONS;
+        let opened = with_room(self.masked, || Mount::open(device, self.masked, first));
+        let opened = opened.unwrap_or(Err(io::ErrorKind::Other.into()));
         let known = match &opened {
             Ok(mount) => Known::Joined(Arc::clone(mount)),
             Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return None,
@@ -392,7 +408,8 @@ fn device_name(device: u64) -> String {
 }
 
 impl Mount {
-    fn open(device: u64, masked: Masked) -> io::Result<Arc<Mount>> {
+    /// Whoever asks is the first at this station.
+    fn open(device: u64, masked: Masked, first: usize) -> io::Result<Arc<Mount>> {
         let device = device_name(device);
         let link = Link::connect(&device)?;
         let (answer, memory) = link.ask(Question::Join)?;
@@ -429,7 +446,7 @@ impl Mount {
         // after the other.
         let _known = pagemesh_pmem::cpu::cpu();
         if let Some(row) = row {
-            let mut first = guard(&mount.stations[thread_number() % STATIONS]);
+            let mut first = guard(&mount.stations[first]);
             first.link = Some(link);
             first.station.take_row(row);
         }
@@ -550,18 +567,8 @@ impl Mount {
         let Some(_making) = owned::Making::begin() else {
             return false;
         };
-        let mut equipped = Err(Lack::Picture);
-        (self.masked)(&mut || {
-            // Threads of programs may have little stack.
-            equipped = std::thread::scope(|scope| {
-                let thread = std::thread::Builder::new().stack_size(EQUIP_STACK_BYTES);
-                let made = thread.spawn_scoped(scope, || self.try_equip(stand));
-                made.map_or(Err(Lack::Room), |made| {
-                    made.join().unwrap_or(Err(Lack::Room))
-                })
-            });
-        });
-        let wait = match equipped {
+        let equipped = with_room(self.masked, || self.try_equip(stand));
+        let wait = match equipped.unwrap_or(Err(Lack::Room)) {
             Ok(()) => None,
             Err(Lack::Picture) => Some(RETRY),
             Err(Lack::Room) => {

@@ -24,7 +24,7 @@
 //! `docs/rfd/014-preload.md`.
 //!
 //! Everything here may run in a signal handler of the program and in a child of `vfork`.
-//! Nothing allocates but the engine, where it says so, nothing panics, and no lock is held
+//! Nothing allocates but the engine, where it says so, and who gathers parts for it; nothing panics, and no lock is held
 //! while a handler of the program runs.
 
 #![allow(unsafe_code)]

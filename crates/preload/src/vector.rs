@@ -1,16 +1,16 @@
 //! Reading and writing in several parts.
 //!
-//! One part is done as it is. Several are gathered on the stack, so that the engine sees one
-//! read or one write, as whole as any other; so there is a limit, and longer ones are the
-//! kernel's.
+//! One part is done as it is. Several are gathered in memory that is allocated for it, so that
+//! the engine sees one read or one write, as whole as any other; so there is a limit, and longer
+//! ones are the kernel's. The stack of a thread may have no room for them beside the engine.
 
 use crate::data::{self, BY_KERNEL, Call, Done, Place};
 use crate::{buffer, sys};
 use libc::{c_int, c_long, iovec, off64_t};
 use std::ptr;
 
-/// Several parts have at most so many bytes in all: half of the smallest stack that a thread
-/// may have.
+/// Several parts have at most so many bytes in all: copying more takes longer than the call into
+/// the kernel.
 const GATHERED_BYTES_MAX: usize = 8192;
 
 /// The kernel's limit (UIO_MAXIOV).
@@ -18,6 +18,14 @@ const PARTS_MAX: usize = 1024;
 
 /// Flags that change nothing here, but that a write is to be durable.
 const FLAGS: c_int = libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_HIPRI;
+
+/// For so many bytes of several parts; none: there is no memory.
+fn room(len: usize) -> Option<Vec<u8>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(len).ok()?;
+    room.resize(len, 0);
+    Some(room)
+}
 
 /// The parts of a call, whose array is known to be readable.
 #[derive(Clone, Copy)]
@@ -55,13 +63,12 @@ impl<'a> Parts<'a> {
     fn read(self, call: &Call, at: u64) -> Option<usize> {
         match self.parts {
             [part] => data::fill(call.file(false)?, part.iov_base, part.iov_len, at),
-            // There is no stack for it.
+            // What was interrupted may be allocating.
             _ if call.is_handling() => None,
             _ => self.scatter(call, at),
         }
     }
 
-    #[inline(never)]
     fn scatter(self, call: &Call, at: u64) -> Option<usize> {
         if !self
             .some()
@@ -69,8 +76,9 @@ impl<'a> Parts<'a> {
         {
             return None;
         }
-        let mut gathered = [0u8; GATHERED_BYTES_MAX];
-        let read = call.file(false)?.read(&mut gathered[..self.len], at)?;
+        let file = call.file(false)?;
+        let mut gathered = room(self.len)?;
+        let read = file.read(&mut gathered, at)?;
         let mut rest = gathered.get(..read)?;
         for part in self.some() {
             let (now, later) = rest.split_at(part.iov_len.min(rest.len()));
@@ -89,10 +97,9 @@ impl<'a> Parts<'a> {
         }
     }
 
-    #[inline(never)]
     fn gather(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
         let file = call.file(true)?;
-        let mut gathered = [0u8; GATHERED_BYTES_MAX];
+        let mut gathered = room(self.len)?;
         let mut end = 0;
         for part in self.some() {
             let into = gathered.get_mut(end..end + part.iov_len)?;
