@@ -869,3 +869,23 @@ fn c_programs_do_the_same() {
     mount.stop(&cluster);
     cluster.check_identical("files");
 }
+
+/// A pool stays locked as long as anybody has it open as its bricks do.
+#[test]
+fn a_child_of_fork_has_no_pool_of_a_program_with_the_library() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "64M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let (program, libraries) = compiled("tests/forks.c", cluster.dir());
+    for round in 0..4 {
+        let file = mount.path(&format!("file-{round}"));
+        fs::write(&file, vec![0; 64 * PAGE]).unwrap();
+        let mut command = program::limited(program.to_str().unwrap());
+        command.arg(file).arg(cluster.pool(0).parent().unwrap());
+        let ended = command.env("LD_LIBRARY_PATH", &libraries).output();
+        program::succeeded("a program that forks", ended.unwrap());
+    }
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}

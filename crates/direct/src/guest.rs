@@ -292,13 +292,19 @@ impl Guest {
 
 impl Stand {
     fn take_legs(&mut self, picture: Picture, legs: ArrayVec<MappedLeg, COPIES_MAX>) {
-        self.drop_legs();
         self.listed = legs.iter().flat_map(all_descriptors).collect();
         self.listed.iter().copied().for_each(owned::add);
         self.station.equip(picture, legs);
     }
 
     fn drop_legs(&mut self) {
+        if !self.listed.is_empty() {
+            self.strip(&owned::Making::to_close());
+        }
+    }
+
+    /// Drops the legs. What is off the list and not closed yet no child may get.
+    fn strip(&mut self, _making: &owned::Making) {
         self.listed.drain(..).for_each(owned::remove);
         self.station.strip();
     }
@@ -564,10 +570,10 @@ impl Mount {
         if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(_making) = owned::Making::begin() else {
+        let Some(making) = owned::Making::begin() else {
             return false;
         };
-        let equipped = with_room(self.masked, || self.try_equip(stand));
+        let equipped = with_room(self.masked, || self.try_equip(stand, &making));
         let wait = match equipped.unwrap_or(Err(Lack::Room)) {
             Ok(()) => None,
             Err(Lack::Picture) => Some(RETRY),
@@ -578,16 +584,16 @@ impl Mount {
             }
         };
         if let Some(wait) = wait {
-            stand.drop_legs();
+            stand.strip(&making);
             self.put_off(now, wait);
         }
         self.wake();
         wait.is_none()
     }
 
-    fn try_equip(&self, stand: &mut Stand) -> Result<(), Lack> {
+    fn try_equip(&self, stand: &mut Stand, making: &owned::Making) -> Result<(), Lack> {
         // A session that is not used any more may be the one that the brick lacks.
-        stand.drop_legs();
+        stand.strip(making);
         let question = match stand.link {
             None => Question::Join,
             Some(_) => Question::Look,

@@ -7,6 +7,7 @@
 //! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
 //! keeps copies of is listed before `fork` goes on.
 
+use pagemesh_pmem::unreadable;
 use rustix::process::{Pid, test_kill_process};
 use rustix::thread::{gettid, nanosleep};
 use rustix::time::Timespec;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 /// How long who copies the process waits for those who make descriptors, which takes them a
 /// millisecond or two if nobody hangs.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long who closes descriptors waits for those who copy the process. Most are done much
+/// earlier, and bricks wait two seconds until all 16 stations have let go.
+const CLOSE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Between two looks.
 const NAP: Timespec = Timespec {
     tv_sec: 0,
@@ -59,7 +63,7 @@ fn only_ended_copy() -> bool {
     COPYING.load(Ordering::SeqCst) == 0
 }
 
-/// Some are made, and listed before this is dropped.
+/// Some are made, and listed before this is dropped; or they are off the list, and closed.
 pub(crate) struct Making;
 
 impl Making {
@@ -71,6 +75,24 @@ impl Making {
         let is_copied = COPYING.load(Ordering::SeqCst) != 0 && !only_ended_copy();
         (!is_copied).then_some(making)
     }
+
+    /// To close some in any case: who copies the process is waited for, but for commands.
+    pub(crate) fn to_close() -> Making {
+        let began = Instant::now();
+        while began.elapsed() < CLOSE_WAIT_MAX {
+            if let Some(making) = Making::begin() {
+                return making;
+            }
+            nap();
+        }
+        MAKING.fetch_add(1, Ordering::SeqCst);
+        Making
+    }
+}
+
+fn nap() {
+    // The C library's could be left by a cancellation.
+    let _ = nanosleep(&NAP);
 }
 
 impl Drop for Making {
@@ -86,8 +108,7 @@ pub fn before_copy() {
     COPYING.fetch_add(1, Ordering::SeqCst);
     let began = Instant::now();
     while MAKING.load(Ordering::SeqCst) != 0 && began.elapsed() < COPY_WAIT_MAX {
-        // The C library's could be left by a cancellation.
-        let _ = nanosleep(&NAP);
+        nap();
     }
 }
 
@@ -169,8 +190,16 @@ pub(crate) fn remove(fd: RawFd) {
     }
 }
 
-/// In a child of fork, which has one thread and has closed them all: nothing is listed.
-pub fn forget() {
+/// In a child of fork, which has one thread: nothing of the parent's is left. Its mappings are not
+/// here; its descriptors would keep bricks and mounts from noticing its end.
+pub fn forked(close: impl Fn(RawFd)) {
+    all().for_each(close);
+    forget();
+    unreadable::forget();
+}
+
+/// Nothing is listed, and nobody is at it.
+fn forget() {
     for (place, count) in OWNED.iter().zip(&COUNTS) {
         place.store(NOBODY, Ordering::Relaxed);
         count.store(0, Ordering::Relaxed);
@@ -201,5 +230,23 @@ mod tests {
         remove(one);
         remove(other);
         assert!(!has(one) && !has(other));
+    }
+
+    #[test]
+    fn who_closes_waits_for_forks_and_nobody_for_threads_that_have_ended() {
+        before_copy();
+        assert!(Making::begin().is_none());
+        let began = Instant::now();
+        drop(Making::to_close());
+        assert!(began.elapsed() >= CLOSE_WAIT_MAX);
+        after_copy();
+        assert!(Making::begin().is_some());
+        std::thread::spawn(before_copy).join().expect("it ends");
+        let began = Instant::now();
+        // It is joined a moment before it is gone.
+        while Making::begin().is_none() {
+            assert!(began.elapsed() < COPY_WAIT_MAX, "it counts for ever");
+            nap();
+        }
     }
 }

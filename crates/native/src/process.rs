@@ -9,7 +9,6 @@
 use crate::error::Error;
 use pagemesh_direct::guest::Guest;
 use pagemesh_direct::owned;
-use pagemesh_pmem::unreadable;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -26,9 +25,10 @@ static WATCHED: Once = Once::new();
 /// The guest that this process is; none where forks cannot be heard of.
 pub(crate) fn guest() -> Option<&'static Guest> {
     WATCHED.call_once(|| {
-        // SAFETY: the handler is a function that lives as long as the process: a library
+        // SAFETY: the handlers are functions that live as long as the process: a library
         // with threads of its own is not unloaded.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } == 0 {
+        if unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) } == 0
+        {
             renew();
         }
     });
@@ -73,17 +73,23 @@ pub(crate) fn generation() -> u64 {
     FORKS.load(Relaxed)
 }
 
-/// The mappings are not here. What the parent's threads may be changing is left as it is,
-/// for ever.
+/// The child must know of all that is to be closed there.
+extern "C" fn before_fork() {
+    owned::before_copy();
+}
+
+extern "C" fn in_parent() {
+    owned::after_copy();
+}
+
+/// What the parent's threads may be changing is left as it is, for ever.
 extern "C" fn in_child() {
     FORKS.fetch_add(1, AcqRel);
     INSIDE.set(false);
-    for descriptor in owned::all() {
+    owned::forked(|descriptor| {
         // SAFETY: it is this library's, which nobody in the child uses.
         unsafe { libc::close(descriptor) };
-    }
-    owned::forget();
-    unreadable::forget();
+    });
     // The C library sees to its allocator around a fork.
     renew();
 }

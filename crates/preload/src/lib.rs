@@ -24,8 +24,8 @@
 //! `docs/rfd/014-preload.md`.
 //!
 //! Everything here may run in a signal handler of the program and in a child of `vfork`.
-//! Nothing allocates but the engine, where it says so, and who gathers parts for it; nothing panics, and no lock is held
-//! while a handler of the program runs.
+//! Nothing allocates but the engine, where it says so, and who gathers parts for it; nothing
+//! panics, and no lock is held while a handler of the program runs.
 
 #![allow(unsafe_code)]
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]

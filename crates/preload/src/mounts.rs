@@ -102,15 +102,12 @@ impl File {
     }
 }
 
-/// What the parent's threads may be changing is left as it is, for ever; the mappings are
-/// not here. Its descriptors would keep bricks from noticing its end.
+/// What the parent's threads may be changing is left as it is, for ever.
 pub fn forked() {
-    unreadable::forget();
     GUEST.store(ptr::null_mut(), Release);
-    for fd in owned::all() {
+    owned::forked(|fd| {
         sys::close(fd);
-    }
-    owned::forget();
+    });
 }
 
 /// Before the process is copied: the child must know of all that is the engine's.
