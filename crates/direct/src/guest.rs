@@ -447,10 +447,10 @@ impl Mount {
             device,
         });
         owned::add(mount.changed.as_raw_fd());
-        drop(making);
         // For all children: in a virtual machine it is the host that answers, one question
-        // after the other.
+        // after the other. None is copied meanwhile, who would wait for the answer for ever.
         let _known = pagemesh_pmem::cpu::cpu();
+        drop(making);
         if let Some(row) = row {
             let mut first = guard(&mount.stations[first]);
             first.link = Some(link);

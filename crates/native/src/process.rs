@@ -12,32 +12,42 @@ use pagemesh_direct::owned;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 /// Made for the first file on a mount, and never freed.
 static GUEST: AtomicPtr<Guest> = AtomicPtr::new(ptr::null_mut());
 /// Forks that lead to this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
-static WATCHED: Once = Once::new();
+/// Forks are heard of. No `Once`: a child would wait for the parent's thread that was at it. Two
+/// that find it so at once have each fork heard of twice.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
 /// The guest that this process is; none where forks cannot be heard of.
 pub(crate) fn guest() -> Option<&'static Guest> {
-    WATCHED.call_once(|| {
+    if !IS_WATCHED.load(Acquire) {
         // SAFETY: the handlers are functions that live as long as the process: a library
         // with threads of its own is not unloaded.
-        if unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) } == 0
+        if unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) } != 0
         {
-            renew();
+            return None;
         }
-    });
-    // SAFETY: null, or from a box that is never freed.
-    unsafe { GUEST.load(Acquire).as_ref() }
-}
-
-fn renew() {
-    GUEST.store(Box::into_raw(Box::new(Guest::new(masked, 0))), Release);
+        IS_WATCHED.store(true, Release);
+    }
+    let mut found = GUEST.load(Acquire);
+    if found.is_null() {
+        let made = Box::into_raw(Box::new(Guest::new(masked, 0)));
+        found = match GUEST.compare_exchange(ptr::null_mut(), made, AcqRel, Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                // SAFETY: nobody else has seen it.
+                drop(unsafe { Box::from_raw(made) });
+                other
+            }
+        };
+    }
+    // SAFETY: from a box that is never freed.
+    Some(unsafe { &*found })
 }
 
 /// How a descriptor was opened, and what of that was set since.
@@ -90,8 +100,7 @@ extern "C" fn in_child() {
         // SAFETY: it is this library's, which nobody in the child uses.
         unsafe { libc::close(descriptor) };
     });
-    // The C library sees to its allocator around a fork.
-    renew();
+    GUEST.store(ptr::null_mut(), Release);
 }
 
 /// Threads that are started meanwhile get none of the program's signals.

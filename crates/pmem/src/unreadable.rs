@@ -22,8 +22,8 @@ use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Every word of a page that cannot be read. It is no slot of a page table: that is a
 /// test of the store.
@@ -61,12 +61,29 @@ static ENTRIES: [Entry; MAPPINGS_MAX] = [const {
 static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
 /// How many of them there are, at least.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held while entries are taken; the handler only reads.
-static TAKING: Mutex<()> = Mutex::new(());
+/// Held while entries are taken; the handler only reads. No mutex: a child has to free it.
+static TAKING: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 /// Whether it is installed. Changed under `TAKING`.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static IS_BY_CALLER: AtomicBool = AtomicBool::new(false);
+
+struct Taking;
+
+impl Taking {
+    fn begin() -> Taking {
+        while TAKING.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        Taking
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        TAKING.store(false, Ordering::Release);
+    }
+}
 
 /// A handler with all that the kernel tells.
 type Action = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -78,7 +95,7 @@ pub fn leave_to_caller() {
 }
 
 /// In a child of `fork`, which has nothing mapped of what the parent has, while no other thread
-/// is there.
+/// is there. Those of the parent may have been taking entries.
 pub fn forget() {
     for entry in &ENTRIES {
         entry.base.store(0, Ordering::Release);
@@ -87,6 +104,7 @@ pub fn forget() {
         page.store(0, Ordering::Release);
     }
     COUNT.store(0, Ordering::Release);
+    TAKING.store(false, Ordering::Release);
 }
 
 /// What the handler needs: made before it is installed.
@@ -125,7 +143,7 @@ impl Watched {
             end: base + len,
             name: name_of(file),
         };
-        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = Taking::begin();
         install()?;
         let is_free = |entry: &Entry| entry.base.load(Ordering::Relaxed) == 0;
         let Some(index) = ENTRIES.iter().position(is_free) else {
@@ -171,7 +189,7 @@ impl Watched {
 
     /// The mapping is about to end.
     pub(crate) fn end(&mut self) {
-        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _taking = Taking::begin();
         if let Some(index) = self.index.take() {
             ENTRIES[index].base.store(0, Ordering::Release);
         }

@@ -1,7 +1,7 @@
 //! Memory that cannot be read: the end of a file in memory is cut off beneath a mapping.
 
 use pagemesh_base::units::PAGE_BYTES;
-use pagemesh_pmem::unreadable::{PAGES_MAX, PATTERN};
+use pagemesh_pmem::unreadable::{self, PAGES_MAX, PATTERN};
 use pagemesh_pmem::{Mapped, Media};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output};
@@ -233,4 +233,52 @@ fn leaves_what_is_sent_to_the_default() {
 fn leaves_what_is_sent_to_rust() {
     let _medium = cut_off(99);
     send(libc::SIGSEGV);
+}
+
+#[test]
+fn a_child_maps_whatever_its_parents_threads_were_doing() {
+    let output = run("forks_while_others_map");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+#[ignore = "it is run by another"]
+fn forks_while_others_map() {
+    const CHILD_S_MAX: u32 = 20;
+    let (is_over, file) = (AtomicU32::new(0), tempfile::tempfile().expect("a file"));
+    file.set_len(PAGE_BYTES as u64).expect("room");
+    let map = || {
+        let file = file.try_clone().expect("the file");
+        drop(Mapped::new(file, PAGE_BYTES).expect("a mapping"));
+    };
+    map();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while is_over.load(Ordering::Relaxed) == 0 {
+                    map();
+                }
+            });
+        }
+        for _ in 0..500 {
+            // SAFETY: the C library sees to its allocator; nothing else is shared.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: it ends this process, which none but the parent knows, if it hangs.
+                unsafe { libc::alarm(CHILD_S_MAX) };
+                unreadable::forget();
+                map();
+                // SAFETY: nothing of this copy is needed.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: it fills a number of this stack.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            if status != 0 {
+                is_over.store(1, Ordering::Relaxed);
+            }
+            assert_eq!(status, 0, "a child that waited");
+        }
+        is_over.store(1, Ordering::Relaxed);
+    });
 }
