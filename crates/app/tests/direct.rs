@@ -34,6 +34,8 @@ mod signals;
 #[path = "direct/stacks.rs"]
 mod stacks;
 mod support;
+#[path = "direct/two.rs"]
+mod two;
 
 use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};

@@ -102,6 +102,8 @@ enum Known {
     /// It did not let this process in; until then it is not asked again, in milliseconds of
     /// the monotonic clock.
     Refused(u64),
+    /// A thread of this process is asking it.
+    Joining,
 }
 
 /// A file on the direct path.
@@ -260,33 +262,46 @@ impl Guest {
         self.patience.fetch_update(order, order, less).is_ok()
     }
 
-    /// The mount, if it lets this process in. It is asked again some time after it did not.
-    fn mount(&self, device: u64) -> Option<Arc<Mount>> {
-        let now = now_ms();
-        let mut mounts = guard(&self.mounts);
-        mounts.retain(|(_, known)| match known {
-            Known::Joined(mount) => !mount.is_gone(),
-            Known::Refused(until) => now < *until,
-        });
-        let known = mounts.iter().find(|(known, _)| *known == device);
-        match known.map(|(_, known)| known) {
-            Some(Known::Joined(mount)) => return Some(Arc::clone(mount)),
-            Some(Known::Refused(_)) => return None,
-            None => {}
-        }
-        if mounts.len() == MOUNTS_MAX {
-            return None;
+    /// The mount, if it lets this process in; or how long it is not to be asked again. It is
+    /// asked by one thread, and others go on meanwhile, here and at other mounts.
+    fn mount(&self, device: u64) -> Result<Arc<Mount>, Duration> {
+        if let Some(known) = self.known(device) {
+            return known;
         }
         let first = thread_number() % STATIONS;
         let opened = with_room(self.masked, || Mount::open(device, self.masked, first));
         let opened = opened.unwrap_or(Err(io::ErrorKind::Other.into()));
         let known = match &opened {
-            Ok(mount) => Known::Joined(Arc::clone(mount)),
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return None,
-            Err(_) => Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64),
+            Ok(mount) => Some(Known::Joined(Arc::clone(mount))),
+            Err(cause) if is_copying(cause) => None,
+            Err(_) => Some(Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64)),
         };
-        mounts.push((device, known));
-        opened.ok()
+        let mut mounts = guard(&self.mounts);
+        mounts.retain(|(other, _)| *other != device);
+        mounts.extend(known.map(|known| (device, known)));
+        opened.map_err(|_| FULL_RETRY)
+    }
+
+    /// The same, as far as it is known; if it is not, the caller is to ask.
+    fn known(&self, device: u64) -> Option<Result<Arc<Mount>, Duration>> {
+        let now = now_ms();
+        let mut mounts = guard(&self.mounts);
+        mounts.retain(|(_, known)| match known {
+            Known::Joined(mount) => !mount.is_gone(),
+            Known::Refused(until) => now < *until,
+            Known::Joining => true,
+        });
+        let known = mounts.iter().find(|(known, _)| *known == device);
+        match known.map(|(_, known)| known) {
+            Some(Known::Joined(mount)) => Some(Ok(Arc::clone(mount))),
+            Some(Known::Refused(_)) => Some(Err(FULL_RETRY)),
+            Some(Known::Joining) => Some(Err(RETRY)),
+            None if mounts.len() == MOUNTS_MAX => Some(Err(FULL_RETRY)),
+            None => {
+                mounts.push((device, Known::Joining));
+                None
+            }
+        }
     }
 }
 
@@ -299,7 +314,7 @@ impl Stand {
 
     fn drop_legs(&mut self) {
         if !self.listed.is_empty() {
-            self.strip(&owned::Making::to_close());
+            self.strip(&owned::Making::anyway());
         }
     }
 
@@ -362,11 +377,18 @@ impl Drop for Link {
     }
 }
 
+/// The process is being copied. Nothing that is asked of the system or a mount says so.
+const COPYING: Errno = Errno::BUSY;
+
+fn is_copying(cause: &io::Error) -> bool {
+    cause.raw_os_error() == Some(COPYING.raw_os_error())
+}
+
 impl Link {
-    /// Not while the process is copied, which may last as long as a command of its: then
-    /// `WouldBlock`.
+    /// Not while the process is copied, which may last as long as a command of its: see
+    /// [`is_copying`].
     fn connect(device: &str) -> io::Result<Link> {
-        let _making = owned::Making::begin().ok_or(io::ErrorKind::WouldBlock)?;
+        let _making = owned::Making::begin().ok_or(COPYING)?;
         Link::reach(device)
     }
 
@@ -427,7 +449,7 @@ impl Mount {
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let asker = Link::connect(&device)?;
-        let making = owned::Making::begin().ok_or(io::ErrorKind::WouldBlock)?;
+        let making = owned::Making::begin().ok_or(COPYING)?;
         let mount = Arc::new(Mount {
             transports: Transports::new(
                 Key::from_bytes(NO_KEY),
@@ -767,7 +789,10 @@ pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Resu
         _ => cause,
     };
     let device = device_name(device);
-    let link = Link::connect(&device).map_err(told)?;
+    let link = {
+        let _making = owned::Making::anyway();
+        Link::reach(&device).map_err(told)?
+    };
     link.ask(Question::Board(ino)).map_err(told)?;
     link.wait_for(None)?;
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
@@ -841,12 +866,14 @@ impl File {
         if self.guest.is_patient() || now_ms() < self.join_at.load(Ordering::Relaxed) {
             return None;
         }
-        let Some(mount) = self.guest.mount(self.device) else {
-            let again = now_ms() + FULL_RETRY.as_millis() as u64;
-            self.join_at.store(again, Ordering::Relaxed);
-            return None;
-        };
-        Some(self.mount.get_or_init(|| mount))
+        match self.guest.mount(self.device) {
+            Ok(mount) => Some(self.mount.get_or_init(|| mount)),
+            Err(wait) => {
+                let again = now_ms() + wait.as_millis() as u64;
+                self.join_at.store(again, Ordering::Relaxed);
+                None
+            }
+        }
     }
 
     /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.

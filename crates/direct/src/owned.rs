@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 /// How long who copies the process waits for those who make descriptors, which takes them a
 /// millisecond or two if nobody hangs.
 const COPY_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long who closes descriptors waits for those who copy the process. Most are done much
+/// How long who must close or make some waits for those who copy the process. Most are done much
 /// earlier, and bricks wait two seconds until all 16 stations have let go.
-const CLOSE_WAIT_MAX: Duration = Duration::from_millis(50);
+const ANYWAY_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Between two looks.
 const NAP: Timespec = Timespec {
     tv_sec: 0,
@@ -76,10 +76,10 @@ impl Making {
         (!is_copied).then_some(making)
     }
 
-    /// To close some in any case: who copies the process is waited for, but for commands.
-    pub(crate) fn to_close() -> Making {
+    /// In any case: who copies the process is waited for, but not as long as for a command.
+    pub(crate) fn anyway() -> Making {
         let began = Instant::now();
-        while began.elapsed() < CLOSE_WAIT_MAX {
+        while began.elapsed() < ANYWAY_WAIT_MAX {
             if let Some(making) = Making::begin() {
                 return making;
             }
@@ -237,8 +237,8 @@ mod tests {
         before_copy();
         assert!(Making::begin().is_none());
         let began = Instant::now();
-        drop(Making::to_close());
-        assert!(began.elapsed() >= CLOSE_WAIT_MAX);
+        drop(Making::anyway());
+        assert!(began.elapsed() >= ANYWAY_WAIT_MAX);
         after_copy();
         assert!(Making::begin().is_some());
         std::thread::spawn(before_copy).join().expect("it ends");
