@@ -11,10 +11,10 @@
 //!    │   found or not; board's memory    │
 //!    │◀──────────────────────────────────┤
 //! ```
-//! 3 looks for a newer picture, 4 bars a file. 5 has no answer: it calls who sends what guests
-//! changed to a copy that follows. 6 is 2 for who wants to make the file longer. 7 has the
-//! mount overwrite parts of a file together, which come in memory: how many 4, 0 4; for each
-//! offset 8, length 8; all bytes behind each other.
+//! 3 looks for a newer picture. 5 has no answer: it calls who sends what guests changed to a copy
+//! that follows. 6 is 2 for who wants to make the file longer. 7 has the mount overwrite parts of
+//! a file together, which come in memory: how many 4, 0 4; for each offset 8, length 8; all bytes
+//! behind each other. 8 gives the row back, and has no answer. There is no 4.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
 //! (0 yes, 1 no, 2 joined, 3 failed), row or error 4, legs 4, generation 8, epoch 4; for each leg brick
