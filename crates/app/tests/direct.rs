@@ -64,7 +64,7 @@ fn guest() -> &'static Guest {
 fn check(direct: &Direct, file: &File, offset: u64, expected: &[u8]) {
     let mut bytes = vec![0; expected.len()];
     until("guests are let in again", || {
-        direct.read(&mut bytes, offset, true) == Some(expected.len())
+        direct.read(&mut bytes, offset) == Some(expected.len())
     });
     assert!(bytes == expected, "directly, at {offset}");
     bytes.fill(0);
@@ -93,7 +93,7 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         match round % 3 {
             0 => file.write_all_at(part, offset).unwrap(),
             _ => until("guests are let in", || {
-                direct.write(part, offset, true) == Some(len)
+                direct.write(part, offset) == Some(len)
             }),
         }
         check(&direct, &file, offset, part);
@@ -109,7 +109,7 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         match round % 7 {
             0 => file.write_all_at(&part, offset).unwrap(),
             // At the end of what is lent it is the kernel's.
-            _ => match direct.write(&part, offset, true) {
+            _ => match direct.write(&part, offset) {
                 Some(written) => {
                     assert_eq!(written, len);
                     longer += 1;
@@ -125,29 +125,29 @@ fn what_a_guest_writes_is_what_the_kernel_reads() {
         check(&direct, &file, last as u64, &model[last..]);
     }
     assert!(longer > 50, "{longer} by the guest");
-    assert_eq!(direct.write(&[1], model.len() as u64 + 1, true), None);
+    assert_eq!(direct.write(&[1], model.len() as u64 + 1), None);
     let mut bytes = [0; 100];
     for (offset, expected) in [(model.len() - 40, 40), (model.len() + 40, 0)] {
         // Now and then the mount has the file for itself, and says so.
         until("guests are let in", || {
-            let read = direct.read(&mut bytes, offset as u64, true);
+            let read = direct.read(&mut bytes, offset as u64);
             read.inspect(|&read| assert_eq!(read, expected)).is_some()
         });
     }
     // Shorter: what was cut off is nobody's any more.
     file.set_len(10_000).unwrap();
     until("guests are let in again", || {
-        direct.read(&mut bytes, 9_950, true) == Some(50)
+        direct.read(&mut bytes, 9_950) == Some(50)
     });
     until("guests are let in", || {
-        direct.write(&[1; 10], 9_995, true) == Some(10)
+        direct.write(&[1; 10], 9_995) == Some(10)
     });
     assert_eq!(file.metadata().unwrap().len(), 10_005);
-    assert_eq!(direct.write(&[1; 10], 10_006, true), None);
+    assert_eq!(direct.write(&[1; 10], 10_006), None);
     // Holes are the kernel's.
     file.set_len(50_000).unwrap();
     for _ in 0..20 {
-        assert_eq!(direct.read(&mut bytes, 9_950, true), None);
+        assert_eq!(direct.read(&mut bytes, 9_950), None);
     }
     drop((direct, guest, file));
     mount.stop(&cluster);
@@ -216,10 +216,7 @@ fn appends_of_several_are_whole_and_each_once() {
                 let count = if own < 2 { RECORDS } else { RECORDS / 20 };
                 for seq in 0..count {
                     let bytes = record(own, seq);
-                    match direct
-                        .as_ref()
-                        .and_then(|direct| direct.append(&bytes, true))
-                    {
+                    match direct.as_ref().and_then(|direct| direct.append(&bytes)) {
                         Some(end) => {
                             assert!(file.metadata().unwrap().len() >= end);
                             by_guests.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -322,7 +319,7 @@ fn a_file_that_grows_is_cut() {
             random.fill(&mut part);
             model.extend_from_slice(&part);
             // At the end of what is lent it is the kernel's.
-            match direct.append(&part, true) {
+            match direct.append(&part) {
                 Some(end) => {
                     assert_eq!(end, model.len() as u64);
                     by_guest += 1;
@@ -373,7 +370,7 @@ fn the_time_of_a_guests_write_is_told() {
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     let direct = direct(guest(), &file);
     until("guests are let in", || {
-        direct.write(&[2; 4096], 0, true).is_some()
+        direct.write(&[2; 4096], 0).is_some()
     });
     until("the time is told", || {
         let now = file.metadata().unwrap();
@@ -423,7 +420,7 @@ fn a_brick_goes_and_returns_under_a_guest() {
         let offset = random.below(255) * 4096;
         let part = &mut model[offset as usize..][..4096];
         random.fill(part);
-        match direct.write(part, offset, true) {
+        match direct.write(part, offset) {
             Some(len) => {
                 assert_eq!(len, 4096);
                 *by_guest += 1;
@@ -851,7 +848,7 @@ fn a_copy_follows_what_guests_write() {
         };
         let part = &mut model[offset as usize..][..len];
         random.fill(part);
-        let is_direct = round % 5 != 0 && direct.write(part, offset, true) == Some(len);
+        let is_direct = round % 5 != 0 && direct.write(part, offset) == Some(len);
         if !is_direct {
             file.write_all_at(part, offset).unwrap();
         }
@@ -1035,7 +1032,7 @@ fn what_killed_guests_appended_is_there() {
         until("guests append again", || {
             let bytes = record(CHILDREN, own_seq);
             own_seq += 1;
-            let appended = direct.append(&bytes, true).is_some();
+            let appended = direct.append(&bytes).is_some();
             if !appended {
                 let written = std::io::Write::write(&mut &file, &bytes).unwrap();
                 assert_eq!(written, bytes.len());

@@ -809,13 +809,13 @@ pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Resu
 }
 
 impl File {
-    /// Reads bytes, fewer at the end; none: the kernel does it. Only what `may_prepare`
-    /// allocates, or waits for anything but a station. As many pages as change together are
-    /// read as they are at one moment.
+    /// Reads bytes, fewer at the end; none: the kernel does it. It may allocate, and wait for
+    /// the mount and for bricks. As many pages as change together are read as they are at one
+    /// moment.
     #[must_use]
-    pub fn read(&self, into: &mut [u8], offset: u64, may_prepare: bool) -> Option<usize> {
+    pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         let place = (offset, into.len(), Intent::Read);
-        self.operate(place, may_prepare, |operation| operation.read(into, offset))
+        self.operate(place, |operation| operation.read(into, offset))
     }
 
     /// Shows bytes where they lie, fewer at the end, as they are at one moment; none: they
@@ -824,8 +824,8 @@ impl File {
     /// [`MOMENT_PAGES_MAX`]: pagemesh_store::moment::MOMENT_PAGES_MAX
     #[must_use]
     pub fn show(&self, offset: u64, len: usize) -> Option<Shown> {
-        let mount = self.mount(true)?;
-        let shown = self.operate((offset, len, Intent::Read), true, |operation| {
+        let mount = self.mount()?;
+        let shown = self.operate((offset, len, Intent::Read), |operation| {
             operation.moment(offset, len, |leg| mount.pane(leg.view()))
         });
         let ((moment, runs), pane) = shown??;
@@ -842,7 +842,7 @@ impl File {
     pub fn write_together(&self, parts: &[(u64, &[u8])]) -> Option<()> {
         let bytes: usize = parts.iter().map(|(_, data)| data.len()).sum();
         let &(first, _) = parts.first()?;
-        self.operate((first, bytes, Intent::Write), true, |operation| {
+        self.operate((first, bytes, Intent::Write), |operation| {
             let written = operation.write_together(parts);
             if let Some(Ok(())) = written {
                 self.note_written();
@@ -853,12 +853,14 @@ impl File {
 
     /// The mount, if this process is a guest of it, or becomes one.
     #[inline]
-    fn mount(&self, may_prepare: bool) -> Option<&Mount> {
-        match self.mount.get() {
-            Some(mount) => Some(mount),
-            None if may_prepare => self.join(),
-            None => None,
-        }
+    fn mount(&self) -> Option<&Mount> {
+        self.joined().or_else(|| self.join())
+    }
+
+    /// The same, if it was one already.
+    #[inline]
+    fn joined(&self) -> Option<&Mount> {
+        self.mount.get().map(Arc::as_ref)
     }
 
     #[cold]
@@ -900,14 +902,14 @@ impl File {
     #[must_use]
     pub fn is_open(&self) -> bool {
         let lets_in = |mount: &Mount| mount.segment.generation() != 0 && !mount.is_gone();
-        self.mount(false).is_some_and(lets_in)
+        self.joined().is_some_and(lets_in)
     }
 
     /// Whether a copy gets later what is confirmed.
     #[must_use]
     pub fn is_followed(&self) -> bool {
         let is_followed = |mount: &Mount| mount.segment.ring().is_followed();
-        self.mount(false).is_some_and(is_followed)
+        self.joined().is_some_and(is_followed)
     }
 
     /// Does an operation, if guests may, and this one can.
@@ -915,26 +917,25 @@ impl File {
     fn operate<T>(
         &self,
         (offset, len, intent): (u64, usize, Intent),
-        may_prepare: bool,
         work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> Worked<T>,
     ) -> Option<T> {
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
             return None;
         }
-        let mount = self.mount(may_prepare)?;
+        let mount = self.mount()?;
         if mount.is_gone.load(Ordering::Relaxed) {
             return None;
         }
         let is_shown = |board: &Arc<Board>| !board.is_outdated();
         let has_it = self.board.get().is_some_and(is_shown);
-        if !(has_it || may_prepare && self.renew()) {
+        if !has_it && !self.renew() {
             return None;
         }
         let board = self.board.get()?;
         let mut stand = mount.stand()?;
         stand.is_used = true;
         let is_ready = stand.station.is_ready(&mount.segment);
-        if !(is_ready || may_prepare && mount.equip(&mut stand)) {
+        if !is_ready && !mount.equip(&mut stand) {
             return None;
         }
         let Stand { station, link, .. } = &mut *stand;
@@ -961,10 +962,7 @@ impl File {
             return false;
         }
         let grows = self.grows.load(Ordering::Relaxed);
-        let Some(shown) = self
-            .mount(false)
-            .and_then(|mount| mount.board(self.ino, grows))
-        else {
+        let Some(shown) = self.joined().and_then(|mount| mount.board(self.ino, grows)) else {
             return false;
         };
         let board = self.board.get_or_init(|| Arc::clone(&shown));

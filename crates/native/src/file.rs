@@ -181,7 +181,7 @@ impl File {
         gather(into, |part, done| {
             let at = offset.saturating_add(done as u64);
             // It reads up to the end that the file has at one moment.
-            if let Some(bytes) = self.direct().and_then(|direct| direct.read(part, at, true)) {
+            if let Some(bytes) = self.direct().and_then(|direct| direct.read(part, at)) {
                 return Ok(Gathered {
                     bytes,
                     can_be_short: false,
@@ -233,7 +233,7 @@ impl File {
     fn write(&self, part: &[u8], at: u64) -> Result<bool, Error> {
         let end = at + part.len() as u64;
         let direct = self.direct().filter(|direct| may_end(direct, end));
-        let done = direct.and_then(|direct| direct.write(part, at, true));
+        let done = direct.and_then(|direct| direct.write(part, at));
         let done = done.unwrap_or(0);
         if done == part.len() {
             return Ok(true);

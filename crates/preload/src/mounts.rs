@@ -68,9 +68,6 @@ fn masked(run: &mut dyn FnMut()) {
     sys::mask(libc::SIG_SETMASK, before);
 }
 
-/// Something may be allocated, as no handler of the program comes here.
-const MAY_PREPARE: bool = true;
-
 pub fn open(device: u64, ino: u64) -> File {
     File(guest().open(device, ino))
 }
@@ -78,17 +75,17 @@ pub fn open(device: u64, ino: u64) -> File {
 impl File {
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        self.0.read(into, offset, MAY_PREPARE)
+        self.0.read(into, offset)
     }
 
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        self.0.write(data, offset, MAY_PREPARE)
+        self.0.write(data, offset)
     }
 
     #[inline]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        self.0.append(data, MAY_PREPARE)
+        self.0.append(data)
     }
 
     #[inline]

@@ -205,7 +205,7 @@ fn a_dead_guest_is_cleaned_up_behind_in_milliseconds() {
 /// A guest that writes the page that the victim is writing, the same bytes.
 fn write_same(case: &Case, direct: &Direct) -> Option<usize> {
     let seq = case.model.acknowledged(VICTIM[1]) + 1;
-    direct.write(&filled(VICTIM[1], seq), VICTIM[1] * 4096, true)
+    direct.write(&filled(VICTIM[1], seq), VICTIM[1] * 4096)
 }
 
 /// Stops a guest until another one that writes the same page waits for it.
@@ -273,9 +273,7 @@ fn with_guest() -> Option<(Case, Direct)> {
     let case = Case::new()?;
     let direct = direct(guest(), &case.file);
     let mut bytes = [0; 4096];
-    until("guests are let in", || {
-        direct.read(&mut bytes, 0, true).is_some()
-    });
+    until("guests are let in", || direct.read(&mut bytes, 0).is_some());
     case.await_others();
     Some((case, direct))
 }

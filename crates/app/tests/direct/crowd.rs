@@ -192,7 +192,7 @@ fn an_idle_process_gives_its_session_back() {
         .map(|guest| super::direct(guest, &file))
         .collect();
     let mut bytes = [0; 4096];
-    let mut read = |file: &super::Direct| file.read(&mut bytes, 0, true).is_some();
+    let mut read = |file: &super::Direct| file.read(&mut bytes, 0).is_some();
     until("sessions are few", || {
         let inside = files.iter().filter(|file| read(file)).count();
         inside as u64 == half && has(&cluster, &mount).sessions > half + 1

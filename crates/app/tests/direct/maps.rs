@@ -43,9 +43,7 @@ fn whoever_maps_a_file_keeps_guests_away() {
         let file = opened(&mount, how);
         file.write_all_at(&[1; PAGE], 0).unwrap();
         let direct = direct(guest(), &file);
-        super::until("it is a guest's", || {
-            direct.write(&[2; PAGE], 0, true).is_some()
-        });
+        super::until("it is a guest's", || direct.write(&[2; PAGE], 0).is_some());
         let mut command = directly(&["python3", "-c", MAPS]);
         command.arg(mount.path(how)).arg(how);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -54,7 +52,7 @@ fn whoever_maps_a_file_keeps_guests_away() {
         let mut said = || lines.next().map(Result::unwrap).unwrap_or_default();
         assert_eq!(said(), "2", "{how}");
         for _ in 0..8 {
-            let written = direct.write(&[3; PAGE], 0, true);
+            let written = direct.write(&[3; PAGE], 0);
             assert!(written.is_none(), "{how}: past the mapping");
         }
         file.write_all_at(&[4; PAGE], 0).unwrap();

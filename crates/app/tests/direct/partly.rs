@@ -18,16 +18,14 @@ fn the_kernel_is_left_with_the_rest_of_a_write() {
     let file = opened(&mount, "file");
     file.write_all_at(&[0; PAGES * PAGE], 0).unwrap();
     let direct = direct(guest(), &file);
-    super::until("it is a guest's", || {
-        direct.write(&[1; PAGE], 0, true).is_some()
-    });
+    super::until("it is a guest's", || direct.write(&[1; PAGE], 0).is_some());
     let mut round = 1u8;
     let written = (0..TRIES).find_map(|_| {
         // The ring fills, since nobody takes anything out of it.
         cluster.brick(2).freeze();
         let last = loop {
             round = round % 250 + 1;
-            match direct.write(&[round; PAGES * PAGE], 0, true) {
+            match direct.write(&[round; PAGES * PAGE], 0) {
                 Some(written) if written == PAGES * PAGE => {}
                 other => break other,
             }
@@ -37,7 +35,7 @@ fn the_kernel_is_left_with_the_rest_of_a_write() {
             // It was full between two writes. The next time it is so elsewhere.
             mounted::await_followed(&cluster);
             super::until("it is a guest's again", || {
-                direct.write(&[0; PAGE], 0, true).is_some()
+                direct.write(&[0; PAGE], 0).is_some()
             });
         }
         last

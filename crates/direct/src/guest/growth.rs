@@ -29,33 +29,28 @@ impl File {
     /// it. Returns how many were written, from the first on: the kernel does the rest, and
     /// must not repeat what others may have seen. See [`File::read`].
     #[must_use]
-    pub fn write(&self, data: &[u8], offset: u64, may_prepare: bool) -> Option<usize> {
+    pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
         // It ends somewhere.
         offset.checked_add(data.len() as u64)?;
-        let (_, written) = self.write_to(data, Some(offset), may_prepare)?;
+        let (_, written) = self.write_to(data, Some(offset))?;
         Some(written)
     }
 
     /// Writes bytes to the end, wherever that is by then; none: the kernel does it.
     /// Returns the end behind them. See [`File::read`].
     #[must_use]
-    pub fn append(&self, data: &[u8], may_prepare: bool) -> Option<u64> {
-        let (end, _) = self.write_to(data, None, may_prepare)?;
+    pub fn append(&self, data: &[u8]) -> Option<u64> {
+        let (end, _) = self.write_to(data, None)?;
         Some(end)
     }
 
     /// Where it ends, and how many bytes were written: fewer only of an overwriting.
-    fn write_to(
-        &self,
-        data: &[u8],
-        offset: Option<u64>,
-        may_prepare: bool,
-    ) -> Option<(u64, usize)> {
+    fn write_to(&self, data: &[u8], offset: Option<u64>) -> Option<(u64, usize)> {
         for is_last in [false, true] {
             let end = || self.board.get().map_or(0, |board| board.size());
             let place = (offset.unwrap_or_else(end), data.len(), Intent::Write);
             let mut done = 0;
-            let tried = self.operate(place, may_prepare, |operation| {
+            let tried = self.operate(place, |operation| {
                 let tried = operation.write(data, offset);
                 done = match tried {
                     Some(Ok(Tried::Done(_))) => data.len(),
@@ -70,7 +65,7 @@ impl File {
                 (Some(Tried::Done(end)), _) => return Some((end, data.len())),
                 (_, Some(offset)) if done > 0 => return Some((offset + done as u64, done)),
                 (None | Some(Tried::ByKernel), _) => return None,
-                (Some(Tried::NoRoom), _) if is_last || !may_prepare => return None,
+                (Some(Tried::NoRoom), _) if is_last => return None,
                 (Some(Tried::NoRoom), _) => {}
             }
             // Whoever lends waits for the row.
