@@ -326,6 +326,7 @@ impl<M: Media> Brick<M> {
             else {
                 return result;
             };
+            self.note_awaited(&pool);
             if still.note(session, operation).since.elapsed() < WINDOW_MAX {
                 // Who cleans up behind the dead needs the pool.
                 let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
@@ -352,7 +353,7 @@ impl<M: Media> Brick<M> {
     }
 
     /// Of those inside of operations, who holds up the others, and its process: one that is
-    /// stopped, or else whom they wait for. Nobody: each may only be slow.
+    /// stopped, or else whom they have waited for long. Nobody: each may only be slow.
     fn in_the_way(&self, pool: &Pool<M>) -> Option<(u32, u32)> {
         let inside = pool.inside();
         let is_stopped = |number: &u32| process::is_stopped(pool.process(*number));

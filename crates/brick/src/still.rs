@@ -8,6 +8,7 @@
 use crate::brick::{Brick, WINDOW_MAX};
 use crate::process;
 use pagemesh_pmem::Media;
+use pagemesh_store::pool::Pool;
 use std::time::{Duration, Instant};
 
 /// How long one that does not stop may be waited for: its container is frozen, or its memory
@@ -51,12 +52,15 @@ impl Still {
         awaited
     }
 
-    /// Whom others have waited for the longest, among sessions that are inside of these
-    /// operations.
+    /// Whom others have waited for the longest, and for long, among sessions that are inside of
+    /// these operations.
     pub(crate) fn first_of(&self, inside: &[(u32, u64)]) -> Option<u32> {
-        let is_inside = |known: &&Awaited| inside.contains(&(known.session, known.operation));
-        let inside = self.0.iter().filter(is_inside);
-        Some(inside.min_by_key(|known| known.since)?.session)
+        let is_meant = |known: &&Awaited| {
+            let is_awaited = known.since.elapsed() >= WINDOW_MAX / 2 && known.told > 1;
+            is_awaited && inside.contains(&(known.session, known.operation))
+        };
+        let meant = self.0.iter().filter(is_meant);
+        Some(meant.min_by_key(|known| known.since)?.session)
     }
 }
 
@@ -71,15 +75,13 @@ impl<M: Media> Brick<M> {
     /// as one may take, and of those that stay there for very long the first. They tell again
     /// and again.
     pub(crate) fn end_still(&self) {
+        let noted: Vec<_> = {
+            let pool = self.pool();
+            let noted = self.note_awaited(&pool).into_iter();
+            noted.map(|it| (it, pool.process(it.session))).collect()
+        };
         let mut first_late: Option<Awaited> = None;
-        for session in self.view().control().take_awaited() {
-            let (operation, pid) = {
-                let pool = self.pool();
-                let operation = pool.operation(session).filter(|_| pool.is_open(session));
-                (operation, pool.process(session))
-            };
-            let Some(operation) = operation else { continue };
-            let awaited = self.still().note(session, operation);
+        for (awaited, pid) in noted {
             if awaited.since.elapsed() >= WINDOW_MAX && process::is_stopped(pid) {
                 self.end_awaited(awaited);
             } else if awaited.is_late() && first_late.is_none_or(|it| awaited.since < it.since) {
@@ -89,6 +91,14 @@ impl<M: Media> Brick<M> {
         if let Some(late) = first_late {
             self.end_awaited(late);
         }
+    }
+
+    /// Takes in for whom others have waited since the last look.
+    pub(crate) fn note_awaited(&self, pool: &Pool<M>) -> Vec<Awaited> {
+        let told = self.view().control().take_awaited().into_iter();
+        let operation = |session: u32| pool.operation(session).filter(|_| pool.is_open(session));
+        told.filter_map(|session| Some(self.still().note(session, operation(session)?)))
+            .collect()
     }
 
     fn end_awaited(&self, awaited: Awaited) {
