@@ -571,9 +571,11 @@ impl Fs {
         if !is_noted {
             return Ok(());
         }
-        self.change(|tx| {
-            let inode = tx.inode(ino)?;
-            tx.put(ino, &inode)
+        self.making_room(|| {
+            self.change(|tx| {
+                let inode = tx.inode(ino)?;
+                tx.put(ino, &inode)
+            })
         })
     }
 
@@ -581,21 +583,30 @@ impl Fs {
     /// once in a while: a crash loses what was noted since.
     ///
     /// # Errors
-    /// What the volume says first; what failed is tried again by the next call.
+    /// What was said first; what failed is tried again by the next call.
     pub fn put_times(&self) -> Result<()> {
-        let noted = {
+        let mut noted = {
             let mut core = self.core();
             core.note_all_guests();
             std::mem::take(&mut core.noted)
         };
-        let put = noted.into_iter().map(|ino| match self.note_times(ino) {
-            Ok(()) | Err(FsError::Posix(Errno::STALE)) => Ok(()),
-            Err(cause) => {
-                self.core().noted.insert(ino);
-                Err(cause)
+        let mut first = Ok(());
+        while let Some(ino) = noted.pop_first() {
+            let put = match self.note_times(ino) {
+                Err(FsError::Posix(Errno::STALE)) => Ok(()),
+                put => put,
+            };
+            if let Err(cause) = &put {
+                let mut core = self.core();
+                core.noted.insert(ino);
+                // The volume would say it of each.
+                if matches!(cause, FsError::Space(_)) {
+                    core.noted.append(&mut noted);
+                }
             }
-        });
-        put.fold(Ok(()), Result::and)
+            first = first.and(put);
+        }
+        first
     }
 
     /// Copies bytes from one file to another, or within one where they do not

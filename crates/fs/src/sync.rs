@@ -12,6 +12,7 @@ use crate::format::Ino;
 use crate::held::How;
 use crate::io::Port;
 use pagemesh_base::space::SpaceError;
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The losses that one open file has been told.
@@ -41,8 +42,9 @@ impl Fs {
     /// What the volume says; once, that what was changed before may be lost.
     pub fn sync_opened(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
         self.put_held(port, ino, How::Whole)?;
-        self.note_times(ino)?;
-        self.flush(port, seen)
+        let noted = self.note_times(ino);
+        self.flush(port, seen)?;
+        but_for_room(noted)
     }
 
     /// Puts all noted times into their inodes, and makes everything durable.
@@ -51,8 +53,9 @@ impl Fs {
     /// As [`Fs::sync`].
     pub fn sync_all(&self, port: &mut Port) -> Result<()> {
         self.put_all_held(port)?;
-        self.put_times()?;
-        self.flush(port, &self.told)
+        let noted = self.put_times();
+        self.flush(port, &self.told)?;
+        but_for_room(noted)
     }
 
     fn flush(&self, port: &mut Port, seen: &Seen) -> Result<()> {
@@ -69,5 +72,13 @@ impl Fs {
             ))),
             false => Ok(()),
         }
+    }
+}
+
+/// Times that there is no room for stay noted: what was written is synced nevertheless.
+fn but_for_room(noted: Result<()>) -> Result<()> {
+    match noted {
+        Err(error) if error.errno() == Errno::NOSPC => Ok(()),
+        noted => noted,
     }
 }
