@@ -392,10 +392,10 @@ fn a_guests_write_has_its_time_after_an_unmount() {
     let guest = guest();
     let direct = direct(guest, &file);
     until("guests are let in", || {
-        direct.write(&[2; 4096], 0, true).is_some()
+        direct.write(&[2; 4096], 0).is_some()
     });
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    direct.write(&[3; 4096], 0, true).expect("a guest's");
+    direct.write(&[3; 4096], 0).expect("a guest's");
     drop((direct, file));
     mount.stop(&cluster);
     let mount = Mounted::by(&cluster, "files", "map", "auto");

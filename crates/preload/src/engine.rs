@@ -149,9 +149,9 @@ pub fn after_copy() {
     mounts::after_copy();
 }
 
-/// In the child, before anything else: forget everything of the parent.
-pub fn forked() {
+/// In the child, before anything else: forget everything of the parent, and close it.
+pub fn forked(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::forked();
-    mounts::forked();
+    mounts::forked(closes);
 }

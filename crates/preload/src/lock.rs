@@ -2,8 +2,8 @@
 //!
 //! Whoever holds it runs no handler of the program (it is *inside*, or has its signals
 //! blocked), so nobody waits for itself. It sleeps in the kernel, so that no thread of
-//! higher priority spins against its holder. Three states, after Drepper, "Futexes Are
-//! Tricky".
+//! higher priority spins against its holder. Its states are those of Drepper, "Futexes Are
+//! Tricky", and that what it is held for is a call of the kernel's alone.
 
 use crate::sys;
 use std::hint::spin_loop;

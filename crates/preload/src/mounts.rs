@@ -100,10 +100,12 @@ impl File {
 }
 
 /// What the parent's threads may be changing is left as it is, for ever.
-pub fn forked() {
+pub fn forked(closes: bool) {
     GUEST.store(ptr::null_mut(), Release);
     owned::forked(|fd| {
-        sys::close(fd);
+        if closes {
+            sys::close(fd);
+        }
     });
 }
 

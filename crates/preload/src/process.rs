@@ -25,9 +25,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 static BORN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Another process is or was in this memory, or had these descriptors, beside this one. Or this is a
-/// copy that was not told.
+/// Another process is or was in this memory, or had these descriptors, beside this one.
 static IS_GIVEN_UP: AtomicBool = AtomicBool::new(false);
+/// This is a copy that was not told, or not yet.
+static IS_UNTOLD: AtomicBool = AtomicBool::new(false);
+/// In a copy that was not told: it may have its parent's very descriptors.
+static MAY_SHARE_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 
 /// Calls that may copy descriptors into another process.
 static COPIES_BEGUN: AtomicU64 = AtomicU64::new(0);
@@ -87,11 +90,14 @@ pub fn may_change() -> bool {
 
 /// Whether no descriptor is to be put in the table any more.
 pub fn is_given_up() -> bool {
-    IS_GIVEN_UP.load(SeqCst)
+    IS_GIVEN_UP.load(SeqCst) || IS_UNTOLD.load(SeqCst)
 }
 
-fn give_up() {
+/// Before such a child.
+fn give_up(flags: c_int) {
     if !thread::this().is_vforked() {
+        let shares = flags & libc::CLONE_FILES != 0;
+        MAY_SHARE_DESCRIPTORS.fetch_or(shares, SeqCst);
         IS_GIVEN_UP.store(true, SeqCst);
         descriptors::forget_range(0, c_uint::MAX);
     }
@@ -133,16 +139,20 @@ pub fn called(number: c_long, first: c_long) {
     };
     before_copy();
     if matches!(child_of(flags), Child::Here | Child::Beside) {
-        give_up();
+        give_up(flags);
     }
     after_copy();
 }
 
-fn adopt() {
-    engine::forked();
+/// Makes the table this process's. What the engine has open is closed, if it is not its parent's, too.
+fn adopt(closes: bool) {
+    engine::forked(closes);
     table::inherit();
     signals::forked();
     PID.store(sys::getpid(), Relaxed);
+}
+
+fn be_born() {
     if let Some(born) = born() {
         born.store(1, Relaxed);
     }
@@ -152,9 +162,10 @@ fn adopt() {
 /// what may be called in a handler may be called, and the engine may not.
 #[cold]
 fn adopt_untold() {
-    adopt();
-    IS_GIVEN_UP.store(true, SeqCst);
+    IS_UNTOLD.store(true, SeqCst);
+    adopt(!MAY_SHARE_DESCRIPTORS.load(SeqCst));
     table::ours_in(0, c_uint::MAX).for_each(table::remove);
+    be_born();
 }
 
 /// Before descriptors may be copied into another process.
@@ -180,8 +191,11 @@ extern "C" fn in_child() {
     COPIES_ENDED.store(COPIES_BEGUN.load(SeqCst), SeqCst);
     let inside = thread::this().enter();
     if born().is_some() {
-        adopt();
+        adopt(true);
+        be_born();
     }
+    // Somebody else's handler may have called before this one.
+    IS_UNTOLD.store(false, SeqCst);
     drop(inside);
 }
 
@@ -293,7 +307,7 @@ unsafe extern "C" fn clone(
     let was_vforked = thread.is_vforked();
     match child_is {
         Child::Here => thread.set_vforked(true),
-        Child::Beside => give_up(),
+        Child::Beside => give_up(flags),
         Child::Thread | Child::Copy => {}
     }
     // SAFETY: as above.

@@ -39,7 +39,7 @@ static ENTRIES: [Entry; ENTRIES_MAX] = [const { Entry::new() }; ENTRIES_MAX];
 
 /// Entries below it were used at least once.
 static TOUCHED: AtomicU32 = AtomicU32::new(0);
-/// Descriptors from here on never were in the table.
+/// Descriptors from here on never were in the table, nor about to be.
 static FDS_END: AtomicU32 = AtomicU32::new(0);
 /// The first free entry plus one; above it a count of changes, against ABA (Treiber's stack).
 static FREE: AtomicU64 = AtomicU64::new(0);

@@ -113,3 +113,37 @@ waits.join()
 fn a_thread_that_waits_for_a_command_keeps_nobody_waiting() {
     super::python_says(COMMANDS);
 }
+
+/// A child that has its parent's very descriptors, without its memory.
+const SHARES: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE, CLONE_FILES, SIGCHLD = 56, 0x400, 17
+def opened():
+    found = {}
+    for number in os.listdir('/proc/self/fd'):
+        try:
+            found[number] = os.readlink('/proc/self/fd/' + number)
+        except FileNotFoundError:
+            pass
+    return found
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for page in range(50):
+    os.pwrite(fd, b'x' * 4096, 4096 * page)
+before = opened()
+assert sum('socket' in name for name in before.values()) > 2, before
+child = libc.syscall(CLONE, CLONE_FILES | SIGCHLD, 0, 0, 0, 0)
+if child == 0:
+    os.close(os.open(sys.argv[1], os.O_RDONLY))
+    os.system('true')
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert opened() == before, (before, opened())
+os.pwrite(fd, b'y' * 4096, 0)
+assert os.pread(fd, 1, 0) == b'y'
+"#;
+
+#[test]
+fn a_child_that_shares_descriptors_closes_none_of_its_parents() {
+    super::python_says(SHARES);
+}
