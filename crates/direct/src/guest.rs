@@ -55,6 +55,10 @@ const STATIONS: usize = 16;
 const SPINS: u32 = 400;
 /// Between attempts to be let in, or to have the legs of a new picture.
 const RETRY: Duration = Duration::from_millis(10);
+/// The same where the process is just copied: a fork takes about as long.
+const COPY_RETRY: Duration = Duration::from_millis(1);
+/// So often it is tried at most by who waits for forks.
+const COPY_TRIES_MAX: u32 = 100;
 /// The same where rows or sessions are lacking: as long as many processes want more than there
 /// are, each attempt of each of them costs connections to the mount and the bricks.
 const FULL_RETRY: Duration = Duration::from_secs(1);
@@ -255,6 +259,21 @@ impl Guest {
         file
     }
 
+    /// The same where the process is copied by forks alone, not by commands that last: they are
+    /// waited for.
+    #[must_use]
+    pub fn open_beside_forks(&'static self, device: u64, ino: u64) -> File {
+        let file = self.open(device, ino);
+        let is_put_off = || file.try_join().err() == Some(COPY_RETRY);
+        for _ in 0..COPY_TRIES_MAX {
+            if !is_put_off() {
+                break;
+            }
+            std::thread::sleep(COPY_RETRY);
+        }
+        file
+    }
+
     /// Whether the kernel is to have one call more.
     fn is_patient(&self) -> bool {
         let less = |left: u32| left.checked_sub(1);
@@ -279,7 +298,10 @@ impl Guest {
         let mut mounts = guard(&self.mounts);
         mounts.retain(|(other, _)| *other != device);
         mounts.extend(known.map(|known| (device, known)));
-        opened.map_err(|_| FULL_RETRY)
+        opened.map_err(|cause| match is_copying(&cause) {
+            true => COPY_RETRY,
+            false => FULL_RETRY,
+        })
     }
 
     /// The same, as far as it is known; if it is not, the caller is to ask.
@@ -868,14 +890,16 @@ impl File {
         if self.guest.is_patient() || now_ms() < self.join_at.load(Ordering::Relaxed) {
             return None;
         }
-        match self.guest.mount(self.device) {
-            Ok(mount) => Some(self.mount.get_or_init(|| mount)),
-            Err(wait) => {
-                let again = now_ms() + wait.as_millis() as u64;
-                self.join_at.store(again, Ordering::Relaxed);
-                None
-            }
-        }
+        self.try_join().ok()
+    }
+
+    /// Else how long it is not to be tried again.
+    fn try_join(&self) -> Result<&Mount, Duration> {
+        let joined = self.guest.mount(self.device).inspect_err(|wait| {
+            let again = now_ms() + wait.as_millis() as u64;
+            self.join_at.store(again, Ordering::Relaxed);
+        })?;
+        Ok(self.mount.get_or_init(|| joined))
     }
 
     /// Bytes of the file, as long as guests may have it; none: the kernel is to be asked.
