@@ -4,13 +4,16 @@
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::SliceId;
 use pagemesh_base::slice::{BrickControl, SliceRequest, Stamp};
-use pagemesh_brick::brick::Brick;
+use pagemesh_brick::brick::{Brick, Housekeeper};
 use pagemesh_brick::file;
+use pagemesh_pmem::Mapped;
 use pagemesh_store::session::{Member, Session, write, write_numbered};
+use pagemesh_store::view::Handle;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use uuid::Uuid;
 
 const SLICE: SliceId = SliceId(Uuid::from_u128(5));
@@ -72,23 +75,50 @@ impl Drop for Process {
     }
 }
 
-/// What becomes of the process of one that others wait for. It `stops`, or goes on.
-fn ends_in_the_way_of_others(stops: bool) {
+/// A brick, its directory and its keeper, and a slice of it.
+fn slice() -> (TempDir, Arc<Brick>, Housekeeper, Handle) {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let path = dir.path().join("pool");
     file::create(&path, 16 << 20).expect("a pool");
     let (brick, keeper, _) = Brick::open(&path).expect("a brick");
     brick.create(SLICE, 1 << 20).expect("room");
     let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
+    let handle = brick.view().handle(object, SLICE).expect("the object");
+    (dir, brick, keeper, handle)
+}
+
+/// A session that seems to be the process's.
+fn session_of(brick: &Brick, process: &Process) -> u32 {
+    let started = process.stat(22).parse().expect("a number");
+    let number = brick.open_session(process.0.id(), started);
+    number.expect("a session")
+}
+
+/// Writes, and stays inside with its lock words until it is told to go on: it asks for its
+/// number under them.
+fn write_slowly(
+    session: &mut Session<Mapped>,
+    handle: Handle,
+    inside: &mpsc::Sender<()>,
+    goes_on: &mpsc::Receiver<()>,
+) {
+    let stamp = || {
+        inside.send(()).expect("the test waits");
+        goes_on.recv().expect("the test tells");
+        stamp()
+    };
+    let members = &mut [Member { session, handle }];
+    write_numbered(members, 0, &PAGE, Epoch(1), stamp).expect("room");
+}
+
+/// What becomes of the process of one that others wait for. It `stops`, or goes on.
+fn ends_in_the_way_of_others(stops: bool) {
+    let (_dir, brick, keeper, handle) = slice();
     let view = brick.view().clone();
-    let handle = view.handle(object, SLICE).expect("the object");
     let limit = if stops { ENDED_MAX } else { LATE_MAX };
     let mut process = Process::start();
-    let started = process.stat(22).parse().expect("a number");
     let own = std::process::id();
-    let still = brick
-        .open_session(process.0.id(), started)
-        .expect("a session");
+    let still = session_of(&brick, &process);
     let other = brick.open_session(own, 0).expect("a session");
     let [mut holder, mut waiter] = [still, other].map(|number| Session::new(view.clone(), number));
     let (inside, is_inside) = mpsc::channel();
@@ -96,17 +126,7 @@ fn ends_in_the_way_of_others(stops: bool) {
     let ended = std::thread::scope(|scope| {
         // Dropped, it lets the one inside go, also from a test that fails.
         let go_on = go_on;
-        // It asks for its number under the lock words.
-        scope.spawn(move || {
-            let session = &mut holder;
-            let stamp = || {
-                inside.send(()).expect("the test waits");
-                goes_on.recv().expect("the test tells");
-                stamp()
-            };
-            write_numbered(&mut [Member { session, handle }], 0, &PAGE, Epoch(1), stamp)
-                .expect("room");
-        });
+        scope.spawn(move || write_slowly(&mut holder, handle, &inside, &goes_on));
         is_inside.recv().expect("it gets there");
         let waits = scope.spawn(move || {
             let session = &mut waiter;
@@ -156,38 +176,17 @@ fn who_stays_in_the_way_of_others_is_ended_before_they_give_up() {
 /// is not stopped either, and came later.
 #[test]
 fn a_barrier_ends_who_holds_and_not_who_waits() {
-    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let path = dir.path().join("pool");
-    file::create(&path, 16 << 20).expect("a pool");
-    let (brick, keeper, _) = Brick::open(&path).expect("a brick");
-    brick.create(SLICE, 1 << 20).expect("room");
-    let (object, _) = brick.attach(SLICE, Epoch(1)).expect("the slice");
+    let (_dir, brick, keeper, handle) = slice();
     let view = brick.view().clone();
-    let handle = view.handle(object, SLICE).expect("the object");
     let mut processes = [Process::start(), Process::start()];
-    let numbers = [0, 1].map(|which: usize| {
-        let process = &processes[which];
-        let started = process.stat(22).parse().expect("a number");
-        brick
-            .open_session(process.0.id(), started)
-            .expect("a session")
-    });
+    let numbers = [0, 1].map(|which: usize| session_of(&brick, &processes[which]));
     assert!(numbers[0] < numbers[1], "who waits is found first");
     let [mut waiter, mut holder] = numbers.map(|number| Session::new(view.clone(), number));
     let (inside, is_inside) = mpsc::channel();
     let (go_on, goes_on) = mpsc::channel();
     std::thread::scope(|scope| {
         let go_on = go_on;
-        scope.spawn(move || {
-            let session = &mut holder;
-            let stamp = || {
-                inside.send(()).expect("the test waits");
-                goes_on.recv().expect("the test tells");
-                stamp()
-            };
-            write_numbered(&mut [Member { session, handle }], 0, &PAGE, Epoch(1), stamp)
-                .expect("room");
-        });
+        scope.spawn(move || write_slowly(&mut holder, handle, &inside, &goes_on));
         is_inside.recv().expect("it gets there");
         let waits = scope.spawn(move || {
             let session = &mut waiter;
