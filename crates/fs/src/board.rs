@@ -341,7 +341,7 @@ impl Fs {
         if !data.is_mapped.swap(true, Ordering::Relaxed) {
             data.end();
         }
-        self.settle(ino)
+        self.making_room(|| self.settle(ino))
     }
 
     /// Lets go of the board of a file that only the caller has open, who closes it, if closed

@@ -151,7 +151,8 @@ impl Fs {
         }
         self.make_room_to_hold(port, pages_of(data.len() as u64) + 1)?;
         let _alone = lock.write();
-        self.finish_redo(port, ino)?;
+        // There may have been no room for its end when guests were barred.
+        self.making_room(|| self.settle_all(port, ino))?;
         let now = self.now();
         let size = self.look(|core| {
             core.check_running()?;

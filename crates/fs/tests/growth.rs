@@ -8,6 +8,7 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use rustix::io::Errno;
 use std::sync::Arc;
 use support::guests::{Ending, Guests, write_at_once};
 use support::memory::Memory;
@@ -363,6 +364,37 @@ fn the_lower_of_two_footers_counts() {
     let mut file = File::opened(mounted(&memory), file.ino);
     file.check(&model, "mounted");
     check_pages(&memory, &file.fs);
+}
+
+/// Whoever maps a file says so, and there may be no room just then to say where it ends.
+#[test]
+fn what_is_stored_behind_the_old_end_is_there_though_mapping_found_no_room() {
+    let memory = Memory::new(SIZE);
+    let mut file = File::new(&memory);
+    let mut model = vec![7; 5000];
+    file.fs
+        .write(&mut file.port, file.ino, None, &model.clone().into(), false)
+        .unwrap();
+    assert!(file.grow());
+    let appended = [8; 9000];
+    assert!(
+        file.guests
+            .write(&memory.shared(), 0, &appended, Ending::Well)
+    );
+    model.extend(appended);
+    memory.set_room(Some(0));
+    let barred = file.fs.bar_guests(file.ino);
+    assert_eq!(barred.unwrap_err().errno(), Errno::NOSPC);
+    memory.set_room(None);
+    let data = Bytes::from(vec![9; PAGE as usize]);
+    file.fs
+        .hold(&mut file.port, file.ino, 2 * PAGE, &data)
+        .unwrap();
+    overwrite(&mut model, 2 * PAGE as usize, &data);
+    file.check(&model, "held");
+    file.fs.sync(&mut file.port, file.ino).unwrap();
+    let mut left = File::opened(mounted(&memory.after_now()), file.ino);
+    left.check(&model, "synced");
 }
 
 /// What was lent goes with the file, wherever it is.
