@@ -29,6 +29,9 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 /// Pages that a file system holds of all files, 256 MiB: what comes then has the file with
 /// the most of them changed, synced or not.
 pub const HELD_PAGES_MAX: u64 = 1 << 16;
+/// Pages up to which more is held while there is no room to put it; less than a log may have
+/// ([`crate::redo`]), by what the kernel sends at once.
+pub const STUCK_PAGES_MAX: u64 = HELD_PAGES_MAX / 2 * 3;
 /// How long a page is held: what is lost with the machine is not older, as with other file
 /// systems (Linux, `dirty_expire_centisecs`).
 pub const HELD_SECONDS_MAX: i64 = 30;
@@ -149,7 +152,7 @@ impl Fs {
         if !lock.is_mapped() {
             self.bar_guests(ino)?;
         }
-        self.make_room_to_hold(port, pages_of(data.len() as u64) + 1)?;
+        self.make_room_to_hold(port, ino, pages_of(data.len() as u64) + 1)?;
         let _alone = lock.write();
         // There may have been no room for its end when guests were barred.
         self.making_room(|| self.settle_all(port, ino))?;
@@ -200,25 +203,32 @@ impl Fs {
     }
 
     /// Puts what is held of the files with most of it into them until there is room for so
-    /// many pages more.
-    fn make_room_to_hold(&self, port: &mut Port, pages: u64) -> Result<()> {
-        let has_room = || self.core().held.all + pages <= HELD_PAGES_MAX;
-        if has_room() {
+    /// many pages more of this one. What cannot be put is held on up to a bound, and beyond it
+    /// only a file is refused that cannot be put itself.
+    fn make_room_to_hold(&self, port: &mut Port, ino: Ino, pages: u64) -> Result<()> {
+        let has_room = |most| self.core().held.all + pages <= most;
+        if has_room(HELD_PAGES_MAX) {
             return Ok(());
         }
         let files = self.core().held.by_pages();
-        let mut last = Ok(());
-        for ino in files {
+        let mut own = Ok(());
+        for file in files {
             tracing::debug!(
-                ino = ino.0,
+                ino = file.0,
                 "a file is changed before a sync: too much is held"
             );
-            last = self.put_pinned(port, ino);
-            if has_room() {
+            let put = self.put_pinned(port, file);
+            if has_room(HELD_PAGES_MAX) {
                 return Ok(());
             }
+            if file == ino {
+                own = put;
+            }
         }
-        last
+        match has_room(STUCK_PAGES_MAX) {
+            true => Ok(()),
+            false => own,
+        }
     }
 
     /// What is held of a file goes into it, which nobody may be using any more by now:

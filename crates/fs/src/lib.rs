@@ -47,7 +47,7 @@ pub use data::TOGETHER_PAGES_MAX;
 pub use error::{FsError, Result};
 pub use format::{FILE_BYTES_MAX, Growth, Ino, Kind, Time};
 pub use growth::{APPEND_PAGES_MAX, Composed, FOOTER_BYTES, footer_page};
-pub use held::{HELD_PAGES_MAX, HELD_SECONDS_MAX};
+pub use held::{HELD_PAGES_MAX, HELD_SECONDS_MAX, STUCK_PAGES_MAX};
 pub use io::{Pipe, Port, Wait};
 pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};

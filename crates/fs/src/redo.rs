@@ -29,7 +29,7 @@ const INO_AT: usize = 8;
 const GENERATION_AT: usize = 16;
 const COUNT_AT: usize = 24;
 const PAGES_AT: usize = 32;
-/// Pages of a log: what is held of one file, and what the kernel sends at once beyond it.
+/// Pages of a log: more than is held of one file.
 const COUNT_MAX: u64 = 2 * HELD_PAGES_MAX;
 /// Bytes that are written to a log at once.
 const STEP_BYTES: usize = 1 << 20;
@@ -43,6 +43,10 @@ impl Fs {
     /// Puts pages into a file by a log. The caller holds the file alone; there are spans
     /// for them that are its own.
     pub(crate) fn put_by_redo(&self, port: &mut Port, ino: Ino, pages: &Pages) -> Result<()> {
+        if pages.len() as u64 > COUNT_MAX {
+            // Once named, it would be taken for damaged.
+            return Err(Errno::NOSPC.into());
+        }
         // What copying the log takes, so that it needs no room once that is named.
         self.fill_holes(port, ino, pages)?;
         let log = self.create_unnamed(Ino::ROOT, 0o600, Caller { uid: 0, gid: 0 })?;

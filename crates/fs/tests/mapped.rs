@@ -8,8 +8,8 @@ mod support;
 
 use bytes::Bytes;
 use pagemesh_fs::{
-    Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, TOGETHER_PAGES_MAX,
-    Time, Wait,
+    Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, STUCK_PAGES_MAX,
+    TOGETHER_PAGES_MAX, Time, Wait,
 };
 use pagemesh_fuzz::Random;
 use rustix::io::Errno;
@@ -367,6 +367,43 @@ fn too_much_is_not_held() {
     let mut first = |page: u64| fs.read(&mut port, ino, page * PAGE, 1).unwrap()[0];
     let found = (first(0), first(HELD_PAGES_MAX - 513), first(HELD_PAGES_MAX));
     assert_eq!(found, (2, 2, 0));
+}
+
+/// What finds no room is held up to a bound, and keeps no file away that finds some.
+#[test]
+fn what_cannot_be_put_is_bounded_and_is_in_nobodys_way() {
+    let memory = Memory::new(SIZE).sized(SIZE);
+    let (fs, mut port) = made(&memory);
+    let (sparse, dense) = (opened(&fs, b"sparse"), opened(&fs, b"dense"));
+    let data = Bytes::from(vec![2; 256 * PAGE as usize]);
+    fs.set_size(&mut port, sparse, 2 * STUCK_PAGES_MAX * PAGE)
+        .unwrap();
+    fs.write(&mut port, dense, Some(0), &data, false).unwrap();
+    let mut hold = |ino, at: u64| fs.hold(&mut port, ino, at * PAGE, &data);
+    for at in (0..HELD_PAGES_MAX - 512).step_by(256) {
+        hold(sparse, at).unwrap();
+    }
+    leave_room(&memory, 0);
+    let mut refused = None;
+    for at in (HELD_PAGES_MAX - 512..).step_by(256) {
+        hold(dense, 0).unwrap();
+        refused = hold(sparse, at).err();
+        if refused.is_some() || fs.held_pages() > STUCK_PAGES_MAX {
+            break;
+        }
+    }
+    assert_eq!(refused.map(|error| error.errno()), Some(Errno::NOSPC));
+    assert!(fs.held_pages() > STUCK_PAGES_MAX - 1024);
+    for _ in 0..4 {
+        hold(dense, 0).unwrap();
+    }
+    assert!(fs.held_pages() <= STUCK_PAGES_MAX + 256);
+    memory.set_room(None);
+    fs.sync(&mut port, dense).unwrap();
+    fs.set_size(&mut port, sparse, 256 * PAGE).unwrap();
+    fs.sync(&mut port, sparse).unwrap();
+    assert!(read(&fs, &mut port, sparse).iter().all(|&byte| byte == 2));
+    assert_eq!(fs.damage(), None);
 }
 
 #[test]
