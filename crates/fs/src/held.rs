@@ -45,6 +45,8 @@ pub(crate) struct Held {
     pages: BTreeMap<u64, Arc<Page>>,
     /// When the first of them came.
     since: Option<Time>,
+    /// The kernel was refused something, and takes it for written: it is gone.
+    is_refused: bool,
 }
 
 /// Pages that go into a file as one, in order.
@@ -54,6 +56,12 @@ impl Held {
     fn put(&mut self, page: u64, bytes: Arc<Page>, now: Time) {
         self.pages.insert(page, bytes);
         self.since.get_or_insert(now);
+    }
+
+    /// They are in the file.
+    fn end(&mut self) {
+        self.pages.clear();
+        self.since = None;
     }
 
     /// Has the pages that are held show these bytes, too.
@@ -121,6 +129,11 @@ impl Data {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nobody has it open any more who could have stored what was refused.
+    pub(crate) fn forget_refused(&self) {
+        self.held().is_refused = false;
+    }
+
     /// Whether something came from mappings of it and is in no page of it yet.
     pub(crate) fn has_held(&self) -> bool {
         !self.held().pages.is_empty()
@@ -143,12 +156,29 @@ impl Data {
 
 impl Fs {
     /// Takes in what the kernel sends of a mapping. What lies beyond the end of the file
-    /// is nothing.
+    /// is nothing. What is refused is lost, and syncs of the file say so until nobody has it
+    /// open any more.
     ///
     /// # Errors
     /// `EISDIR`, `EINVAL`, what the volume says, and as [`Fs::sync`] where too much is held.
     pub fn hold(&self, port: &mut Port, ino: Ino, offset: u64, data: &Bytes) -> Result<()> {
         let lock = self.data_lock(ino)?;
+        let held = self.hold_of(port, ino, &lock, offset, data);
+        if let Err(cause) = &held {
+            tracing::error!(ino = ino.0, %cause, "what was stored into a mapping of a file is lost");
+            lock.held().is_refused = true;
+        }
+        held
+    }
+
+    fn hold_of(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        lock: &Data,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<()> {
         if !lock.is_mapped() {
             self.bar_guests(ino)?;
         }
@@ -173,7 +203,7 @@ impl Fs {
             let is_whole = at == first && to == last;
             let mut bytes = match is_whole {
                 true => Box::new([0; PAGE_BYTES]),
-                false => self.shown_page(port, ino, &lock, page)?,
+                false => self.shown_page(port, ino, lock, page)?,
             };
             let part = &data[(at - offset) as usize..(to - offset) as usize];
             bytes[(at - first) as usize..(to - first) as usize].copy_from_slice(part);
@@ -183,8 +213,18 @@ impl Fs {
         for (page, bytes) in pages {
             lock.held().put(page, bytes, now);
         }
-        self.count_held(ino, &lock);
+        self.count_held(ino, lock);
         Ok(())
+    }
+
+    /// Whether all that was stored into mappings of a file came here.
+    pub(crate) fn check_refused(&self, ino: Ino) -> Result<()> {
+        let core = self.core();
+        let live = core.live.get(&ino);
+        match live.is_some_and(|live| live.data.held().is_refused) {
+            true => Err(Errno::IO.into()),
+            false => Ok(()),
+        }
     }
 
     /// A page of a file as whoever reads it sees it. The caller holds the file.
@@ -300,7 +340,7 @@ impl Fs {
             }
             put => put?,
         }
-        *data.held() = Held::default();
+        data.held().end();
         self.core().held.set(ino, 0);
         Ok(())
     }

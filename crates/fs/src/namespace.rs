@@ -346,6 +346,9 @@ impl Fs {
         }
         let live = core.live(ino);
         live.opens = live.opens.saturating_sub(1);
+        if live.opens == 0 {
+            live.data.forget_refused();
+        }
         drop(core);
         self.let_go_by(ino, port);
     }

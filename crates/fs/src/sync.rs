@@ -39,8 +39,11 @@ impl Fs {
     /// The same for a file that was opened.
     ///
     /// # Errors
-    /// What the volume says; once, that what was changed before may be lost.
+    /// What the volume says; once, that what was changed before may be lost; and `EIO` as
+    /// long as somebody has the file open who may have stored what is not there to be synced.
     pub fn sync_opened(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
+        // The rest alone would be part of what is one change.
+        self.check_refused(ino)?;
         self.put_held(port, ino, How::Whole)?;
         let noted = self.note_times(ino);
         self.flush(port, seen)?;

@@ -401,9 +401,35 @@ fn what_cannot_be_put_is_bounded_and_is_in_nobodys_way() {
     memory.set_room(None);
     fs.sync(&mut port, dense).unwrap();
     fs.set_size(&mut port, sparse, 256 * PAGE).unwrap();
-    fs.sync(&mut port, sparse).unwrap();
+    fs.release(sparse);
     assert!(read(&fs, &mut port, sparse).iter().all(|&byte| byte == 2));
     assert_eq!(fs.damage(), None);
+}
+
+/// The kernel has a page for clean once it was sent, whatever was answered, and sends it no
+/// more.
+#[test]
+fn a_sync_tells_of_what_was_refused_until_the_file_is_closed() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port, ino) = held(&memory, 10, 0..1);
+    let data = Bytes::from(vec![2; PAGE as usize]);
+    // Less than a page: what else it has must be read.
+    let is_of_file = |&page: &u64| memory.page(page) == [1; PAGE as usize];
+    let places = memory.pages().into_iter().filter(is_of_file);
+    places.for_each(|place| memory.lose(place));
+    let refused = fs.hold(&mut port, ino, 100, &data.slice(..100));
+    assert!(refused.is_err());
+    for _ in 0..2 {
+        let synced = fs.sync(&mut port, ino);
+        assert_eq!(synced.map_err(|error| error.errno()), Err(Errno::IO));
+        assert_eq!((durable(&memory), fs.held_pages()), (0, 1));
+    }
+    fs.release(ino);
+    assert_eq!(durable(&memory), 1);
+    fs.open(ino).unwrap();
+    fs.hold(&mut port, ino, PAGE, &data).unwrap();
+    fs.sync(&mut port, ino).unwrap();
+    assert_eq!(durable(&memory), 2);
 }
 
 #[test]
