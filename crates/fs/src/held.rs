@@ -77,6 +77,9 @@ impl Held {
     fn clear(&mut self, bytes: Range<u64>) {
         let whole = pages_of(bytes.start)..bytes.end / PAGE;
         self.pages.retain(|page, _| !whole.contains(page));
+        if self.pages.is_empty() {
+            self.since = None;
+        }
         for (&page, held) in self.pages.range_mut(pages_with(&bytes)) {
             let (within, _) = common(page, &bytes);
             Arc::make_mut(held)[within].fill(0);

@@ -336,6 +336,14 @@ fn nothing_is_held_for_long() {
     NOW.fetch_add(1, Ordering::SeqCst);
     fs.put_old_held().unwrap();
     assert_eq!((durable(&memory), fs.held_pages()), (2, 0));
+    // What was cut off is as old as nothing.
+    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.set_size(&mut port, ino, 0).unwrap();
+    fs.set_size(&mut port, ino, PAGE).unwrap();
+    NOW.fetch_add(HELD_SECONDS_MAX, Ordering::SeqCst);
+    fs.hold(&mut port, ino, 0, &data).unwrap();
+    fs.put_old_held().unwrap();
+    assert_eq!((durable(&memory), fs.held_pages()), (0, 1));
 }
 
 #[test]
