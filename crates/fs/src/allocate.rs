@@ -239,8 +239,8 @@ impl Fs {
         if offset >= inode.size {
             return Err(Errno::NXIO.into());
         }
-        if lock.has_held() || inode.redo.is_some() {
-            // What is held may lie in holes: all counts as data.
+        if lock.is_mapped() || lock.has_held() || inode.redo.is_some() {
+            // What the kernel keeps, or is held, may lie in holes: all counts as data.
             return Ok(match what {
                 Seek::Data => offset,
                 Seek::Hole => inode.size,

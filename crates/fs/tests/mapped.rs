@@ -9,7 +9,7 @@ mod support;
 use bytes::Bytes;
 use pagemesh_fs::{
     Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, STUCK_PAGES_MAX,
-    TOGETHER_PAGES_MAX, Time, Wait,
+    Seek, TOGETHER_PAGES_MAX, Time, Wait,
 };
 use pagemesh_fuzz::Random;
 use rustix::io::Errno;
@@ -466,6 +466,21 @@ fn pages_far_apart_in_a_sparse_file_go_together() {
         assert_eq!((bytes[4], bytes[5], bytes[4095]), (0, 3, 3), "{at}");
         assert_eq!((bytes[4096], bytes[8191], bytes[8192]), (4, 4, 0), "{at}");
     }
+}
+
+/// The kernel does not write back what was stored before it asks where data is.
+#[test]
+fn a_file_that_is_mapped_has_no_holes_for_who_copies_it() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let ino = opened(&fs, b"file");
+    fs.set_size(&mut port, ino, 10 * PAGE).unwrap();
+    let mut seek = |what| fs.seek(&mut port, ino, PAGE, what);
+    let hole = seek(Seek::Data).map_err(|error| error.errno());
+    assert_eq!(hole, Err(Errno::NXIO));
+    fs.bar_guests(ino).unwrap();
+    assert_eq!(seek(Seek::Data), Ok(PAGE));
+    assert_eq!(seek(Seek::Hole), Ok(10 * PAGE));
 }
 
 /// Fills all room but so many pages.
