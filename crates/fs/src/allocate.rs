@@ -197,10 +197,12 @@ impl Fs {
         if first >= last {
             return Ok(());
         }
-        let cleared = self
-            .clear(port, ino, first..last)
-            .and_then(|()| self.end_trim(port, ino, None));
-        self.leave(ino, cleared)
+        let cleared = self.clear(port, ino, first..last);
+        self.leave(ino, cleared)?;
+        // The hole is there: what is left is to count.
+        let counted = self.making_room(|| self.end_trim(port, ino, None));
+        let _ = self.leave(ino, counted);
+        Ok(())
     }
 
     /// Frees what is mapped of pages of a file, which keeps their spans.

@@ -554,8 +554,10 @@ impl Fs {
         })?;
         if is_cut {
             let was_dense = old.is_dense() && size <= old.size;
-            let trimmed = self.trim(port, ino, was_dense.then(|| pages_of(size)));
-            self.leave(ino, trimmed)?;
+            let pages = was_dense.then(|| pages_of(size));
+            let trimmed = self.making_room(|| self.trim(port, ino, pages));
+            // It has its new size: what is not freed now is later.
+            let _ = self.leave(ino, trimmed);
         }
         self.attr(ino)
     }

@@ -6,10 +6,13 @@
 mod support;
 
 use bytes::Bytes;
+use pagemesh_base::space::Request;
 use pagemesh_fs::{Allocate, Fs, FsError, Ino, Make, Port};
 use rustix::io::Errno;
-use support::memory::Memory;
-use support::{OWNER, made, mounted_with_left};
+use std::sync::Arc;
+use support::lossy::Lossy;
+use support::memory::{Memory, wait};
+use support::{OWNER, clock, made, mounted_with_left};
 
 const SIZE: u64 = 1 << 36;
 const PAGE: u64 = 4096;
@@ -235,6 +238,41 @@ fn what_finds_no_room_is_tried_again_later() {
         fs.usage().used_bytes / PAGE,
         1 + 8 + 1 + 256 + RESERVE as u64
     );
+}
+
+/// Else the kernel would go on with the old length, and what is then stored into a mapping
+/// behind the end be nowhere.
+#[test]
+fn a_file_that_was_cut_is_cut_though_the_rest_cannot_be_freed() {
+    let memory = Memory::new(SIZE);
+    drop(made(&memory));
+    let space = Lossy::new(&memory);
+    let fs = Fs::mount(Arc::new(space.clone()), wait, clock).unwrap();
+    let mut port = fs.port().unwrap();
+    let ino = create(&fs, b"file");
+    fill(&fs, &mut port, ino, 1 << 20);
+    space.refuse(|request| matches!(request, Request::Discard { .. }), 1);
+    let attr = fs.set_size(&mut port, ino, 9 * PAGE).unwrap();
+    assert_eq!((attr.size, space.refusing(), fs.left()), (9 * PAGE, 0, 1));
+    check_content(&fs, &mut port, ino, 0);
+    while fs.free_some() {}
+    check_content(&fs, &mut port, ino, 0);
+    assert_eq!((fs.attr(ino).unwrap().pages, fs.left()), (9, 0));
+    // What lies in a hole is gone, or the hole is not there.
+    space.refuse(|request| matches!(request, Request::Discard { .. }), 1);
+    let punched = fs.allocate(&mut port, ino, Allocate::Punch, 0, 5 * PAGE);
+    assert_eq!(punched.unwrap_err().errno(), Errno::IO);
+    while fs.free_some() {}
+    check_content(&fs, &mut port, ino, 0);
+    // Counting what is left reads, and comes behind what is freed.
+    space.refuse(|request| matches!(request, Request::Extents { .. }), 1);
+    fs.allocate(&mut port, ino, Allocate::Punch, 0, 4 * PAGE)
+        .unwrap();
+    assert_eq!(space.refusing(), 0);
+    let bytes = fs.read(&mut port, ino, 0, 4 * PAGE as u32).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    while fs.free_some() {}
+    assert_eq!((fs.attr(ino).unwrap().pages, fs.left()), (5, 0));
 }
 
 #[test]

@@ -4,8 +4,8 @@
 use super::memory::Memory;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
 pub struct Lossy {
@@ -14,7 +14,11 @@ pub struct Lossy {
     flushes: Arc<AtomicU64>,
     /// Transactions that fail from now on.
     failing: Arc<AtomicU64>,
+    /// Which requests fail as well, and how many more of them.
+    refused: Arc<Mutex<Option<Refused>>>,
 }
+
+type Refused = (fn(&Request) -> bool, u64);
 
 impl Lossy {
     pub fn new(memory: &Memory) -> Lossy {
@@ -23,12 +27,33 @@ impl Lossy {
             losses: Arc::default(),
             flushes: Arc::default(),
             failing: Arc::default(),
+            refused: Arc::default(),
         }
     }
 
     /// Lets so many transactions fail; every second one is made all the same.
     pub fn fail(&self, transactions: u64) {
         self.failing.store(transactions, Ordering::SeqCst);
+    }
+
+    /// Lets so many of the requests fail that are like this; they change nothing.
+    pub fn refuse(&self, is_like: fn(&Request) -> bool, requests: u64) {
+        *self.refused.lock().unwrap() = Some((is_like, requests));
+    }
+
+    /// Requests that [`Lossy::refuse`] would still have fail.
+    pub fn refusing(&self) -> u64 {
+        self.refused.lock().unwrap().map_or(0, |(_, left)| left)
+    }
+
+    fn is_refused(&self, request: &Request) -> bool {
+        let mut refused = self.refused.lock().unwrap();
+        let Some((is_like, left)) = refused.as_mut() else {
+            return false;
+        };
+        let is_refused = *left > 0 && is_like(request);
+        *left -= u64::from(is_refused);
+        is_refused
     }
 
     /// Transactions that would still fail.
@@ -75,6 +100,13 @@ struct Way {
 
 impl Channel for Way {
     fn submit(&mut self, token: Token, request: Request) {
+        if self.space.is_refused(&request) {
+            self.done.push(Completion {
+                token,
+                result: Err(SpaceError::Unavailable("no copy is in reach".into())),
+            });
+            return;
+        }
         if request == Request::Flush {
             let losses = self.space.losses();
             if std::mem::replace(&mut self.told, losses) != losses {
