@@ -283,8 +283,9 @@ impl Fs {
                 }
             };
             drop(tx);
+            let attr = core.attr(ino, &inode)?;
             core.live(ino).lookups += 1;
-            core.attr(ino, &inode)
+            Ok(attr)
         })
     }
 
@@ -295,8 +296,9 @@ impl Fs {
     pub fn remember(&self, ino: Ino) -> Result<Attr> {
         self.look(|core| {
             let inode = core.staying(ino)?;
+            let attr = core.attr(ino, &inode)?;
             core.live(ino).lookups += 1;
-            core.attr(ino, &inode)
+            Ok(attr)
         })
     }
 
@@ -316,8 +318,9 @@ impl Fs {
     pub fn open(&self, ino: Ino) -> Result<Attr> {
         self.look(|core| {
             let inode = core.staying(ino)?;
+            let attr = core.attr(ino, &inode)?;
             core.live(ino).opens += 1;
-            core.attr(ino, &inode)
+            Ok(attr)
         })
     }
 

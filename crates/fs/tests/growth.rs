@@ -7,13 +7,15 @@
 mod support;
 
 use bytes::Bytes;
-use pagemesh_fs::{Allocate, Fs, Ino, Make, Port};
+use pagemesh_base::space::Request;
+use pagemesh_fs::{Allocate, Attr, Fs, FsError, Ino, Make, Port};
 use rustix::io::Errno;
 use std::sync::Arc;
 use support::guests::{Ending, Guests, write_at_once};
-use support::memory::Memory;
+use support::lossy::Lossy;
+use support::memory::{Memory, wait};
 use support::pool::Pooled;
-use support::{OWNER, made, made_with_limit, mounted, mounted_with_left};
+use support::{OWNER, clock, made, made_with_limit, mounted, mounted_with_left};
 
 const SIZE: u64 = support::guests::MEMORY_BYTES;
 const PAGE: u64 = 4096;
@@ -423,6 +425,34 @@ fn nothing_is_left_of_a_file_that_grows() {
         assert_eq!(fs.usage().used_bytes, empty);
     }
     check_pages(&memory, &file.fs);
+}
+
+/// Where a file ends that a crash left growing has to be read, and that may fail.
+#[test]
+fn who_is_refused_a_file_does_not_keep_it() {
+    let memory = Memory::new(SIZE);
+    let mut file = File::new(&memory);
+    let data = Bytes::from(vec![1; 5000]);
+    file.fs
+        .write(&mut file.port, file.ino, None, &data, false)
+        .unwrap();
+    assert!(file.grow());
+    let space = Lossy::new(&memory.after_now());
+    let fs = Fs::mount(Arc::new(space.clone()), wait, clock).unwrap();
+    type Ask = fn(&Fs, Ino) -> Result<Attr, FsError>;
+    let asks: [Ask; 3] = [
+        |fs, _| fs.lookup(Ino::ROOT, b"file"),
+        |fs, ino| fs.remember(ino),
+        |fs, ino| fs.open(ino),
+    ];
+    for ask in asks {
+        space.refuse(|request| matches!(request, Request::Extents { .. }), 1);
+        let refused = ask(&fs, file.ino).unwrap_err();
+        assert_eq!((refused.errno(), space.refusing()), (Errno::IO, 0));
+    }
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    while fs.free_some() {}
+    assert_eq!(fs.usage().inodes, 2);
 }
 
 /// What is lent counts as in use, so nothing is lent where there is no room.
