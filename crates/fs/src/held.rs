@@ -20,9 +20,10 @@ use crate::format::{FILE_BYTES_MAX, Ino, Page, Time};
 use crate::io::Port;
 use crate::map;
 use bytes::Bytes;
+use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -92,6 +93,8 @@ impl Held {
 pub(crate) struct HeldFiles {
     pages: BTreeMap<Ino, u64>,
     all: u64,
+    /// Files that stay open for what is held of them.
+    kept: BTreeSet<Ino>,
 }
 
 impl HeldFiles {
@@ -415,17 +418,25 @@ impl Fs {
         let now = self.now();
         // A clock may be set back.
         let is_old = |since: Time| now.sec - since.sec >= HELD_SECONDS_MAX || now.sec < since.sec;
-        let old: Vec<Ino> = {
+        let (kept, old) = {
             let core = self.core();
+            let kept = core.held.kept.clone();
             let since = |ino: &Ino| core.live.get(ino)?.data.held().since;
-            let held = core.held.pages.keys();
-            let old = held.filter(|ino| since(ino).is_some_and(is_old));
-            old.copied().collect()
+            let others = core.held.pages.keys().filter(|ino| !kept.contains(ino));
+            let old = others.filter(|ino| since(ino).is_some_and(is_old));
+            let old: Vec<Ino> = old.copied().collect();
+            (kept, old)
         };
-        if old.is_empty() {
+        if kept.is_empty() && old.is_empty() {
             return Ok(());
         }
-        self.put_each_held(&mut *self.borrow()?, old)
+        let mut port = self.borrow()?;
+        // Closed once more, which may keep them again.
+        for ino in kept {
+            self.core().held.kept.remove(&ino);
+            self.release_by(ino, Some(&mut port));
+        }
+        self.put_each_held(&mut port, old)
     }
 
     /// Pages that are held of all files.
@@ -435,7 +446,8 @@ impl Fs {
     }
 
     /// A file is about to be closed for the last time: what is held of it goes into it,
-    /// unless it goes itself. Whether that may have helped.
+    /// unless it goes itself. Where no copy is in reach it is kept open until one is. Whether
+    /// that may have helped.
     pub(crate) fn put_held_at_end(&self, ino: Ino, port: Option<&mut Port>) -> bool {
         let inode = self.look(|core| core.inode(ino));
         if inode.is_ok_and(|inode| inode.links == 0) {
@@ -444,7 +456,17 @@ impl Fs {
         let put = self.with_port(port, |port| self.put_held(port, ino, How::MayPart));
         let Err(cause) = put else { return true };
         let data = {
-            let core = self.core();
+            let mut core = self.core();
+            let core = &mut *core;
+            let live = core.live.get_mut(&ino).filter(|live| live.opens <= 1);
+            if let Some(live) = live
+                && is_passing(&cause)
+            {
+                tracing::warn!(ino = ino.0, %cause, "what was stored into mappings of a file waits");
+                live.opens += 1;
+                core.held.kept.insert(ino);
+                return false;
+            }
             let live = core.live.get(&ino).filter(|live| live.opens <= 1);
             live.map(|live| Arc::clone(&live.data))
         };
@@ -458,6 +480,14 @@ impl Fs {
         }
         false
     }
+}
+
+/// Whether what failed so may succeed later, though nobody does anything about it.
+fn is_passing(cause: &FsError) -> bool {
+    matches!(
+        cause,
+        FsError::Space(SpaceError::Unavailable(_) | SpaceError::Busy(_))
+    )
 }
 
 /// Pages that have some of these bytes.

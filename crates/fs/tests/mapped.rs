@@ -7,13 +7,16 @@
 mod support;
 
 use bytes::Bytes;
+use pagemesh_base::space::Request;
 use pagemesh_fs::{
     Allocate, Fs, FsError, HELD_PAGES_MAX, HELD_SECONDS_MAX, Ino, Make, Port, STUCK_PAGES_MAX,
     Seek, TOGETHER_PAGES_MAX, Time, Wait,
 };
 use pagemesh_fuzz::Random;
 use rustix::io::Errno;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use support::lossy::Lossy;
 use support::memory::{Memory, wait};
 use support::pool::Pooled;
 use support::{OWNER, made, mounted, mounted_with_left};
@@ -280,6 +283,53 @@ fn the_last_one_to_close_a_file_takes_along_what_is_held() {
     assert_eq!((durable(&memory), fs.held_pages()), (0, 15));
     fs.release(ino);
     assert_eq!((durable(&memory), fs.held_pages()), (15, 0));
+}
+
+/// A mount outlives an outage; what was stored before it does so, too.
+#[test]
+fn what_is_held_outlives_copies_that_are_out_of_reach_at_the_last_close() {
+    let memory = Memory::new(SIZE);
+    drop(held(&memory, 100, std::iter::empty()));
+    for (pages, is_known) in [(200, false), (300, true)] {
+        let space = Lossy::new(&memory);
+        let fs = Fs::mount(Arc::new(space.clone()), wait, support::clock).unwrap();
+        let mut port = fs.port().unwrap();
+        let (ino, _) = found(&fs, &mut port, b"file");
+        fs.open(ino).unwrap();
+        fs.set_size(&mut port, ino, pages * PAGE).unwrap();
+        let data = Bytes::from(vec![2; (pages * PAGE) as usize]);
+        fs.hold(&mut port, ino, 0, &data).unwrap();
+        if !is_known {
+            fs.forget(ino, 1);
+        }
+        // A port that is there already.
+        drop(fs.borrow().unwrap());
+        // Changes wait, but what is looked up before them does not.
+        space.refuse(
+            |request| matches!(request, Request::Extents { .. }),
+            u64::MAX,
+        );
+        fs.release(ino);
+        assert_eq!(fs.held_pages(), pages);
+        // Whoever comes meanwhile finds it, and goes again.
+        fs.open(ino).unwrap();
+        assert!(read(&fs, &mut port, ino) == data);
+        fs.release(ino);
+        fs.put_old_held().unwrap();
+        assert_eq!(fs.held_pages(), pages);
+        space.refuse(|_| false, 0);
+        fs.put_old_held().unwrap();
+        assert_eq!(fs.held_pages(), 0);
+        let (left, mut port) = mounted(&memory.after_now());
+        assert!(found(&left, &mut port, b"file").1 == data);
+        // It is not kept for ever.
+        if is_known {
+            fs.forget(ino, 1);
+            fs.unlink(Ino::ROOT, b"file").unwrap();
+            while fs.free_some() {}
+            assert_eq!(fs.usage().inodes, 2);
+        }
+    }
 }
 
 #[test]
