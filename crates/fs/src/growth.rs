@@ -233,9 +233,7 @@ impl Fs {
             return Ok(None);
         };
         // Whoever asks how long the file is goes by what guests say from now on.
-        if let Some(tell) = self.on_growth.get() {
-            tell(ino);
-        }
+        self.begin_growth(ino);
         let len = (tail.end - tail.start) as usize;
         let bytes = match len {
             0 => Vec::new(),
@@ -262,8 +260,15 @@ impl Fs {
         hasher.finish()
     }
 
-    /// Has somebody told whenever guests begin to make a file longer, before they do: who
-    /// keeps its attributes must not from then on ([`crate::Attr::grows`]). Once.
+    pub(crate) fn begin_growth(&self, ino: Ino) {
+        if let Some(tell) = self.on_growth.get() {
+            tell(ino);
+        }
+    }
+
+    /// Has somebody told whenever guests begin to make a file longer, before they do, or when
+    /// pages of it begin to be held: who keeps its attributes must not from then on
+    /// ([`crate::Attr::grows`]). Once.
     pub fn tell_growth(&self, tell: impl Fn(Ino) + Send + Sync + 'static) {
         // A second one has nothing to tell.
         let _ = self.on_growth.set(Box::new(tell));

@@ -110,6 +110,10 @@ impl HeldFiles {
         self.pages.contains_key(&ino)
     }
 
+    pub(crate) fn pages_of(&self, ino: Ino) -> u64 {
+        self.pages.get(&ino).copied().unwrap_or(0)
+    }
+
     /// The files, those first of which most is held.
     fn by_pages(&self) -> Vec<Ino> {
         let mut files: Vec<(u64, Ino)> = self
@@ -216,10 +220,14 @@ impl Fs {
             pages.push((page, Arc::from(bytes)));
             at = last;
         }
+        let is_first = !lock.has_held();
         for (page, bytes) in pages {
             lock.held().put(page, bytes, now);
         }
         self.count_held(ino, lock);
+        if is_first && lock.has_held() {
+            self.begin_growth(ino);
+        }
         Ok(())
     }
 

@@ -97,7 +97,7 @@ pub struct Fs {
     /// Changes are not sent again.
     is_given_up: AtomicBool,
     ports: Ports,
-    /// Told of files that guests begin to make longer.
+    /// Told of files that guests begin to make longer, or of which pages begin to be held.
     on_growth: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
@@ -134,7 +134,7 @@ pub struct Attr {
     pub btime: Time,
     /// Of a device.
     pub device: u32,
-    /// Whether guests may change size and pages at any time.
+    /// Whether size or pages may change at any time: by guests, or because pages are held.
     pub grows: bool,
 }
 
@@ -166,6 +166,10 @@ impl Core {
         let mut attr = Attr::of(ino, inode);
         attr.size = self.end_of(ino, inode)?;
         attr.pages += pages_of(attr.size) - pages_of(inode.size);
+        // Whether they lie in holes is seen when they are put there.
+        let held = self.held.pages_of(ino);
+        attr.pages = (attr.pages + held).min(pages_of(attr.size)).max(attr.pages);
+        attr.grows |= held > 0;
         Ok(attr)
     }
 }

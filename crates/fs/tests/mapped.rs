@@ -518,6 +518,37 @@ fn pages_far_apart_in_a_sparse_file_go_together() {
     }
 }
 
+/// Who asks how many pages a file takes is told what will be there.
+#[test]
+fn what_is_held_counts_among_the_pages_of_a_file() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let told = Arc::new(AtomicI64::new(0));
+    let counted = Arc::clone(&told);
+    fs.tell_growth(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    let ino = opened(&fs, b"file");
+    let data = Bytes::from(vec![1; 3 * PAGE as usize]);
+    fs.write(&mut port, ino, Some(0), &data, false).unwrap();
+    fs.set_size(&mut port, ino, 5 * PAGE).unwrap();
+    let pages = |fs: &Fs| {
+        let attr = fs.attr(ino).unwrap();
+        (attr.pages, attr.grows, told.load(Ordering::SeqCst))
+    };
+    assert_eq!(pages(&fs), (3, false, 0));
+    for _ in 0..2 {
+        fs.hold(&mut port, ino, 3 * PAGE, &data.slice(..PAGE as usize))
+            .unwrap();
+        assert_eq!(pages(&fs), (4, true, 1));
+    }
+    // No more than there is of it.
+    fs.hold(&mut port, ino, 0, &data).unwrap();
+    assert_eq!(pages(&fs), (5, true, 1));
+    fs.sync(&mut port, ino).unwrap();
+    assert_eq!(pages(&fs), (4, false, 1));
+}
+
 /// The kernel does not write back what was stored before it asks where data is.
 #[test]
 fn a_file_that_is_mapped_has_no_holes_for_who_copies_it() {
