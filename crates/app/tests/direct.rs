@@ -40,9 +40,10 @@ mod two;
 use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use support::mounted::{self, Mounted, library};
 use support::random::Random;
-use support::{program, until};
+use support::{Cluster, program, until};
 
 fn opened(mount: &Mounted, name: &str) -> File {
     let mut options = OpenOptions::new();
@@ -58,6 +59,18 @@ fn direct(guest: &'static Guest, file: &File) -> Direct {
 /// A process of its own, as far as its mounts can tell. It joins at once.
 fn guest() -> &'static Guest {
     Box::leak(Box::new(Guest::new(|run| run(), 0)))
+}
+
+/// A program in C that lies in the folder of these tests.
+fn built(cluster: &Cluster, name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/direct/{name}.c"));
+    let path = cluster.dir().join(name);
+    let words = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"];
+    let mut words = words.to_vec();
+    words.extend(["-Wno-unused-result", "-o", path.to_str().unwrap()]);
+    words.push(source.to_str().unwrap());
+    program::ok("cc", &words);
+    path
 }
 
 /// What is at a place, by both ways.

@@ -1,21 +1,13 @@
 // A thread that is cancelled amid a call, and what others can do then. The arguments are a
 // file, the process of its mount, and what the thread waits for.
+#include "must.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define MUST(what)                                                     \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "line %d: %s failed: %m\n", __LINE__, #what); \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
 
 enum { PAGE = 4096, LATE_S = 30 };
 

@@ -1,20 +1,8 @@
 //! Threads of programs that are cancelled amid a call.
 
+use super::built;
 use super::support::mounted::{self, Mounted, directly};
-use super::support::{Cluster, program};
-use std::path::{Path, PathBuf};
-
-/// A program in C that lies beside these tests.
-pub fn built(cluster: &Cluster, name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/direct/{name}.c"));
-    let path = cluster.dir().join(name);
-    let words = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"];
-    let mut words = words.to_vec();
-    words.extend(["-Wno-unused-result", "-o", path.to_str().unwrap()]);
-    words.push(source.to_str().unwrap());
-    program::ok("cc", &words);
-    path
-}
+use super::support::program;
 
 /// While it waits for what its file is, for a station, or for a command before it was a guest.
 #[test]

@@ -1,21 +1,13 @@
 // A thread with little stack that joins a mount, reads and writes, in one part and in two.
 // The arguments are a file, its stack in KiB, and how long each part is.
+#include "must.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-#define MUST(what)                                                     \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "line %d: %s failed: %m\n", __LINE__, #what); \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
 
 enum { PAGE = 4096 };
 

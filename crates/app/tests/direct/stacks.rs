@@ -1,6 +1,6 @@
 //! Threads of programs with little stack.
 
-use super::cancelled::built;
+use super::built;
 use super::support::mounted::{self, Mounted, directly};
 use super::support::program;
 

@@ -1,0 +1,11 @@
+// What a program of these tests needs of the system, or ends.
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MUST(what)                                                     \
+    do {                                                               \
+        if (!(what)) {                                                 \
+            fprintf(stderr, "line %d: %s failed: %m\n", __LINE__, #what); \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
