@@ -233,7 +233,7 @@ impl Fs {
             return Ok(None);
         };
         // Whoever asks how long the file is goes by what guests say from now on.
-        self.begin_growth(ino);
+        self.tell_unkept(ino);
         let len = (tail.end - tail.start) as usize;
         let bytes = match len {
             0 => Vec::new(),
@@ -260,7 +260,8 @@ impl Fs {
         hasher.finish()
     }
 
-    pub(crate) fn begin_growth(&self, ino: Ino) {
+    /// Tells whoever keeps attributes of a file that it must not from now on.
+    pub(crate) fn tell_unkept(&self, ino: Ino) {
         if let Some(tell) = self.on_growth.get() {
             tell(ino);
         }

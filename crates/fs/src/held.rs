@@ -226,7 +226,7 @@ impl Fs {
         }
         self.count_held(ino, lock);
         if is_first && lock.has_held() {
-            self.begin_growth(ino);
+            self.tell_unkept(ino);
         }
         Ok(())
     }
