@@ -19,5 +19,6 @@ pub mod peer;
 pub mod slice;
 pub mod socket;
 pub mod space;
+pub mod spin;
 pub mod units;
 pub mod wait;

@@ -7,12 +7,13 @@
 //! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
 //! keeps copies of is listed before `fork` goes on.
 
+use pagemesh_base::spin::SpinLock;
 use pagemesh_pmem::unreadable;
 use rustix::process::{Pid, test_kill_process};
 use rustix::thread::{gettid, nanosleep};
 use rustix::time::Timespec;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long who copies the process waits for those who make descriptors, which takes them a
@@ -127,25 +128,8 @@ static OWNED: [AtomicI32; OWNED_MAX] = [const { AtomicI32::new(NOBODY) }; OWNED_
 static END: AtomicUsize = AtomicUsize::new(0);
 /// How often each is listed.
 static COUNTS: [AtomicU32; OWNED_MAX] = [const { AtomicU32::new(0) }; OWNED_MAX];
-/// Held by who changes the list, for a moment. No mutex: a child has to free it.
-static CHANGING: AtomicBool = AtomicBool::new(false);
-
-struct Changing;
-
-impl Changing {
-    fn begin() -> Changing {
-        while CHANGING.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        Changing
-    }
-}
-
-impl Drop for Changing {
-    fn drop(&mut self) {
-        CHANGING.store(false, Ordering::Release);
-    }
-}
+/// Held by who changes the list, for a moment.
+static CHANGING: SpinLock = SpinLock::new();
 
 fn places() -> &'static [AtomicI32] {
     &OWNED[..END.load(Ordering::Acquire)]
@@ -172,7 +156,7 @@ fn place_of(fd: RawFd) -> Option<usize> {
 
 /// Lists one, once more. Beyond the limit it is not protected.
 pub(crate) fn add(fd: RawFd) {
-    let _changing = Changing::begin();
+    let _changing = CHANGING.hold();
     if let Some(place) = place_of(fd).or_else(|| place_of(NOBODY)) {
         COUNTS[place].fetch_add(1, Ordering::Relaxed);
         OWNED[place].store(fd, Ordering::Release);
@@ -182,7 +166,7 @@ pub(crate) fn add(fd: RawFd) {
 
 /// Takes one off the list, once: it will be closed.
 pub(crate) fn remove(fd: RawFd) {
-    let _changing = Changing::begin();
+    let _changing = CHANGING.hold();
     if let Some(place) = place_of(fd)
         && COUNTS[place].fetch_sub(1, Ordering::Relaxed) == 1
     {
@@ -210,7 +194,7 @@ fn forget() {
     }
     COPYING.store(0, Ordering::Relaxed);
     MAKING.store(0, Ordering::Relaxed);
-    CHANGING.store(false, Ordering::Release);
+    CHANGING.reset();
 }
 
 #[cfg(test)]

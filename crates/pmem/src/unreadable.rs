@@ -14,6 +14,7 @@
 
 use crate::mapped::MapError;
 use pagemesh_base::aside::aside;
+use pagemesh_base::spin::SpinLock;
 use pagemesh_base::units::PAGE_BYTES;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -61,29 +62,12 @@ static ENTRIES: [Entry; MAPPINGS_MAX] = [const {
 static PAGES: [AtomicUsize; PAGES_MAX] = [const { AtomicUsize::new(0) }; PAGES_MAX];
 /// How many of them there are, at least.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held while entries are taken; the handler only reads. No mutex: a child has to free it.
-static TAKING: AtomicBool = AtomicBool::new(false);
+/// Held while entries are taken; the handler only reads.
+static TAKING: SpinLock = SpinLock::new();
 static HANDLER: OnceLock<Handler> = OnceLock::new();
 /// Whether it is installed. Changed under `TAKING`.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static IS_BY_CALLER: AtomicBool = AtomicBool::new(false);
-
-struct Taking;
-
-impl Taking {
-    fn begin() -> Taking {
-        while TAKING.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        Taking
-    }
-}
-
-impl Drop for Taking {
-    fn drop(&mut self) {
-        TAKING.store(false, Ordering::Release);
-    }
-}
 
 /// A handler with all that the kernel tells.
 type Action = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -104,7 +88,7 @@ pub fn forget() {
         page.store(0, Ordering::Release);
     }
     COUNT.store(0, Ordering::Release);
-    TAKING.store(false, Ordering::Release);
+    TAKING.reset();
 }
 
 /// What the handler needs: made before it is installed.
@@ -143,7 +127,7 @@ impl Watched {
             end: base + len,
             name: name_of(file),
         };
-        let _taking = Taking::begin();
+        let _taking = TAKING.hold();
         install()?;
         let is_free = |entry: &Entry| entry.base.load(Ordering::Relaxed) == 0;
         let Some(index) = ENTRIES.iter().position(is_free) else {
@@ -189,7 +173,7 @@ impl Watched {
 
     /// The mapping is about to end.
     pub(crate) fn end(&mut self) {
-        let _taking = Taking::begin();
+        let _taking = TAKING.hold();
         if let Some(index) = self.index.take() {
             ENTRIES[index].base.store(0, Ordering::Release);
         }
