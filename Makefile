@@ -2,7 +2,7 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx pjdfstest programs
+.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
 
@@ -100,6 +100,17 @@ fsx: setup
 	$(CARGO) build --locked -p pagemesh-preload
 	PAGEMESH_FSX_OPS=$(OPS) PAGEMESH_FSX_SEED=$(SEED) \
 	$(CARGO) test --locked -p pagemesh --test fsx -- --nocapture
+
+# Random operations through the C library, bare system calls, io_uring and a plug-in at once, by the
+# kernel or, with EXEC=1, on the direct path: make doors OPS=1000000 SEED=7 EXEC=1. Needs root.
+# WITH="here ends" adds operations that are not right everywhere yet.
+doors: OPS = 1000000
+WITH ?=
+doors: setup
+	$(CARGO) build --locked -p pagemesh-preload
+	PAGEMESH_DOORS_OPS=$(OPS) PAGEMESH_DOORS_SEED=$(SEED) PAGEMESH_DOORS_WITH="$(WITH)" \
+	$(CARGO) test --locked -p pagemesh --test direct -- --nocapture --include-ignored \
+	$(if $(EXEC),doors_under_exec,doors_by_the_kernel)
 
 # Single flipped bits in images of so many closed pools and as many crashed
 # ones, in memory and in files, 100 in each: make flips POOLS=101.

@@ -13,6 +13,8 @@ mod bounds;
 mod cancelled;
 #[path = "direct/crowd.rs"]
 mod crowd;
+#[path = "direct/doors.rs"]
+mod doors;
 #[path = "direct/end.rs"]
 mod end;
 #[path = "direct/exec.rs"]
