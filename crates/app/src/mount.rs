@@ -11,6 +11,7 @@ use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
+use pagemesh_base::mounts::{self, Known};
 use pagemesh_base::peer::{Peer, peer, reach};
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_direct::server::{IsMounted, Server};
@@ -22,7 +23,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketType;
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,8 +31,6 @@ use std::time::{Duration, Instant};
 
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
-/// The type that the kernel shows.
-const TYPE: &str = "fuse.pagemesh";
 /// How often it is looked whether this mount is fenced.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the manager is asked what the pools still have.
@@ -55,70 +53,6 @@ const HERE_MAX: Duration = Duration::from_secs(5);
 /// How long somebody may have an address whom this one does not wait for: anybody can
 /// take any name.
 const STRANGER_MAX: Duration = Duration::from_secs(1);
-/// Octal digits of an escaped byte in mountinfo.
-const ESCAPED: usize = 3;
-
-/// A mount of pagemesh, as the kernel tells it.
-struct Known {
-    /// `major:minor`.
-    device: String,
-    dir: PathBuf,
-    /// Whose process it is.
-    user: Option<u32>,
-}
-
-/// All mounts of pagemesh that this process sees, in the order of mounting.
-fn mounts() -> anyhow::Result<Vec<Known>> {
-    let text = std::fs::read("/proc/self/mountinfo").context("cannot read the mounts")?;
-    Ok(text
-        .split(|&byte| byte == b'\n')
-        .filter_map(known)
-        .collect())
-}
-
-/// A line of mountinfo, proc(5).
-fn known(line: &[u8]) -> Option<Known> {
-    let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-    let dash = words.iter().position(|word| *word == b"-")?;
-    if *words.get(dash + 1)? != TYPE.as_bytes() {
-        return None;
-    }
-    let dir = std::ffi::OsString::from_vec(unescaped(words.get(4)?));
-    Some(Known {
-        device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
-        dir: dir.into(),
-        user: words.last().and_then(|options| user_in(options)),
-    })
-}
-
-/// The user in the options of a file system that a process serves.
-fn user_in(options: &[u8]) -> Option<u32> {
-    let options = std::str::from_utf8(options).ok()?;
-    let mut options = options.split(',');
-    options.find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
-}
-
-fn unescaped(word: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(word.len());
-    let mut rest = word;
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits = after
-            .get(..ESCAPED)
-            .and_then(|it| std::str::from_utf8(it).ok());
-        let code = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(code) if byte == b'\\' => {
-                bytes.push(code);
-                rest = &after[ESCAPED..];
-            }
-            _ => {
-                bytes.push(byte);
-                rest = after;
-            }
-        }
-    }
-    bytes
-}
 
 /// The path without links. What is mounted there is not looked at: it may hang
 /// or be dead.
@@ -133,7 +67,8 @@ fn place(dir: &Path) -> anyhow::Result<PathBuf> {
 }
 
 fn mount_on(dir: &Path) -> anyhow::Result<Option<Known>> {
-    Ok(mounts()?.into_iter().rev().find(|known| known.dir == dir))
+    let mounts = mounts::all().context("cannot read the mounts")?;
+    Ok(mounts.into_iter().rev().find(|known| known.dir == dir))
 }
 
 /// Refuses what cannot be mounted on, before anybody is fenced for it.
@@ -201,6 +136,9 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let guests = device
         .as_deref()
         .and_then(|device| let_guests_in(&volume, &guests_of, device, &patience));
+    if let Some(guests) = &guests {
+        mounted.connect_by(Box::new(guests.connector()));
+    }
     let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
     let cut_off = || {
@@ -563,22 +501,5 @@ pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
             "{} is unmounted, but its process did not end well; see what it said",
             dir.display()
         ),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::ffi::OsStrExt;
-
-    #[test]
-    fn mounts_of_others_are_left_out() {
-        let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw,user_id=7,group_id=0";
-        let found = known(line).expect("one of ours");
-        assert_eq!((found.device.as_str(), found.user), ("0:53", Some(7)));
-        assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
-        assert!(known(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
-        assert!(known(b"").is_none());
-        assert!(known(b"98 - fuse.pagemesh").is_none());
     }
 }

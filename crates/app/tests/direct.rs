@@ -5,6 +5,8 @@
 
 #[path = "direct/after.rs"]
 mod after;
+#[path = "direct/apart.rs"]
+mod apart;
 #[path = "direct/beside.rs"]
 mod beside;
 #[path = "direct/bounds.rs"]
@@ -41,6 +43,7 @@ mod two;
 
 use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use support::mounted::{self, Mounted, library};
@@ -55,7 +58,7 @@ fn opened(mount: &Mounted, name: &str) -> File {
 
 fn direct(guest: &'static Guest, file: &File) -> Direct {
     let found = file.metadata().unwrap();
-    guest.open(found.dev(), found.ino())
+    guest.open(found.dev(), found.ino(), file.as_raw_fd())
 }
 
 /// A process of its own, as far as its mounts can tell. It joins at once.

@@ -1,7 +1,8 @@
 //! Words everything shares: ids, units and checksums; and listening sockets.
 //!
-//! Invariants: no I/O but reading a key file, binding a unix socket, keeping processors awake and
-//! asking what processes map, no clock but that of a wait, no randomness; one `unsafe` each in `wait` and `peer`. Numbers that mean different things have different types, so
+//! Invariants: no I/O but reading a key file, binding a unix socket, keeping processors awake,
+//! asking what processes map and what is mounted, and handing a socket to a mount; no clock but that
+//! of a wait, no randomness; one `unsafe` each in `wait`, `peer` and `contact`. Numbers that mean different things have different types, so
 //! that a page is never used as a frame, nor a seq as an epoch.
 
 #![deny(unsafe_code)]
@@ -10,11 +11,13 @@ pub mod aside;
 pub mod awake;
 pub mod bytes;
 pub mod checksum;
+pub mod contact;
 pub mod defect;
 pub mod ids;
 pub mod key;
 pub mod layout;
 pub mod mapping;
+pub mod mounts;
 pub mod peer;
 pub mod slice;
 pub mod socket;

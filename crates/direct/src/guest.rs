@@ -5,22 +5,26 @@
 //! Sessions are scarce: guests leave a part of every pool's to those who cannot do without, and
 //! where few are left a station that nobody uses gives its own back.
 //!
+//! A process reaches a mount by the name of its socket, or, in another network namespace, by a file
+//! of the mount that it has open ([`contact`](pagemesh_base::contact)).
+//!
 //! Invariants: nothing is done but inside of the row's operation, after a look that nobody
 //! keeps guests away; whatever fails is left to the kernel, which does all of it again. What
 //! belongs to a brick that is gone is dropped at once, by a thread that waits for that:
 //! else the next brick would have to end this process.
 
 mod growth;
+mod link;
 pub mod station;
 
 use crate::board::{Board, Run, identity};
 use crate::owned;
 use crate::wire::{self, Answer, Question};
 use arrayvec::ArrayVec;
+use link::{COPYING, Link, Way, device_name, is_copying};
 use pagemesh_base::aside::aside;
 use pagemesh_base::key::{KEY_BYTES, Key};
 use pagemesh_base::layout::COPIES_MAX;
-use pagemesh_base::peer::peer;
 use pagemesh_base::slice::{Leg, SLICE_IO_BYTES_MAX, SliceError};
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_base::wait::until_readable;
@@ -32,7 +36,6 @@ use pagemesh_volume::guests::{Picture, Segment};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
-use rustix::net::{connect, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 use station::{Intent, Operation, Station, Worked};
 use std::cell::Cell;
@@ -40,6 +43,7 @@ use std::collections::HashMap;
 use std::fs::File as SystemFile;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -121,6 +125,8 @@ pub struct File {
     /// Once it was asked for: the same as long as the file is open.
     board: OnceLock<Arc<Board>>,
     ino: u64,
+    /// The descriptor that the file was opened by. The program may have closed it since.
+    descriptor: RawFd,
     misses: AtomicU32,
     /// Somebody wanted to make it longer.
     grows: AtomicBool,
@@ -128,6 +134,7 @@ pub struct File {
 
 struct Mount {
     device: String,
+    way: Way,
     transports: Transports,
     masked: Masked,
     segment: Segment,
@@ -148,9 +155,6 @@ struct Mount {
 
 /// A pool that this process has mapped, and its pane.
 type Seen = (Weak<View<Mapped>>, Arc<Pane>);
-
-/// A connection to a mount.
-struct Link(OwnedFd);
 
 /// A station of this process, and what it has from others.
 #[derive(Default)]
@@ -240,9 +244,9 @@ impl Guest {
     }
 
     /// The file with this device number and inode, whether its mount lets this process in or
-    /// not. Whoever calls has it open until the [`File`] is dropped.
+    /// not. The caller has it open until the [`File`] is dropped, now by this descriptor.
     #[must_use]
-    pub fn open(&'static self, device: u64, ino: u64) -> File {
+    pub fn open(&'static self, device: u64, ino: u64, descriptor: RawFd) -> File {
         let file = File {
             guest: self,
             device,
@@ -250,6 +254,7 @@ impl Guest {
             join_at: AtomicU64::new(0),
             board: OnceLock::new(),
             ino,
+            descriptor,
             misses: AtomicU32::new(0),
             grows: AtomicBool::new(false),
         };
@@ -262,8 +267,8 @@ impl Guest {
     /// The same where the process is copied by forks alone, not by commands that last: they are
     /// waited for.
     #[must_use]
-    pub fn open_beside_forks(&'static self, device: u64, ino: u64) -> File {
-        let file = self.open(device, ino);
+    pub fn open_beside_forks(&'static self, device: u64, ino: u64, descriptor: RawFd) -> File {
+        let file = self.open(device, ino, descriptor);
         let is_put_off = || file.try_join().err() == Some(COPY_RETRY);
         for _ in 0..COPY_TRIES_MAX {
             if !is_put_off() {
@@ -283,12 +288,14 @@ impl Guest {
 
     /// The mount, if it lets this process in; or how long it is not to be asked again. It is
     /// asked by one thread, and others go on meanwhile, here and at other mounts.
-    fn mount(&self, device: u64) -> Result<Arc<Mount>, Duration> {
+    fn mount(&self, device: u64, file: RawFd) -> Result<Arc<Mount>, Duration> {
         if let Some(known) = self.known(device) {
             return known;
         }
         let first = thread_number() % STATIONS;
-        let opened = with_room(self.masked, || Mount::open(device, self.masked, first));
+        let opened = with_room(self.masked, || {
+            Mount::open((device, file), self.masked, first)
+        });
         let opened = opened.unwrap_or(Err(io::ErrorKind::Other.into()));
         let known = match &opened {
             Ok(mount) => Some(Known::Joined(Arc::clone(mount))),
@@ -368,7 +375,7 @@ impl Stand {
     fn leave(&mut self) {
         if let Some(link) = self.link.take() {
             // A mount that is gone has no rows.
-            let _ = wire::send(link.0.as_fd(), &Question::Leave.encode(), None);
+            let _ = wire::send(link.as_fd(), &Question::Leave.encode(), None);
         }
     }
 }
@@ -393,75 +400,10 @@ impl Drop for Mount {
     }
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        owned::remove(self.0.as_raw_fd());
-    }
-}
-
-/// The process is being copied. Nothing that is asked of the system or a mount says so.
-const COPYING: Errno = Errno::BUSY;
-
-fn is_copying(cause: &io::Error) -> bool {
-    cause.raw_os_error() == Some(COPYING.raw_os_error())
-}
-
-impl Link {
-    /// Not while the process is copied, which may last as long as a command of its: see
-    /// [`is_copying`].
-    fn connect(device: &str) -> io::Result<Link> {
-        let _making = owned::Making::begin().ok_or(COPYING)?;
-        Link::reach(device)
-    }
-
-    /// The same in any case. A child that is copied just then keeps the connection.
-    fn reach(device: &str) -> io::Result<Link> {
-        let socket = wire::socket()?;
-        // A mount that accepts nobody is waited for as long as one that does not answer.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(ANSWER_MAX))?;
-        connect(&socket, &wire::address(device)?)?;
-        // Anybody can listen under a name of this kind.
-        if !peer(&socket)?.is_trusted() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
-        owned::add(socket.as_raw_fd());
-        let link = Link(socket);
-        link.wait_for(Some(ANSWER_MAX))?;
-        Ok(link)
-    }
-
-    /// How long an answer is waited for from now on; none: as long as the mount is there.
-    fn wait_for(&self, limit: Option<Duration>) -> io::Result<()> {
-        Ok(sockopt::set_socket_timeout(
-            &self.0,
-            sockopt::Timeout::Recv,
-            limit,
-        )?)
-    }
-
-    fn ask(&self, question: Question) -> io::Result<(Answer, Option<SystemFile>)> {
-        wire::send(self.0.as_fd(), &question.encode(), None)?;
-        self.answer()
-    }
-
-    fn answer(&self) -> io::Result<(Answer, Option<SystemFile>)> {
-        let answered = wire::receive(self.0.as_fd())?;
-        let (bytes, memory) = answered.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let answer = Answer::decode(&bytes).map_err(io::Error::other)?;
-        Ok((answer, memory.map(SystemFile::from)))
-    }
-}
-
-fn device_name(device: u64) -> String {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    format!("{major}:{minor}")
-}
-
 impl Mount {
     /// Whoever asks is the first at this station.
-    fn open(device: u64, masked: Masked, first: usize) -> io::Result<Arc<Mount>> {
-        let device = device_name(device);
-        let link = Link::connect(&device)?;
+    fn open((device, file): (u64, RawFd), masked: Masked, first: usize) -> io::Result<Arc<Mount>> {
+        let (link, way) = Link::connect(device, file)?;
         let (answer, memory) = link.ask(Question::Join)?;
         let memory = memory.ok_or(io::ErrorKind::PermissionDenied)?;
         // There may be a row for it another time.
@@ -470,7 +412,7 @@ impl Mount {
             _ => None,
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let asker = Link::connect(&device)?;
+        let (asker, _) = Link::connect(device, file)?;
         let making = owned::Making::begin().ok_or(COPYING)?;
         let mount = Arc::new(Mount {
             transports: Transports::new(
@@ -488,7 +430,8 @@ impl Mount {
             is_gone: AtomicBool::new(false),
             retry_at: AtomicU64::new(0),
             changed: aside(rustix::event::eventfd(0, flags)?),
-            device,
+            device: device_name(device),
+            way,
         });
         owned::add(mount.changed.as_raw_fd());
         // For all children: in a virtual machine it is the host that answers, one question
@@ -543,12 +486,49 @@ impl Mount {
     /// The mount is there, and takes longer: the next question goes by another connection.
     #[cold]
     fn ask_anew(&self, asker: &mut Link) {
-        match Link::reach(&self.device) {
+        let link = match self.way {
+            Way::Name => Link::by_name(&self.device),
+            Way::File => asker.another(),
+        };
+        match link {
             Ok(link) => {
                 *asker = link;
                 self.wake();
             }
             Err(_) => self.end(),
+        }
+    }
+
+    /// Another connection, while the process is not copied.
+    fn connect(&self) -> Result<Link, Lack> {
+        match self.way {
+            Way::Name => Ok(Link::by_name(&self.device)?),
+            // It may wait for an answer; another try comes soon.
+            Way::File => {
+                let asker = self.asker.try_lock().map_err(|_| Lack::Picture)?;
+                Ok(asker.another()?)
+            }
+        }
+    }
+
+    /// A session of a leg, by the path of its brick's socket, or by the socket that the mount
+    /// gives.
+    fn map(&self, link: &Link, picture: &Picture, leg: usize) -> Result<MappedLeg, Lack> {
+        let seat = &picture.seats[leg];
+        let map = |path: &Path| {
+            let (brick, slice) = (seat.brick, seat.slice);
+            self.transports.map(brick, path, slice, picture.epoch)
+        };
+        match self.way {
+            Way::Name => Ok(map(&seat.socket)?),
+            Way::File => {
+                let answered = link.ask(Question::Socket(leg as u64))?;
+                let (Answer::Yes, Some(socket)) = answered else {
+                    return Err(Lack::Picture);
+                };
+                let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+                Ok(map(path.as_ref())?)
+            }
         }
     }
 
@@ -643,7 +623,7 @@ impl Mount {
             Some(_) => Question::Look,
         };
         let link = match stand.link.take() {
-            None => Link::connect(&self.device)?,
+            None => self.connect()?,
             Some(link) => link,
         };
         let answered = link.ask(question);
@@ -665,10 +645,9 @@ impl Mount {
         stand.station.take_row(row as usize);
         let picture = picture.ok_or(Lack::Picture)?;
         let mut legs = ArrayVec::new();
-        for seat in &picture.seats {
-            let leg = self
-                .transports
-                .map(seat.brick, &seat.socket, seat.slice, picture.epoch)?;
+        for leg in 0..picture.seats.len() {
+            let link = stand.link.as_ref().ok_or(Lack::Picture)?;
+            let leg = self.map(link, &picture, leg)?;
             legs.try_push(leg).map_err(|_| Lack::Picture)?;
         }
         stand.take_legs(picture, legs);
@@ -688,7 +667,7 @@ impl Mount {
             let (mut has_link, mut is_busy) = (false, false);
             // Whoever asks reads the answer. It is not looked for meanwhile.
             match self.asker.try_lock() {
-                Ok(asker) => descriptors.push(asker.0.as_raw_fd()),
+                Ok(asker) => descriptors.push(asker.as_fd().as_raw_fd()),
                 Err(_) => is_busy = true,
             }
             for station in &self.stations {
@@ -740,7 +719,7 @@ impl Mount {
             return false;
         };
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-        let peeked = rustix::net::recv(&asker.0, &mut [0u8; 1], flags);
+        let peeked = rustix::net::recv(&*asker, &mut [0u8; 1], flags);
         matches!(peeked, Ok((_, 0)))
     }
 }
@@ -750,7 +729,7 @@ impl Mount {
 fn call(link: Option<&Link>, segment: &Segment) {
     let called = link.map(|link| {
         let question = Question::Call.encode();
-        wire::send(link.0.as_fd(), &question, None)
+        wire::send(link.as_fd(), &question, None)
     });
     if !matches!(called, Some(Ok(()))) {
         segment.ring().call_again();
@@ -790,7 +769,7 @@ impl Shown {
     }
 }
 
-/// Has the mount with this device number overwrite parts of a file, all of them or none,
+/// Has the mount with this device number overwrite parts of a file that is open by this descriptor, all of them or none,
 /// whatever of the direct path is there; see [`pagemesh_fs::Fs::write_together`]. Waits as
 /// long as the mount does. The caller has the file open to be written.
 ///
@@ -798,7 +777,10 @@ impl Shown {
 /// `EOPNOTSUPP` where there is no mount, or this process may not be its guest; `EIO` when
 /// it went meanwhile, and the parts are changed or not; what the mount says. What the system
 /// lacks, and `EAGAIN` for a mount that does not answer, with nothing changed.
-pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Result<()> {
+pub fn write_by_mount(
+    (device, ino, descriptor): (u64, u64, RawFd),
+    parts: &[(u64, &[u8])],
+) -> io::Result<()> {
     use io::ErrorKind as Kind;
     let told = |cause: io::Error| match cause.kind() {
         // Nobody listens, or not the mount.
@@ -810,10 +792,9 @@ pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Resu
         // That passes.
         _ => cause,
     };
-    let device = device_name(device);
-    let link = {
+    let (link, _) = {
         let _making = owned::Making::anyway();
-        Link::reach(&device).map_err(told)?
+        Link::reach(device, descriptor).map_err(told)?
     };
     link.ask(Question::Board(ino)).map_err(told)?;
     link.wait_for(None)?;
@@ -821,7 +802,7 @@ pub fn write_by_mount(device: u64, ino: u64, parts: &[(u64, &[u8])]) -> io::Resu
     let memory = SystemFile::from(rustix::fs::memfd_create("pagemesh-parts", flags)?);
     memory.write_all_at(&wire::encode_parts(parts), 0)?;
     let question = Question::Write(ino).encode();
-    wire::send(link.0.as_fd(), &question, Some(memory.as_fd()))?;
+    wire::send(link.as_fd(), &question, Some(memory.as_fd()))?;
     let answered = link.answer().map_err(|_| io::Error::from(Errno::IO))?;
     match answered.0 {
         Answer::Yes => Ok(()),
@@ -895,10 +876,13 @@ impl File {
 
     /// Else how long it is not to be tried again.
     fn try_join(&self) -> Result<&Mount, Duration> {
-        let joined = self.guest.mount(self.device).inspect_err(|wait| {
-            let again = now_ms() + wait.as_millis() as u64;
-            self.join_at.store(again, Ordering::Relaxed);
-        })?;
+        let joined = self
+            .guest
+            .mount(self.device, self.descriptor)
+            .inspect_err(|wait| {
+                let again = now_ms() + wait.as_millis() as u64;
+                self.join_at.store(again, Ordering::Relaxed);
+            })?;
         Ok(self.mount.get_or_init(|| joined))
     }
 

@@ -9,6 +9,7 @@
 use crate::board;
 use crate::rows::{self, FileBoard};
 use crate::wire::{self, Answer, Question};
+use pagemesh_base::contact;
 use pagemesh_base::mapping::maps;
 use pagemesh_base::peer::{Peer, peer, reach};
 use pagemesh_fs::{Board, Fs, Ino};
@@ -16,6 +17,7 @@ use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{ROWS, Segment, Wound};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, SocketType, accept_with, bind, listen, shutdown};
 use rustix::process::{
@@ -137,6 +139,20 @@ impl Server {
         Ok(server)
     }
 
+    /// Takes in a process by the socket that one of its threads offers, see [`contact`].
+    pub fn connector(&self) -> impl Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync + use<> {
+        let host = Arc::downgrade(&self.host);
+        move |thread, argument| {
+            let host = host.upgrade().filter(|host| !host.is_over());
+            let host = host.ok_or(Errno::NOSYS)?;
+            let socket = contact::accept(thread, argument).inspect_err(
+                |cause| tracing::debug!(thread, %cause, "an offered socket was not taken"),
+            )?;
+            take_in(&host, socket);
+            Ok(())
+        }
+    }
+
     /// Nobody is waited for any more, as the mount is being taken away. Its files may be served
     /// for a while yet, so guests are kept out for good, and those inside come out first.
     pub fn give_up(&self) {
@@ -220,21 +236,25 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
                 continue;
             }
         };
-        if host.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
-            host.guests.fetch_sub(1, Ordering::AcqRel);
-            // The kernel serves whoever is turned away.
-            continue;
-        }
-        let served = Arc::clone(host);
-        let thread = std::thread::Builder::new().name("guest".into());
-        let spawned = thread.spawn(move || {
-            serve(&served, socket);
-            served.guests.fetch_sub(1, Ordering::AcqRel);
-        });
-        if let Err(cause) = spawned {
-            host.guests.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!(%cause, "a guest of the mount was not let in");
-        }
+        take_in(host, socket);
+    }
+}
+
+/// Serves a connection on a thread of its own. The kernel serves a process that is turned away.
+fn take_in(host: &Arc<Host>, socket: OwnedFd) {
+    if host.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
+        host.guests.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let served = Arc::clone(host);
+    let thread = std::thread::Builder::new().name("guest".into());
+    let spawned = thread.spawn(move || {
+        serve(&served, socket);
+        served.guests.fetch_sub(1, Ordering::AcqRel);
+    });
+    if let Err(cause) = spawned {
+        host.guests.fetch_sub(1, Ordering::AcqRel);
+        tracing::warn!(%cause, "a guest of the mount was not let in");
     }
 }
 
@@ -310,6 +330,15 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
                 let answer = host.write_together(guest, Ino(ino), memory)?;
                 wire::send(socket, &answer.encode(), None)?;
             }
+            Question::Connect => {
+                if let Some(socket) = memory {
+                    take_in(host, socket);
+                }
+            }
+            Question::Socket(leg) => {
+                let (answer, found) = host.socket_of(leg);
+                wire::send(socket, &answer.encode(), found.as_ref().map(AsFd::as_fd))?;
+            }
             Question::Board(ino) | Question::Grow(ino) => {
                 let grows = matches!(question, Question::Grow(_));
                 let (answer, board) = host.shown(Ino(ino), grows);
@@ -324,6 +353,25 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
 impl Host {
     fn segment(&self) -> Option<&Segment> {
         self.volume.admit_guests().ok()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    /// The socket of the brick of a leg. The guest connects to it itself, so that the brick
+    /// knows its process.
+    fn socket_of(&self, leg: u64) -> (Answer, Option<OwnedFd>) {
+        let found = || {
+            let picture = self.volume.guest_picture()?;
+            let seat = picture.seats.get(usize::try_from(leg).ok()?)?;
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            rustix::fs::open(&seat.socket, flags, Mode::empty()).ok()
+        };
+        match found() {
+            Some(socket) => (Answer::Yes, Some(socket)),
+            None => (Answer::No, None),
+        }
     }
 
     fn take_row(&self, guest: &Arc<Guest>) -> Option<usize> {

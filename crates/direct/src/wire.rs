@@ -14,7 +14,10 @@
 //! 3 looks for a newer picture. 5 has no answer: it calls who sends what guests changed to a copy
 //! that follows. 6 is 2 for who wants to make the file longer. 7 has the mount overwrite parts of
 //! a file together, which come in memory: how many 4, 0 4; for each offset 8, length 8; all bytes
-//! behind each other. 8 gives the row back, and has no answer. There is no 4.
+//! behind each other. 8 gives the row back, and has no answer. 9 brings a socket: the mount serves
+//! it as another connection of the guest; no answer. 10 asks for the `map` socket of the brick of a leg, as
+//! a descriptor that only names it (`O_PATH`). A guest that reached the mount by a file may see
+//! neither the name of the mount's socket nor the paths of the bricks'. There is no 4.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
 //! (0 yes, 1 no, 2 joined, 3 failed), row or error 4, legs 4, generation 8, epoch 4; for each leg brick
@@ -45,7 +48,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pmdg");
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const QUESTION_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 28;
 /// Bytes of a socket's path, as the kernel has it.
@@ -71,6 +74,10 @@ pub enum Question {
     /// For nothing: it needs the row no more. A connection that ends without a word may have
     /// been closed by accident, by a process that goes on.
     Leave,
+    /// For another connection, by the socket that comes with it.
+    Connect,
+    /// For the socket of the brick of a leg of the present picture.
+    Socket(u64),
 }
 
 /// What a mount answers.
@@ -152,6 +159,8 @@ impl Question {
             Question::Leave => (8, 0),
             Question::Grow(file) => (6, file),
             Question::Write(file) => (7, file),
+            Question::Connect => (9, 0),
+            Question::Socket(leg) => (10, leg),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -179,6 +188,8 @@ impl Question {
             (8, 0) => Ok(Question::Leave),
             (6, file) => Ok(Question::Grow(file)),
             (7, file) => Ok(Question::Write(file)),
+            (9, 0) => Ok(Question::Connect),
+            (10, leg) => Ok(Question::Socket(leg)),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -392,6 +403,8 @@ mod tests {
             Question::Leave,
             Question::Grow(8),
             Question::Write(9),
+            Question::Connect,
+            Question::Socket(1),
         ] {
             assert_eq!(
                 Question::decode(&question.encode()).expect("sense"),

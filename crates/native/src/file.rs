@@ -104,7 +104,8 @@ impl File {
         let (device, ino) = (found.dev(), found.ino());
         // What is overwritten is held against it.
         process::look_at_size_limit();
-        let direct = process::guest().map(|guest| guest.open_beside_forks(device, ino));
+        let direct =
+            process::guest().map(|guest| guest.open_beside_forks(device, ino, file.as_raw_fd()));
         Ok(File {
             device,
             ino,
@@ -274,7 +275,8 @@ impl File {
             return Ok(());
         }
         // It waits for a copy that follows; by the path nothing goes where there is one.
-        guest::write_by_mount(self.device, self.ino, &pairs).map_err(not_together)
+        guest::write_by_mount((self.device, self.ino, self.file.as_raw_fd()), &pairs)
+            .map_err(not_together)
     }
 
     /// Returns when all that was written through this is on all copies, and as durable as

@@ -61,7 +61,7 @@ pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool)
     if probe::is_on_all() {
         return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
     }
-    Some(File::Mounted(mounts::open(dev, ino)))
+    Some(File::Mounted(mounts::open(dev, ino, fd)))
 }
 
 /// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not

@@ -68,8 +68,8 @@ fn masked(run: &mut dyn FnMut()) {
     sys::mask(libc::SIG_SETMASK, before);
 }
 
-pub fn open(device: u64, ino: u64) -> File {
-    File(guest().open(device, ino))
+pub fn open(device: u64, ino: u64, fd: RawFd) -> File {
+    File(guest().open(device, ino, fd))
 }
 
 impl File {

@@ -4,6 +4,7 @@ use super::support::daemon::Daemon;
 use super::support::mounted::{self, CLASSIC, Mounted};
 use super::support::until;
 use super::{direct, guest, opened};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ fn a_mount_that_hangs_holds_up_nobody_at_another() {
     let guest = guest();
     // The kernel would have to ask whose file it is.
     let found = of_hanging.metadata().unwrap();
-    let open_hanging = || guest.open(found.dev(), found.ino());
+    let open_hanging = || guest.open(found.dev(), found.ino(), of_hanging.as_raw_fd());
     let daemon = hangs.daemon.as_ref().unwrap();
     daemon.signal("STOP");
     let stopped = Stopped(daemon);

@@ -49,11 +49,12 @@ use device::Device;
 use pagemesh_fs::{Fs, FsError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 use serve::Served;
 use session::Session;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -117,9 +118,14 @@ pub type Trouble = Box<dyn Fn(&FsError) + Send + Sync>;
 /// less than its limit.
 pub type Room = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
+/// Takes the socket that a thread offers by an `ioctl` on a file of the mount, with the
+/// argument, see [`pagemesh_base::contact`].
+pub type Connect = Box<dyn Fn(u32, &[u8]) -> Result<(), Errno> + Send + Sync>;
+
 /// A mount that is there and served, until it is dropped.
 pub struct Mounted {
     session: Session,
+    connect: Arc<OnceLock<Connect>>,
     fs: Arc<Fs>,
     caretaker: Caretaker,
     freeing: Beside,
@@ -170,7 +176,9 @@ pub fn mount(
     trouble: Trouble,
     room: Room,
 ) -> Result<Mounted, MountError> {
-    let served: Arc<dyn files::Files> = Arc::new(Served::new(Arc::clone(&fs), trouble, room));
+    let connect = Arc::default();
+    let served = Served::new(Arc::clone(&fs), trouble, room, Arc::clone(&connect));
+    let served: Arc<dyn files::Files> = Arc::new(served);
     let session = Session::start(dir, options, &served)?;
     let device = Arc::downgrade(&session.device.file);
     fs.tell_growth(move |ino| {
@@ -182,6 +190,7 @@ pub fn mount(
         caretaker: Caretaker::start(&fs, &session.device)?,
         freeing: Beside::free(&fs)?,
         session,
+        connect,
         fs,
     })
 }
@@ -194,6 +203,12 @@ impl Mounted {
             device: Arc::clone(&self.session.device),
             fs: Arc::downgrade(&self.fs),
         }
+    }
+
+    /// Has processes reach the mounting process by files of the mount from now on.
+    pub fn connect_by(&self, connect: Connect) {
+        // The first one counts.
+        let _ = self.connect.set(connect);
     }
 
     /// How requests come: never [`Transport::Auto`].

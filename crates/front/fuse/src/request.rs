@@ -128,6 +128,7 @@ pub(crate) enum Request<'r> {
     RemoveXattr(&'r [u8]),
     Ioctl {
         command: u32,
+        argument: &'r [u8],
     },
     Allocate {
         file: u64,
@@ -309,6 +310,7 @@ impl Incoming {
             op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
             op::IOCTL => Request::Ioctl {
                 command: header::<abi::IoctlIn>(op)?.command,
+                argument: payload,
             },
             op::FALLOCATE => {
                 let wished: abi::FallocateIn = header(op)?;

@@ -10,8 +10,9 @@ use crate::collect::{Begun, Hand};
 use crate::files::Files;
 use crate::opened::Opened;
 use crate::request::{Request, SetAttr, Span};
-use crate::{Room, Trouble};
+use crate::{Connect, Room, Trouble};
 use bytes::Bytes;
+use pagemesh_base::contact::CONNECT;
 use pagemesh_base::mapping::WILL_MAP;
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
@@ -22,7 +23,7 @@ use pagemesh_fs::{
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of one copy; whoever copies more asks again.
 const COPIED_BYTES_MAX: u64 = 64 << 20;
@@ -45,6 +46,7 @@ pub(crate) struct Served {
     fs: Arc<Fs>,
     trouble: Trouble,
     room: Room,
+    connect: Arc<OnceLock<Connect>>,
     opened: Opened,
 }
 
@@ -117,14 +119,22 @@ struct Asked<'a> {
     fs: &'a Fs,
     ino: Ino,
     caller: Caller,
+    /// By its number in the process namespace of the mounting process.
+    thread: u32,
 }
 
 impl Served {
-    pub(crate) fn new(fs: Arc<Fs>, trouble: Trouble, room: Room) -> Served {
+    pub(crate) fn new(
+        fs: Arc<Fs>,
+        trouble: Trouble,
+        room: Room,
+        connect: Arc<OnceLock<Connect>>,
+    ) -> Served {
         Served {
             fs,
             trouble,
             room,
+            connect,
             opened: Opened::default(),
         }
     }
@@ -235,6 +245,7 @@ impl Files for Served {
                 uid: header.uid,
                 gid: header.gid,
             },
+            thread: header.pid,
         };
         let answer = asked.answer(request);
         answer.unwrap_or_else(|error| Answer::Error(self.errno(&error)))
@@ -385,8 +396,18 @@ impl Asked<'_> {
                 self.sync_if_asked(self.ino, file)?;
                 Ok(Answer::DONE)
             }
-            Request::Ioctl { command: WILL_MAP } => {
+            Request::Ioctl {
+                command: WILL_MAP, ..
+            } => {
                 self.fs.bar_guests(self.ino)?;
+                Ok(Answer::of(&abi::IoctlOut::default()))
+            }
+            Request::Ioctl {
+                command: CONNECT,
+                argument,
+            } => {
+                let connect = self.served.connect.get().ok_or(Errno::NOSYS)?;
+                connect(self.thread, argument)?;
                 Ok(Answer::of(&abi::IoctlOut::default()))
             }
             // `ENOTTY` for who asked.

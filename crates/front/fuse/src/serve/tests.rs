@@ -29,7 +29,12 @@ impl Kernel {
         let space = lossy::Lossy::new(&memory);
         let shared = Arc::new(space.clone());
         let fs = Fs::mount(shared, memory::wait, crate::now).expect("it was made");
-        let served = Served::new(Arc::new(fs), Box::new(|_| {}), Box::new(|| None));
+        let served = Served::new(
+            Arc::new(fs),
+            Box::new(|_| {}),
+            Box::new(|| None),
+            Arc::default(),
+        );
         Kernel(served, space)
     }
 

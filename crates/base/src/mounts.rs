@@ -1,0 +1,92 @@
+//! Mounts of pagemesh, as the kernel lists them, proc(5).
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// The file system type that the kernel shows.
+pub const TYPE: &str = "fuse.pagemesh";
+/// Octal digits of an escaped byte in mountinfo.
+const ESCAPED: usize = 3;
+
+/// A mount of pagemesh.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// `major:minor`.
+    pub device: String,
+    /// Where it is mounted.
+    pub dir: PathBuf,
+    /// The user of the mounting process. The kernel vouches for it.
+    pub user: Option<u32>,
+}
+
+/// All mounts of pagemesh in this process's mount namespace, in the order of mounting.
+///
+/// # Errors
+/// When the kernel's list cannot be read.
+pub fn all() -> io::Result<Vec<Known>> {
+    let text = std::fs::read("/proc/self/mountinfo")?;
+    let lines = text.split(|&byte| byte == b'\n');
+    Ok(lines.filter_map(known).collect())
+}
+
+/// A line of mountinfo.
+fn known(line: &[u8]) -> Option<Known> {
+    let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+    let dash = words.iter().position(|word| *word == b"-")?;
+    if *words.get(dash + 1)? != TYPE.as_bytes() {
+        return None;
+    }
+    Some(Known {
+        device: String::from_utf8(words.get(2)?.to_vec()).ok()?,
+        dir: OsString::from_vec(unescaped(words.get(4)?)).into(),
+        user: words.last().and_then(|options| user_in(options)),
+    })
+}
+
+/// The user in the options of a file system that a process serves.
+fn user_in(options: &[u8]) -> Option<u32> {
+    let options = std::str::from_utf8(options).ok()?;
+    let mut options = options.split(',');
+    options.find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
+}
+
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = after
+            .get(..ESCAPED)
+            .and_then(|it| std::str::from_utf8(it).ok());
+        let code = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) if byte == b'\\' => {
+                bytes.push(code);
+                rest = &after[ESCAPED..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn mounts_of_others_are_left_out() {
+        let line = b"98 29 0:53 / /a\\040b\\134 rw,nosuid - fuse.pagemesh pagemesh:v rw,user_id=7,group_id=0";
+        let found = known(line).expect("one of ours");
+        assert_eq!((found.device.as_str(), found.user), ("0:53", Some(7)));
+        assert_eq!(found.dir.as_os_str().as_bytes(), b"/a b\\");
+        assert!(known(b"98 29 0:53 / /a rw - fuse.sshfs x rw").is_none());
+        assert!(known(b"").is_none());
+        assert!(known(b"98 - fuse.pagemesh").is_none());
+    }
+}
