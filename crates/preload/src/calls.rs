@@ -29,8 +29,8 @@ macro_rules! export {
         $(
             /// # Safety
             /// As the C library's.
-            #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $name($($arg: $kind),*) -> $result $body
+            names! { $name: crate::calls::$name; }
         )*
     };
 }
@@ -470,12 +470,13 @@ export! {
     }
 }
 
-other_names! {
-    __close: close;
-    __dup2: dup2;
-    __fcntl: fcntl;
-    __sigaction: sigaction;
-    bsd_signal: signal;
-    ssignal: signal;
-    sysv_signal: __sysv_signal;
+// Other names that the C library has for functions of ours, and some programs call.
+names! {
+    __close: crate::calls::close;
+    __dup2: crate::calls::dup2;
+    __fcntl: crate::calls::fcntl;
+    __sigaction: crate::calls::sigaction;
+    bsd_signal: crate::calls::signal;
+    ssignal: crate::calls::signal;
+    sysv_signal: crate::calls::__sysv_signal;
 }

@@ -19,6 +19,7 @@
 //! | `signals`, `thread` | no handler inside an engine call |
 //! | `buffer` | bad pointers |
 //! | `real`, `sys` | the way to the C library, and past it |
+//! | `binding`, `elf` | what this library itself calls is not the program's |
 //!
 //! It is for x86-64 and the GNU C library. What stays with the kernel, and why:
 //! `docs/rfd/014-preload.md`.
@@ -31,27 +32,33 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
 #![cfg_attr(test, allow(dead_code))]
 
-/// Other names that the C library has for functions of ours, and some programs call.
-macro_rules! other_names {
-    ($($other:ident: $name:ident;)*) => {
+/// Exports functions under names of the C library: `name = path;` or `name;` for a function of
+/// this module. What stands under an exported name only jumps to a function that has none, so that
+/// no call within this library goes by a name that the program may define, too.
+macro_rules! names {
+    ($($name:ident: $function:path;)*) => {
         $(
-            /// # Safety
-            /// As the C library's.
-            #[cfg(not(test))]
-            #[unsafe(no_mangle)]
-            #[unsafe(naked)]
-            unsafe extern "C" fn $other() {
-                // With all that the caller passes, wherever it lies.
-                std::arch::naked_asm!("jmp {name}", name = sym $name)
-            }
+            const _: () = {
+                /// # Safety
+                /// As the C library's.
+                #[cfg(not(test))]
+                #[unsafe(no_mangle)]
+                #[unsafe(naked)]
+                unsafe extern "C" fn $name() {
+                    // With all that the caller passes, wherever it lies.
+                    std::arch::naked_asm!("jmp {function}", function = sym $function)
+                }
+            };
         )*
     };
 }
 
+mod binding;
 mod buffer;
 mod calls;
 mod data;
 mod descriptors;
+mod elf;
 pub mod engine;
 mod entry;
 mod lock;
@@ -70,6 +77,7 @@ mod vector;
 /// Runs before the program, but perhaps after other libraries: their files stay on the
 /// kernel's path.
 extern "C" fn begin() {
+    binding::begin();
     real::find_all();
     data::look_at_limits();
     engine::begin();

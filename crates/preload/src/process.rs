@@ -232,8 +232,6 @@ extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
 /// The child returns from here first and overwrites the stack above; so the return address
 /// waits in a register, which the kernel keeps for each of the two, as in the C library's own.
 /// So does what was begun.
-#[cfg(not(test))]
-#[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn vfork() -> pid_t {
     std::arch::naked_asm!(
@@ -261,7 +259,6 @@ unsafe extern "C" fn vfork() -> pid_t {
 macro_rules! copying {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(
-            #[cfg_attr(not(test), unsafe(no_mangle))]
             #[allow(non_snake_case)]
             unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
                 before_copy();
@@ -270,6 +267,7 @@ macro_rules! copying {
                 after_copy();
                 result
             }
+            names! { $name: crate::process::$name; }
         )*
     };
 }
@@ -287,7 +285,6 @@ copying! {
 /// # Safety
 /// As the C library's. It takes up to seven arguments, of which the last is read from where
 /// the caller has put it or has something else; on x86-64 both are the same call.
-#[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn clone(
     run: *const c_void,
     stack: *mut c_void,
@@ -317,7 +314,9 @@ unsafe extern "C" fn clone(
     result
 }
 
-other_names! {
-    __clone: clone;
-    __vfork: vfork;
+names! {
+    clone: crate::process::clone;
+    vfork: crate::process::vfork;
+    __clone: crate::process::clone;
+    __vfork: crate::process::vfork;
 }

@@ -5,6 +5,8 @@
 //! nothing for a signal handler. None of these calls holds anything of ours: a thread may be
 //! cancelled in them.
 
+use crate::binding;
+use crate::elf::Name;
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, siginfo_t, size_t, ssize_t};
 use std::ffi::CStr;
@@ -19,12 +21,10 @@ extern "C" fn missing() -> isize {
 
 #[cold]
 #[inline(never)]
-extern "C" fn find(cell: &AtomicPtr<c_void>, name: *const c_char) -> *mut c_void {
-    // SAFETY: the name ends with a zero, as `name` made it.
-    let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
-    if found.is_null() {
-        found = missing as *mut c_void;
-    }
+fn find(cell: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {
+    binding::begin();
+    let found = binding::behind(Name::of(name));
+    let found = found.unwrap_or(missing as *const () as usize) as *mut c_void;
     cell.store(found, Relaxed);
     found
 }
@@ -45,7 +45,7 @@ macro_rules! real {
             pub unsafe fn $name($($arg: $kind),*) -> $result {
                 let mut found = cells::$name.load(Relaxed);
                 if found.is_null() {
-                    found = find(&cells::$name, name(concat!(stringify!($name), "\0")));
+                    found = find(&cells::$name, const { name(concat!(stringify!($name), "\0")) });
                 }
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the function of this name has this signature.
@@ -56,15 +56,16 @@ macro_rules! real {
         )*
 
         pub fn find_all() {
-            $(find(&cells::$name, name(concat!(stringify!($name), "\0")));)*
+            $(find(&cells::$name, const { name(concat!(stringify!($name), "\0")) });)*
         }
     };
 }
 
-fn name(with_zero: &'static str) -> *const c_char {
-    CStr::from_bytes_until_nul(with_zero.as_bytes())
-        .unwrap_or(c"")
-        .as_ptr()
+const fn name(with_zero: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(with_zero.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
 }
 
 type Path = *const c_char;

@@ -8,6 +8,7 @@ use pagemesh_base::mapping::WILL_MAP;
 use std::arch::asm;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 /// # Safety
@@ -146,6 +147,13 @@ pub fn will_map(fd: c_int) {
     let args = [int(fd), WILL_MAP as usize, 0, 0, 0, 0];
     // SAFETY: it has no argument, and touches no memory.
     while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
+}
+
+/// Changes what may be done with pages of this library. False: the system refuses it.
+pub fn protect(pages: &Range<usize>, protection: c_int) -> bool {
+    let args = [pages.start, pages.len(), int(protection), 0, 0, 0];
+    // SAFETY: whole pages of this library's data, which stay readable.
+    unsafe { call(libc::SYS_mprotect, args) == 0 }
 }
 
 pub fn getpid() -> c_int {

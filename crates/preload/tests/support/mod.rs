@@ -53,6 +53,11 @@ impl Stage {
         Stage { root }
     }
 
+    /// Something beside the directories of the runs.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
     /// The program `name`, built from `tests/programs` with these options.
     pub fn build(&self, name: &str, options: &[&str]) -> PathBuf {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");

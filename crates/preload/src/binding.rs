@@ -1,0 +1,102 @@
+//! Binds what this library imports to the libraries that it was linked with.
+//!
+//! The loader binds a name to its first definition: the program's, then that of another preloaded
+//! library, then the C library's. A program may define `close`, `sigaction` or `malloc` for
+//! itself, and its own may call what stands in front of the C library's, which is here: then this
+//! library would call itself, or run code of the program that holds what the program holds. So all
+//! addresses that the loader has written for imported functions are written anew, before anything
+//! here is called. Nothing here calls an imported function before that.
+//!
+//! What programs call goes on to the next definition behind this library (`real`).
+
+use crate::elf::{self, Name, Object};
+use crate::sys;
+use libc::{Elf64_Ehdr, Elf64_Phdr, c_char, c_int};
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+
+const PAGE: usize = 4096;
+
+static IS_BOUND: AtomicBool = AtomicBool::new(false);
+
+/// Once, before an imported function is called.
+pub fn begin() {
+    if IS_BOUND.load(Acquire) || IS_BOUND.swap(true, AcqRel) {
+        return;
+    }
+    let Some(own) = elf::own() else { return };
+    let sealed = sealed(own);
+    if !sealed.is_empty() && !sys::protect(&sealed, libc::PROT_READ | libc::PROT_WRITE) {
+        return;
+    }
+    for relocation in own.relocations().filter(|it| it.is_address()) {
+        let number = relocation.symbol();
+        let bound = own.name_of(number).and_then(|name| {
+            let found = in_needed(own, name, own.version_wanted(number));
+            found.map(|found| instead(name).unwrap_or(found))
+        });
+        if let Some(address) = bound {
+            // SAFETY: a word that the loader wrote when it bound this name.
+            unsafe { own.slot(relocation).write(address) };
+        }
+    }
+    if !sealed.is_empty() {
+        sys::protect(&sealed, libc::PROT_READ);
+    }
+}
+
+/// A function of the libraries that this one was linked with.
+fn in_needed(own: Object, name: Name, version: Option<u32>) -> Option<usize> {
+    let mut found = own.needed().map(|it| it.function(name, version));
+    found.find_map(|it| it)
+}
+
+/// The next function of this name behind this library, in the order in which names are looked up.
+pub fn behind(name: Name) -> Option<usize> {
+    let own = elf::own()?;
+    let mut later = elf::loaded().skip_while(|it| !it.is(own)).skip(1);
+    later.find_map(|it| it.function(name, None))
+}
+
+/// The pages that the loader has made read-only again behind its work.
+fn sealed(own: Object) -> Range<usize> {
+    let header = own.base() as *const Elf64_Ehdr;
+    // SAFETY: a library is mapped from its first byte on, where its header is.
+    let header = unsafe { &*header };
+    let parts = (own.base() + header.e_phoff as usize) as *const Elf64_Phdr;
+    // SAFETY: as the header says.
+    let parts = unsafe { std::slice::from_raw_parts(parts, header.e_phnum.into()) };
+    let part = parts.iter().find(|part| part.p_type == libc::PT_GNU_RELRO);
+    part.map_or(0..0, |part| {
+        let start = own.base() + part.p_vaddr as usize;
+        let end = start + part.p_memsz as usize;
+        start / PAGE * PAGE..end / PAGE * PAGE
+    })
+}
+
+/// What is called in place of a function of the C library.
+fn instead(name: Name) -> Option<usize> {
+    let others = [
+        (c"close", close as *const () as usize),
+        (c"realpath", realpath as *const () as usize),
+        // It allocates by the program's functions, on threads of the engine, too. The standard
+        // library goes without it.
+        (c"__cxa_thread_atexit_impl", 0),
+    ];
+    let found = others.iter().find(|(other, _)| name.is(Name::of(other)));
+    found.map(|(_, address)| *address)
+}
+
+/// The C library's is a place to be cancelled.
+extern "C" fn close(fd: c_int) -> c_int {
+    sys::returned(sys::close(fd)) as c_int
+}
+
+/// The C library's allocates by the program's functions, and what it gives is freed by the C
+/// library's. Nothing here needs it.
+extern "C" fn realpath(_path: *const c_char, _into: *mut c_char) -> *mut c_char {
+    sys::returned(-(libc::ENOSYS as isize));
+    ptr::null_mut()
+}
