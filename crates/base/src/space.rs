@@ -164,6 +164,17 @@ pub struct Completion {
 
 /// One thread's way into a space.
 pub trait Channel: Send {
+    /// Whether the space has all that requests of this channel need. To be called before
+    /// the first request, and again when a descriptor of [`Channel::wait_on`] is readable.
+    /// A request that is submitted earlier waits until then.
+    ///
+    /// # Errors
+    /// Why the channel will never serve ([`SpaceError::Busy`], [`SpaceError::Fenced`]):
+    /// all its requests would fail so. A further channel may find room.
+    fn ready(&mut self) -> Result<bool, SpaceError> {
+        Ok(true)
+    }
+
     /// Starts a request. It may complete at once; in any case its completion
     /// is reaped. Callers keep at most [`REQUESTS_MAX`] in flight.
     fn submit(&mut self, token: Token, request: Request);

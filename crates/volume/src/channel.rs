@@ -466,6 +466,18 @@ impl Core {
         self.engine.submit(token, request, &mut self.ports);
     }
 
+    /// Whether the channel has its connections; see [`Channel::ready`].
+    fn ready(&mut self) -> Result<bool, SpaceError> {
+        // Adopts what the keeper told meanwhile; nothing was submitted yet.
+        let mut completions = Vec::new();
+        self.reap(&mut completions);
+        debug_assert!(completions.is_empty(), "asked before the first request");
+        match self.engine.why_ended() {
+            Some(why) => Err(why.clone()),
+            None => Ok(self.member.has_served()),
+        }
+    }
+
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
         loop {
             self.take_notes();
@@ -755,6 +767,13 @@ impl VolumeChannel {
 }
 
 impl Channel for VolumeChannel {
+    fn ready(&mut self) -> Result<bool, SpaceError> {
+        match &mut *self.core() {
+            Some(core) => core.ready(),
+            None => Ok(true),
+        }
+    }
+
     fn submit(&mut self, token: Token, request: Request) {
         if let Some(core) = &mut *self.core() {
             core.submit(token, request);

@@ -25,7 +25,7 @@ use crate::spin::Spin;
 use crate::wait::{Interest, wait};
 use crate::wire::command;
 use pagemesh_base::awake::{Awake, BUSY_MIN, DEVICE, LINGER};
-use pagemesh_base::space::{Channel, Completion};
+use pagemesh_base::space::{Channel, Completion, SpaceError};
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::net::{Shutdown, shutdown};
 use std::path::Path;
@@ -49,6 +49,8 @@ pub(crate) enum Ended {
     Stalled,
     #[error("requests were still in flight at the drain limit")]
     DrainTimeout,
+    #[error("its space serves this connection no more: {0}")]
+    ChannelDead(SpaceError),
     #[error("the channel waits on a descriptor that is not open")]
     BrokenChannel,
     #[error("the socket failed: {0}")]
@@ -305,6 +307,11 @@ impl Connection {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             let token = completion.token;
+            // All later requests would fail in the same way. The client gets the errors of
+            // those in flight, and may connect anew.
+            if let Err(error @ (SpaceError::Fenced | SpaceError::Busy(_))) = &completion.result {
+                self.end(Ended::ChannelDead(error.clone()));
+            }
             match self.in_flight.complete(completion) {
                 Some(Progress::Submit(request)) => self.channel.submit(token, request),
                 Some(Progress::End { cookie, outcome }) => self.reply(cookie, outcome),

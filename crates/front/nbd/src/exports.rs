@@ -102,6 +102,18 @@ impl Exports {
         true
     }
 
+    /// Tells the connections of an export to finish; clients may still try to connect, and
+    /// hear what its space says. False if there is none of that name.
+    pub fn disconnect(&self, name: &str) -> bool {
+        let Some(export) = hold(&self.table).get(name).cloned() else {
+            return false;
+        };
+        for signal in hold(&export.members).signals.values() {
+            signal.raise(Level::Drain);
+        }
+        true
+    }
+
     /// The names, sorted.
     #[must_use]
     pub fn names(&self) -> Vec<String> {

@@ -6,13 +6,13 @@
 
 use crate::connection::{Connection, Ended};
 use crate::exports::{Export, Exports, Membership};
-use crate::limits::Limits;
+use crate::limits::{Limits, READY_LIMIT};
 use crate::negotiation::{
     INPUT_BYTES_MAX, Negotiation, Refusal, Session, Step, Violation, refuse_length,
 };
 use crate::signal::{Level, Signal};
 use crate::wait::{Interest, wait};
-use pagemesh_base::space::Channel;
+use pagemesh_base::space::{Channel, SpaceError};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -109,11 +109,33 @@ impl Handshake {
         let membership = export
             .join(self.id, &self.signal, self.limits.export_connections_max)
             .map_err(Refusal::Policy)?;
-        let channel = export
-            .space
-            .open()
-            .map_err(|error| Refusal::Unavailable(error.to_string()))?;
+        let mut channel = export.space.open().map_err(refusal)?;
+        self.await_ready(&mut *channel)?;
         Ok((membership, channel))
+    }
+
+    /// Waits until the space says that the channel will serve. A space that does not know
+    /// within the limit is taken for one that will: its requests then wait as long as the
+    /// space lets them, and a channel that turns out to be of no use ends the connection.
+    fn await_ready(&self, channel: &mut dyn Channel) -> Result<(), Refusal> {
+        let until = self.until.min(Instant::now() + READY_LIMIT);
+        let mut descriptors = Vec::new();
+        while !channel.ready().map_err(refusal)? {
+            if self.signal.level() != Level::Run || Instant::now() >= until {
+                return Ok(());
+            }
+            descriptors.clear();
+            channel.wait_on(&mut descriptors);
+            let next = channel.deadline().map_or(until, |next| next.min(until));
+            let socket = self.socket.as_fd();
+            let nothing = Interest {
+                readable: false,
+                writable: false,
+            };
+            let waited = wait(&self.signal, socket, nothing, &descriptors, Some(next));
+            waited.map_err(|errno| Refusal::Unavailable(format!("cannot wait: {errno}")))?;
+        }
+        Ok(())
     }
 
     fn finish(self, session: Session, (export, membership, channel): Opened) -> Served {
@@ -180,6 +202,14 @@ impl Handshake {
         let socket = self.socket.as_fd();
         wait(&self.signal, socket, interest, &[], Some(self.until))?;
         Ok(())
+    }
+}
+
+fn refusal(error: SpaceError) -> Refusal {
+    match error {
+        SpaceError::Busy(why) => Refusal::Policy(why),
+        SpaceError::Fenced => Refusal::Ended(error.to_string()),
+        other => Refusal::Unavailable(other.to_string()),
     }
 }
 

@@ -68,6 +68,9 @@ pub(crate) const SPIN_GAIN_PERCENT: u64 = 5;
 pub(crate) const SPIN_GAP_MAX: Duration = Duration::from_millis(1);
 /// How long accepting rests when descriptors or memory ran out.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long a handshake waits for its channel to be ready. Connecting to every brick takes
+/// milliseconds. A volume without a copy in reach is waited for by requests, not here.
+pub(crate) const READY_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a server can be told to bound differently.
 #[derive(Clone, Copy, Debug)]

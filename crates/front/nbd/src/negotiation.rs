@@ -269,6 +269,7 @@ impl Negotiation {
             (Opening::Go { .. }, Err(refusal)) => {
                 let (kind, why) = match refusal {
                     Refusal::Policy(why) => (answer::ERR_POLICY, why),
+                    Refusal::Ended(why) => (answer::ERR_SHUTDOWN, why),
                     Refusal::Unavailable(why) => (answer::ERR_UNKNOWN, why),
                 };
                 refuse(out, option::GO, kind, &why);
@@ -293,6 +294,8 @@ impl Negotiation {
 pub(crate) enum Refusal {
     /// A limit.
     Policy(String),
+    /// The space will never serve this server's clients again.
+    Ended(String),
     /// The space cannot be opened.
     Unavailable(String),
 }

@@ -279,7 +279,10 @@ impl Inner {
             Ended::Violated(_) | Ended::HandshakeTimeout | Ended::Stalled => {
                 self.violated.fetch_add(1, Ordering::Relaxed);
             }
-            Ended::DrainTimeout | Ended::BrokenChannel | Ended::Socket(_) => {}
+            Ended::ChannelDead(_)
+            | Ended::DrainTimeout
+            | Ended::BrokenChannel
+            | Ended::Socket(_) => {}
         }
         tracing::warn!(connection = id, %ended, "connection ended");
     }

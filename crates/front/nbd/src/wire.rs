@@ -43,6 +43,7 @@ pub(crate) mod answer {
     pub(crate) const ERR_POLICY: u32 = (1 << 31) | 2;
     pub(crate) const ERR_INVALID: u32 = (1 << 31) | 3;
     pub(crate) const ERR_UNKNOWN: u32 = (1 << 31) | 6;
+    pub(crate) const ERR_SHUTDOWN: u32 = (1 << 31) | 7;
     pub(crate) const ERR_TOO_BIG: u32 = (1 << 31) | 9;
 }
 

@@ -281,6 +281,32 @@ fn a_space_that_cannot_be_opened_is_refused_with_its_reason() {
 }
 
 #[test]
+fn full_space_refuses_handshake_until_it_has_room() {
+    let running = running();
+    let why = "the pool has no session left";
+    let full = pagemesh_base::space::SpaceError::Busy(why.into());
+    running.memory.fail_with(Some(full));
+    let mut client = Client::connect(&running.path());
+    let answers = client.option(GO, &info("disk", &[]));
+    assert_eq!(answers, [(POLICY, why.as_bytes().to_vec())]);
+    running.memory.fail_with(None);
+    client.go("disk");
+    assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+}
+
+#[test]
+fn fenced_space_refuses_handshake_and_says_so() {
+    let running = running();
+    let fenced = pagemesh_base::space::SpaceError::Fenced;
+    running.memory.fail_with(Some(fenced));
+    let mut client = Client::connect(&running.path());
+    let answers = client.option(GO, &info("disk", &[]));
+    let why = String::from_utf8(answers[0].1.clone()).unwrap();
+    assert_eq!(answers[0].0, SHUTTING_DOWN, "{why}");
+    assert!(why.contains("another client attached"), "{why}");
+}
+
+#[test]
 fn a_new_size_is_seen_by_new_connections() {
     let running = running();
     let mut old = Client::open(&running.path());

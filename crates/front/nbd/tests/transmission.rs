@@ -169,7 +169,6 @@ fn errors_of_the_space_reach_the_client_with_their_words() {
     let place = "brick 3".to_string();
     for (error, errno) in [
         (SpaceError::NoSpace("v".into()), ENOSPC),
-        (SpaceError::Fenced, ESHUTDOWN),
         (
             SpaceError::Damaged {
                 offset: 4096,
@@ -205,6 +204,24 @@ fn errors_of_the_space_reach_the_client_with_their_words() {
     }
     running.memory.fail_with(None);
     assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+}
+
+#[test]
+fn dead_channel_ends_its_connection_after_the_error() {
+    let running = running();
+    for (error, errno) in [
+        (SpaceError::Fenced, ESHUTDOWN),
+        (SpaceError::Busy("no session".into()), EIO),
+    ] {
+        let mut client = Client::open(&running.path());
+        running.memory.fail_with(Some(error));
+        assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)).errno(), errno);
+        assert!(client.is_closed());
+        running.memory.fail_with(None);
+        // Its cause is over, and so is the error.
+        let mut client = Client::open(&running.path());
+        assert_eq!(client.ask(&Ask::new(FLUSH, 0, 0)), Answer::Done);
+    }
 }
 
 #[test]

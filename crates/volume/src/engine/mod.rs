@@ -158,6 +158,11 @@ impl Engine {
         self.ended.is_some()
     }
 
+    /// Why nothing is sent any more; none while the engine serves.
+    pub(crate) fn why_ended(&self) -> Option<&SpaceError> {
+        self.ended.as_ref()
+    }
+
     /// Whether a change is under way that must not be abandoned.
     pub(crate) fn is_changing(&self) -> bool {
         self.columns.iter().any(|column| !column.changes.is_empty())

@@ -5,7 +5,7 @@ use crate::channel;
 use crate::limits::{CHANNELS_MAX, RETURN_RETRY_MAX};
 use crate::status::VolumeState;
 use pagemesh_base::layout::LegState;
-use pagemesh_base::space::{Reply, SpaceError};
+use pagemesh_base::space::{Channel, Reply, SpaceError};
 use std::time::Duration;
 
 fn is_busy(ending: Option<&Result<Reply, SpaceError>>) -> bool {
@@ -42,6 +42,25 @@ fn a_channel_that_finds_no_session_fails_alone() {
     let token = world.submit(next, write(0, PAGE, 5));
     assert_eq!(world.ending(token), Some(Ok(Reply::Done)));
     world.heals();
+}
+
+#[test]
+fn channel_says_before_requests_whether_it_has_sessions() {
+    let mut world = World::mirror(2);
+    let mut first = world.client.open();
+    assert_eq!(first.ready(), Ok(false), "no brick was asked yet");
+    world.rest();
+    assert_eq!(first.ready(), Ok(true));
+    world.sessions(1, 3);
+    let mut late = world.client.open();
+    world.rest();
+    assert!(matches!(late.ready(), Err(SpaceError::Busy(_))));
+    drop(first);
+    drop(late);
+    world.rest();
+    let mut next = world.client.open();
+    world.rest();
+    assert_eq!(next.ready(), Ok(true));
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub const UNSUPPORTED: u32 = (1 << 31) + 1;
 pub const POLICY: u32 = (1 << 31) + 2;
 pub const INVALID: u32 = (1 << 31) + 3;
 pub const UNKNOWN: u32 = (1 << 31) + 6;
+pub const SHUTTING_DOWN: u32 = (1 << 31) + 7;
 pub const TOO_BIG: u32 = (1 << 31) + 9;
 
 pub const READ: u16 = 0;

@@ -158,6 +158,13 @@ impl MemoryChannel {
 }
 
 impl Channel for MemoryChannel {
+    fn ready(&mut self) -> Result<bool, SpaceError> {
+        match &*self.inner.fault.lock().unwrap() {
+            Some(error @ (SpaceError::Busy(_) | SpaceError::Fenced)) => Err(error.clone()),
+            _ => Ok(true),
+        }
+    }
+
     fn submit(&mut self, token: Token, request: Request) {
         let result = self.inner.perform(request);
         self.ended.push(Completion { token, result });
