@@ -19,7 +19,8 @@ const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
 /// memory.
 ///
 /// Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command
-/// line is wrong; 3 a check found differences or damage.
+/// line is wrong; 3 a check found differences or damage; 4 another client took over the
+/// volume or the file system.
 #[derive(Parser)]
 #[command(name = "pagemesh", version, about, max_term_width = 100)]
 pub struct Cli {
@@ -154,6 +155,10 @@ pub enum Command {
         /// ends with the last of them. Nobody waits for that.
         #[arg(long)]
         lazy: bool,
+        /// Take it from everybody who uses it, in all mount namespaces: their calls fail from
+        /// then on.
+        #[arg(long, conflicts_with = "lazy")]
+        force: bool,
     },
     /// Show the cluster: manager, bricks, volumes.
     Status {

@@ -2,7 +2,8 @@
 
 use crate::args::Export;
 use crate::asked::Asked;
-use crate::ending::Ending;
+use crate::ending::{Ending, Teller};
+use crate::fenced::{self, TakenOver};
 use crate::volume::{GivenBack, attach, expect};
 use anyhow::{Context, anyhow};
 use pagemesh_base::layout::Name;
@@ -12,7 +13,7 @@ use pagemesh_nbd::{ExportOptions, Exports, Limits, Listen, Server};
 use pagemesh_volume::Volume;
 use std::net::ToSocketAddrs;
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long a new client waits for the size that the manager knows; after
@@ -104,6 +105,7 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
         };
         exports.add(&name.to_string(), Arc::new(exported), options)?;
     }
+    let fenced = Fenced::watch(volumes, &attached, &exports, &ending.teller())?;
     asked.obey(attached)?;
     for name in volumes {
         println!("ready {}", uri(server.listens_on(), name));
@@ -112,7 +114,59 @@ pub fn run(command: &Export) -> anyhow::Result<()> {
     for name in volumes {
         exports.remove(&name.to_string());
     }
-    Ok(())
+    fenced.check()
+}
+
+/// Which of the exported volumes other clients took over.
+struct Fenced {
+    exported: usize,
+    taken: Mutex<Vec<Name>>,
+}
+
+impl Fenced {
+    /// Disconnects the clients of each volume that another client takes over, and ends the
+    /// export with the last one.
+    fn watch(
+        volumes: &[Name],
+        attached: &[Weak<Volume>],
+        exports: &Exports,
+        teller: &Teller,
+    ) -> anyhow::Result<Arc<Fenced>> {
+        let fenced = Arc::new(Fenced {
+            exported: volumes.len(),
+            taken: Mutex::default(),
+        });
+        for (name, volume) in volumes.iter().zip(attached) {
+            let (fenced, name) = (Arc::clone(&fenced), name.clone());
+            let (exports, teller) = (exports.clone(), teller.clone());
+            fenced::watch(Weak::clone(volume), move || {
+                tracing::warn!(volume = %name, "another client took over; clients are disconnected");
+                exports.disconnect(&name.to_string());
+                let mut taken = fenced.taken.lock().unwrap_or_else(PoisonError::into_inner);
+                taken.push(name);
+                if taken.len() == fenced.exported {
+                    teller.end();
+                }
+            })?;
+        }
+        Ok(fenced)
+    }
+
+    /// An error if nothing is left to serve.
+    fn check(&self) -> anyhow::Result<()> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.len() < self.exported {
+            return Ok(());
+        }
+        let names: Vec<String> = taken.iter().map(Name::to_string).collect();
+        let names = names.join(" ");
+        Err(TakenOver(format!(
+            "another client took over {names}, or an operator detached it, and this export has \
+             ended; what it had confirmed is there, unless a copy that lacks it was promoted by \
+             force. Export it again to take it back: pagemesh export nbd {names}"
+        ))
+        .into())
+    }
 }
 
 fn serve(server: &Server, ending: &Ending) -> anyhow::Result<()> {

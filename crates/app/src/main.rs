@@ -16,15 +16,18 @@ mod cluster;
 mod ending;
 mod exec;
 mod export;
+mod fenced;
 mod files;
 mod key;
 mod manager;
 mod mount;
+mod mounts;
 mod output;
 mod pool;
 mod pool_check;
 mod replica;
 mod status;
+mod unmount;
 mod up;
 mod volume;
 
@@ -50,8 +53,16 @@ fn main() -> ExitCode {
         Ok(Verdict::Differs) => ExitCode::from(3),
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            exit_code(&error)
         }
+    }
+}
+
+/// The exit code that tells programs what kind of failure it was.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    match error.is::<fenced::TakenOver>() {
+        true => ExitCode::from(fenced::EXIT_CODE),
+        false => ExitCode::FAILURE,
     }
 }
 
@@ -81,7 +92,14 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Export(command) => export::run(&command)?,
         Command::Fs(command) => files::run(&command)?,
         Command::Mount(mount) => mount::run(&mount)?,
-        Command::Umount { dir, lazy } => mount::unmount(&dir, lazy)?,
+        Command::Umount { dir, lazy, force } => {
+            let how = match (lazy, force) {
+                (_, true) => unmount::How::ByForce,
+                (true, false) => unmount::How::Lazily,
+                (false, false) => unmount::How::Idle,
+            };
+            unmount::unmount(&dir, how)?;
+        }
         Command::Exec(exec) => exec::run(&exec)?,
         Command::Status { client } => status::run(&client)?,
         Command::Bench(command) => bench::run(&command)?,

@@ -1,75 +1,39 @@
-//! `pagemesh mount` and `pagemesh umount`.
+//! `pagemesh mount`: attaches the volume of a file system and serves it through the kernel.
 //!
-//! Who unmounts wants to know when everything is in its place. So the mounting
-//! process listens on a socket whose name, in the abstract namespace, is that of
-//! the mount's device; it says a word on every connection at once, if its mount is
-//! there, another when it is done, and its end closes them. The kernel gives the device's
-//! number to the next mount while the process of the last one has the name yet.
+//! Invariant: a mount that is told to end does so within a limit, whoever uses it: it is
+//! taken from its place, and what other mount namespaces and open files keep is cut off.
 
 use crate::args::{self, Mount, NullMount};
 use crate::asked::Asked;
 use crate::ending::{Ending, Teller};
+use crate::fenced::{self, TakenOver};
+use crate::mounts::{self, mount_on, place};
+use crate::unmount::{NOBODY_WAITS, Patience, listen, tell_done, tell_gone};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
-use pagemesh_base::mounts::{self, Known};
-use pagemesh_base::peer::{Peer, peer, reach};
 use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{MountOptions, Transport};
+use pagemesh_fuse::{MountOptions, Transport, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
-use pagemesh_volume::{Volume, VolumeState};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SocketType;
-use std::io::{ErrorKind, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use pagemesh_volume::Volume;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
-/// How often it is looked whether this mount is fenced.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often the manager is asked what the pools still have.
 const ROOM_EVERY: Duration = Duration::from_secs(5);
 /// So long one that ends may take until it lets go of addresses, before this mount does
 /// without: longer than it waits for bricks and a manager that are gone. Who listens there may
 /// be no mount.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(40);
-/// Between two looks at them.
-const ADDRESS_PAUSE: Duration = Duration::from_millis(5);
-/// Who waits for the end of a mount at the same time; others find the connection closed.
-const WAITING_MAX: usize = 64;
-const NOBODY_WAITS: &str = "nobody can wait for the end of this mount";
-/// What whoever unmounts is told.
-const DONE: &[u8] = b"done";
-/// What it says at once.
-const HERE: &[u8] = b"here";
-/// How long that is waited for.
-const HERE_MAX: Duration = Duration::from_secs(5);
-/// How long somebody may have an address whom this one does not wait for: anybody can
-/// take any name.
-const STRANGER_MAX: Duration = Duration::from_secs(1);
-
-/// The path without links. What is mounted there is not looked at: it may hang
-/// or be dead.
-fn place(dir: &Path) -> anyhow::Result<PathBuf> {
-    let dir = std::path::absolute(dir)?;
-    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
-        return Ok(dir);
-    };
-    let parent = parent.canonicalize();
-    let parent = parent.with_context(|| format!("there is no directory {}", dir.display()))?;
-    Ok(parent.join(name))
-}
-
-fn mount_on(dir: &Path) -> anyhow::Result<Option<Known>> {
-    let mounts = mounts::all().context("cannot read the mounts")?;
-    Ok(mounts.into_iter().rev().find(|known| known.dir == dir))
-}
+/// How long other mount namespaces may keep a mount that was told to end.
+const OTHERS_MAX: Duration = Duration::from_secs(10);
+/// Between two looks whether they have let go.
+const OTHERS_LOOK: Duration = Duration::from_millis(20);
 
 /// Refuses what cannot be mounted on, before anybody is fenced for it.
 fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
@@ -106,7 +70,8 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         is: Arc::default(),
         teller: ending.teller(),
     };
-    watch(Arc::downgrade(&volume), fenced.clone())?;
+    let on_fenced = fenced.clone();
+    fenced::watch(Arc::downgrade(&volume), move || on_fenced.tell())?;
     let room = watch_room(&args.client, detail, &fs)?;
     let guests_of = Arc::downgrade(&fs);
     let options = MountOptions {
@@ -139,31 +104,37 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     if let Some(guests) = &guests {
         mounted.connect_by(Box::new(guests.connector()));
     }
-    let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
-    let cut_off = || {
-        if let Some(guests) = &guests {
-            guests.give_up();
-        }
-        unmounter.cut_off()
+    let served = {
+        let end = End {
+            unmounter: mounted.unmounter(),
+            dir: &dir,
+            device: device.as_deref(),
+            is_urgent: || fenced.is.load(Ordering::Acquire),
+            before_cut: || {
+                if let Some(guests) = &guests {
+                    guests.give_up();
+                }
+            },
+            before_exit: || save(&guests_of, &volume),
+        };
+        let gone = || {
+            if let Some(waiting) = &waiting {
+                tell_gone(waiting);
+            }
+        };
+        serve(move || Ok(mounted.serve_telling(gone)?), &end, &ending)
     };
-    let unmount = || unmounter.unmount();
-    let served = serve(
-        move || Ok(mounted.serve()?),
-        unmount,
-        cut_off,
-        &dir,
-        &ending,
-    );
     drop(guests);
     if fenced.is.load(Ordering::Acquire) {
         let name = &args.name;
-        bail!(
+        return Err(TakenOver(format!(
             "another client took over the file system {name}, or an operator took it away, and \
              this mount has ended; what it had confirmed is there, unless a copy that lacks it \
              was promoted by force. Mount it again to take it back: pagemesh mount {name} {}",
             dir.display()
-        );
+        ))
+        .into());
     }
     served?;
     drop(given_back);
@@ -203,23 +174,6 @@ impl Fenced {
             other => tracing::debug!(%other, "a request failed"),
         }
     }
-}
-
-/// Looks now and then, because a mount that nobody uses is told by nothing else.
-fn watch(volume: Weak<Volume>, fenced: Fenced) -> anyhow::Result<()> {
-    std::thread::Builder::new()
-        .name("fenced".into())
-        .spawn(move || {
-            while let Some(volume) = volume.upgrade() {
-                let status = volume.status();
-                drop(volume);
-                if status.is_some_and(|status| status.state == VolumeState::Fenced) {
-                    return fenced.tell();
-                }
-                std::thread::sleep(LOOK_EVERY);
-            }
-        })?;
-    Ok(())
 }
 
 /// Lets the file system take what the manager has written down for it.
@@ -290,16 +244,16 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         may_keep_awake: !args.no_keep_awake,
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
-    let unmounter = mounted.unmounter();
     println!("ready {}", dir.display());
-    let (unmount, cut_off) = (|| unmounter.unmount(), || unmounter.cut_off());
-    serve(
-        move || Ok(mounted.serve()?),
-        unmount,
-        cut_off,
-        &dir,
-        &ending,
-    )
+    let end = End {
+        unmounter: mounted.unmounter(),
+        dir: &dir,
+        device: None,
+        is_urgent: || false,
+        before_cut: || {},
+        before_exit: || {},
+    };
+    serve(move || Ok(mounted.serve()?), &end, &ending)
 }
 
 /// Lets processes reach the files themselves, if they can; without that the kernel serves
@@ -319,11 +273,59 @@ fn let_guests_in(
         .ok()
 }
 
-fn serve(
+/// How a mount that was told to end does so.
+struct End<'e, U, C, E> {
+    unmounter: Unmounter,
+    dir: &'e Path,
+    /// `major:minor`, as far as it is known.
+    device: Option<&'e str>,
+    /// Whether the mount serves nothing any more.
+    is_urgent: U,
+    before_cut: C,
+    before_exit: E,
+}
+
+impl<U: Fn() -> bool, C: Fn(), E: Fn()> End<'_, U, C, E> {
+    /// Takes the mount away: at first from its place, and soon from everybody.
+    fn end(&self, ending: &Ending) {
+        let dir = self.dir.display();
+        if !(self.is_urgent)() {
+            match self.unmounter.unmount() {
+                Ok(()) if self.others_let_go(ending) => return,
+                Ok(()) => {
+                    let holders = self.device.map(mounts::holders).unwrap_or_default();
+                    let holders = mounts::named(&holders);
+                    let holders = holders.unwrap_or_else(|| "programs with open files".into());
+                    tracing::warn!(%dir, holders, "the mount is in use elsewhere, and is cut off");
+                }
+                Err(_) => tracing::warn!(%dir, "files are open; whoever has them is cut off"),
+            }
+        }
+        (self.before_cut)();
+        if let Err(cause) = self.unmounter.cut_off() {
+            // The end of the process closes the connection to the kernel, and with it the mount.
+            tracing::error!(%cause, %dir, "the kernel does not cut the mount off; this process ends");
+            (self.before_exit)();
+            std::process::exit(1);
+        }
+    }
+
+    /// Waits until no mount namespace has the mount. A further signal ends the wait.
+    fn others_let_go(&self, ending: &Ending) -> bool {
+        let until = Instant::now() + OTHERS_MAX;
+        while self.unmounter.is_mounted() {
+            if Instant::now() >= until || ending.within(OTHERS_LOOK) {
+                return !self.unmounter.is_mounted();
+            }
+        }
+        true
+    }
+}
+
+/// Serves until the mount has ended, by an unmount or because the process was told to end.
+fn serve<U: Fn() -> bool, C: Fn(), E: Fn()>(
     serve: impl FnOnce() -> anyhow::Result<()> + Send,
-    unmount: impl Fn() -> std::io::Result<()>,
-    cut_off: impl Fn() -> std::io::Result<()>,
-    dir: &Path,
+    end: &End<'_, U, C, E>,
     ending: &Ending,
 ) -> anyhow::Result<()> {
     let tell = ending.teller();
@@ -335,10 +337,8 @@ fn serve(
             served
         });
         ending.wait();
-        if !serving.is_finished() && unmount().is_err() {
-            tracing::warn!(dir = %dir.display(), "files are open; whoever has them is cut off");
-            // Ends the connection to the kernel, and so the threads that serve.
-            cut_off().with_context(|| format!("cannot unmount {}", dir.display()))?;
+        if !serving.is_finished() {
+            end.end(ending);
         }
         match serving.join() {
             Ok(served) => served,
@@ -347,159 +347,13 @@ fn serve(
     })
 }
 
-/// Of the address at which the process of a mount is waited for.
-fn name(device: &str) -> String {
-    format!("pagemesh-mount-{device}")
-}
-
-/// How a mount waits for the addresses of its device.
-struct Patience<'a> {
-    until: Instant,
-    ending: &'a Ending,
-    is_mounted: &'a IsMounted,
-}
-
-impl Patience<'_> {
-    /// Takes an address, as soon as it is free. The kernel gives a device number away again
-    /// when its mount is gone, and that one's process has the addresses of this name until
-    /// it ends. In vain is a wait for a mount that is to end, or is gone itself, and for who is
-    /// no mount of this user or root, as `holder` tells.
-    fn once_free<T>(
-        &self,
-        take: impl Fn() -> std::io::Result<T>,
-        holder: impl Fn() -> std::io::Result<Peer>,
-    ) -> std::io::Result<T> {
-        let mut is_of_strangers = None;
-        loop {
-            let taken = take();
-            let is_in_use = |cause: &std::io::Error| cause.kind() == ErrorKind::AddrInUse;
-            if !taken.as_ref().is_err_and(is_in_use) || Instant::now() >= self.until {
-                return taken;
-            }
-            is_of_strangers = match holder() {
-                Ok(peer) if peer.is_trusted() => None,
-                _ => is_of_strangers.or(Some(Instant::now() + STRANGER_MAX)),
-            };
-            if is_of_strangers.is_some_and(|until| Instant::now() >= until) {
-                return taken;
-            }
-            if self.ending.within(ADDRESS_PAUSE) {
-                // For whoever waits for it behind this.
-                self.ending.teller().end();
-                return taken;
-            }
-            if !(self.is_mounted)() {
-                return taken;
-            }
+/// What can be saved by a process that must end amid serving.
+fn save(fs: &Weak<Fs>, volume: &Volume) {
+    if let Some(fs) = fs.upgrade() {
+        let saved = fs.borrow().and_then(|mut port| fs.sync_all(&mut port));
+        if let Err(cause) = saved {
+            tracing::error!(%cause, "what was stored into mappings and times may be lost");
         }
     }
-}
-
-/// Lets others wait for the end of this mount.
-fn listen(device: &str, patience: &Patience<'_>) -> Arc<Mutex<Vec<UnixStream>>> {
-    let waiting: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
-    let name = name(device);
-    let holder = || peer(reach(SocketType::STREAM, &name)?);
-    let bind = |address| patience.once_free(|| UnixListener::bind_addr(&address), holder);
-    let listener = SocketAddr::from_abstract_name(&name).and_then(bind);
-    let listener = match listener {
-        Ok(listener) => listener,
-        Err(cause) => {
-            tracing::warn!(%cause, "{NOBODY_WAITS}");
-            return waiting;
-        }
-    };
-    let accepted = Arc::clone(&waiting);
-    let is_mounted = Arc::clone(patience.is_mounted);
-    let spawned = std::thread::Builder::new()
-        .name("waiting".into())
-        .spawn(move || {
-            for stream in listener.incoming() {
-                let Ok(mut stream) = stream else {
-                    std::thread::sleep(ADDRESS_PAUSE);
-                    continue;
-                };
-                // Else who asks means the next mount. A new socket has room for a word.
-                if !is_mounted() || stream.write_all(HERE).is_err() {
-                    continue;
-                }
-                let mut waiting = accepted.lock().unwrap_or_else(PoisonError::into_inner);
-                waiting.retain(|stream| !has_hung_up(stream));
-                if waiting.len() < WAITING_MAX {
-                    waiting.push(stream);
-                }
-            }
-        });
-    if let Err(cause) = spawned {
-        tracing::warn!(%cause, "{NOBODY_WAITS}");
-    }
-    waiting
-}
-
-/// A connection to the process of a mount. It says at once that it is there, unless it is slow,
-/// or of a version that did not; another mount's says nothing and hangs up.
-fn process_of(known: &Known) -> std::io::Result<UnixStream> {
-    let socket = reach(SocketType::STREAM, &name(&known.device))?;
-    let user = peer(&socket)?.uid;
-    if user != 0 && Some(user) != known.user {
-        return Err(ErrorKind::PermissionDenied.into());
-    }
-    let mut stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(HERE_MAX))?;
-    let mut said = [0; HERE.len()];
-    let heard = stream.read_exact(&mut said);
-    stream.set_read_timeout(None)?;
-    match heard {
-        Ok(()) if said == HERE => Ok(stream),
-        Ok(()) => Err(ErrorKind::InvalidData.into()),
-        Err(cause) if cause.kind() == ErrorKind::WouldBlock => Ok(stream),
-        Err(cause) => Err(cause),
-    }
-}
-
-/// Whether the other side waits no more.
-fn has_hung_up(stream: &UnixStream) -> bool {
-    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
-    !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
-}
-
-fn tell_done(waiting: &Mutex<Vec<UnixStream>>) {
-    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-    for stream in waiting.iter_mut() {
-        // Whoever waited may have stopped.
-        let _ = stream.write_all(DONE);
-    }
-}
-
-/// Unmounts, and waits until the mounting process has put everything in place.
-pub fn unmount(dir: &Path, lazy: bool) -> anyhow::Result<()> {
-    let at = place(dir)?;
-    let Some(known) = mount_on(&at)? else {
-        bail!("no file system of pagemesh is mounted on {}", dir.display());
-    };
-    let waiting = process_of(&known);
-    pagemesh_fuse::unmount_dir(&at, lazy).with_context(|| {
-        let shown = dir.display();
-        format!(
-            "cannot unmount {shown}; if something in it is in use, end that, or take it away with \
-             --lazy"
-        )
-    })?;
-    if lazy {
-        return Ok(());
-    }
-    let Ok(mut waiting) = waiting else {
-        tracing::warn!("its process had ended before, or cannot be seen from here");
-        return Ok(());
-    };
-    let mut said = Vec::new();
-    let heard = waiting.read_to_end(&mut said);
-    match heard {
-        Ok(_) if said.strip_prefix(HERE).unwrap_or(&said) == DONE => Ok(()),
-        _ => bail!(
-            "{} is unmounted, but its process did not end well; see what it said",
-            dir.display()
-        ),
-    }
+    volume.give_back();
 }

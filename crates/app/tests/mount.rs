@@ -259,7 +259,7 @@ fn a_second_mount_fences_the_first(fuse: &'static str) {
     assert_eq!(fs::read(second.path("file")).unwrap(), b"kept");
     (&open).write_all(b"lost").expect_err("fenced");
     let mut daemon = first.daemon.take().unwrap();
-    assert_eq!(daemon.await_end().code(), Some(1));
+    assert_eq!(daemon.await_end().code(), Some(support::FENCED));
     assert!(
         daemon.log().contains("another client took over"),
         "{}",

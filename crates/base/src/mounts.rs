@@ -26,9 +26,14 @@ pub struct Known {
 /// # Errors
 /// When the kernel's list cannot be read.
 pub fn all() -> io::Result<Vec<Known>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
-    let lines = text.split(|&byte| byte == b'\n');
-    Ok(lines.filter_map(known).collect())
+    Ok(listed(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// The same for the text of a mountinfo, which may be another process's.
+#[must_use]
+pub fn listed(mountinfo: &[u8]) -> Vec<Known> {
+    let lines = mountinfo.split(|&byte| byte == b'\n');
+    lines.filter_map(known).collect()
 }
 
 /// A line of mountinfo.

@@ -18,9 +18,12 @@ fn write(rig: &Rig, export: &Export, block: u64) -> Result<(), u32> {
         return Err(SHUTDOWN);
     };
     let at = block * BLOCK as u64;
-    nbd.send(1, (Command::Write, 0), at, BLOCK as u32, &data)
-        .expect("sent");
-    match nbd.reply().expect("an answer").errno {
+    let sent = nbd.send(1, (Command::Write, 0), at, BLOCK as u32, &data);
+    // The server of a client that was fenced ends its connections.
+    let Ok(reply) = sent.and_then(|()| nbd.reply()) else {
+        return Err(SHUTDOWN);
+    };
+    match reply.errno {
         0 => {
             let state = State {
                 change,
@@ -78,12 +81,11 @@ fn clients_race(transports: [&str; 2], seed: u64) {
         );
         assert!(!taken[all.len() - 1], "round {round}: the one before won");
         before.kill();
-        for (export, taken) in attached.into_iter().zip(taken) {
+        for (mut export, taken) in attached.into_iter().zip(taken) {
             match taken {
                 true => rig.adopt(export),
                 false => {
-                    export.await_state("fenced");
-                    export.kill();
+                    export.await_fenced();
                 }
             }
         }

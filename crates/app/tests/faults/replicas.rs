@@ -101,9 +101,8 @@ fn a_forced_promotion_fences_a_client_that_lives() {
     rig.cluster
         .json(&["replica", "promote", VOLUME, "--copy", "1", "--force"]);
     let began = Instant::now();
-    rig.export().await_state("fenced");
+    rig.take_export().await_fenced();
     assert!(began.elapsed() < FENCED_MAX, "{:?}", began.elapsed());
-    rig.take_export().stop();
     rig.serve("map");
     rig.export().await_state("healthy");
     rig.export().io(&["read -P 1 0 64k"]);

@@ -35,6 +35,8 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 pub const COPIES_LIMIT: Duration = Duration::from_secs(300);
 /// The program under test.
 pub const PAGEMESH: &str = env!("CARGO_BIN_EXE_pagemesh");
+/// The exit code of a process whose volume another client took over.
+pub const FENCED: i32 = 4;
 /// What the cluster key is, unless a test makes another.
 const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n";
 
@@ -509,6 +511,15 @@ impl Export {
     /// Ends the server in peace, which detaches the volumes.
     pub fn stop(self) {
         self.daemon.stop();
+    }
+
+    /// Waits until the server has ended because another client has its volumes.
+    #[track_caller]
+    pub fn await_fenced(&mut self) {
+        let status = self.daemon.await_end();
+        let log = self.daemon.log();
+        assert_eq!(status.code(), Some(FENCED), "{log}");
+        assert!(log.contains("another client took over"), "{log}");
     }
 
     /// How its volume is, as it tells when it is asked. Of one volume only.

@@ -1,8 +1,8 @@
 //! Mounting and unmounting: mount(2) for root, fusermount3 for others.
 
-use crate::memory;
+use crate::{abort, memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -29,6 +29,18 @@ const SUBTYPE: &str = "pagemesh";
 pub(crate) struct Device {
     pub(crate) file: Arc<OwnedFd>,
     dir: PathBuf,
+    /// Of the mounted file system, as `st_dev`; none if the kernel did not tell.
+    number: Option<DeviceNumber>,
+}
+
+/// Major and minor.
+type DeviceNumber = (u32, u32);
+
+/// The device of the file system that a directory is on, without a request to it: it may
+/// hang or be dead.
+fn number_at(dir: &Path) -> io::Result<DeviceNumber> {
+    let told = statx(CWD, dir, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+    Ok((told.stx_dev_major, told.stx_dev_minor))
 }
 
 /// How the mount is to be.
@@ -68,10 +80,9 @@ impl Device {
             }
             mounted => mounted,
         };
-        Ok(Device {
-            file: Arc::new(file?),
-            dir,
-        })
+        let file = Arc::new(file?);
+        let number = number_at(&dir).ok();
+        Ok(Device { file, dir, number })
     }
 
     /// A further descriptor of the same connection, with requests of its own.
@@ -85,20 +96,37 @@ impl Device {
         is_alive(&self.file)
     }
 
-    /// Unmounts, unless that is done: somebody else may have mounted there since.
+    /// Whether the mount is in its place, in this mount namespace. Another one may have been
+    /// mounted over it since.
+    fn is_in_place(&self) -> bool {
+        match (self.number, number_at(&self.dir)) {
+            (Some(own), Ok(found)) => own == found,
+            _ => true,
+        }
+    }
+
+    /// Takes the mount from its place, unless that is done. Other mount namespaces may have
+    /// it still: then it goes on.
     pub(crate) fn unmount(&self) -> io::Result<()> {
-        if !self.is_alive() {
+        if !self.is_alive() || !self.is_in_place() {
             return Ok(());
         }
         unmount_dir(&self.dir, false)
     }
 
-    /// Ends the connection, whoever uses the mount.
+    /// Ends the connection, whoever uses the mount, in whatever mount namespace.
     pub(crate) fn cut_off(&self) -> io::Result<()> {
         if !self.is_alive() {
             return Ok(());
         }
-        unmount_as_mounted(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH)
+        let taken = match self.is_in_place() {
+            true => unmount_as_mounted(&self.dir, UnmountFlags::FORCE | UnmountFlags::DETACH),
+            false => Ok(()),
+        };
+        match self.is_alive() {
+            true => abort::abort(self.number).and(taken),
+            false => Ok(()),
+        }
     }
 }
 
@@ -113,6 +141,22 @@ pub fn unmount_dir(dir: &Path, lazy: bool) -> io::Result<()> {
         false => UnmountFlags::empty(),
     };
     unmount_as_mounted(dir, flags)
+}
+
+/// Takes the mount on a directory from its place, and ends its connection for everybody who
+/// uses it, in all mount namespaces. For root and the user who mounted.
+///
+/// # Errors
+/// When it is another user's.
+pub fn cut_off_dir(dir: &Path) -> io::Result<()> {
+    let number = number_at(dir)?;
+    match unmount(dir, UnmountFlags::FORCE | UnmountFlags::DETACH) {
+        Err(Errno::PERM) => {
+            abort::abort(Some(number))?;
+            unmount_by_helper(dir, true)
+        }
+        unmounted => Ok(unmounted?),
+    }
 }
 
 /// Who is not root has mounted by the helper.

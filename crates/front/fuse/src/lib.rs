@@ -21,6 +21,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod abort;
 mod answer;
 mod attr;
 mod beside;
@@ -41,7 +42,7 @@ mod serve;
 mod session;
 
 pub use attr::now;
-pub use device::unmount_dir;
+pub use device::{cut_off_dir, unmount_dir};
 pub use null::{NullMount, mount_null};
 
 use beside::Beside;
@@ -139,7 +140,8 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// Unmounts; [`Mounted::serve`] returns then.
+    /// Takes the mount from its place in this mount namespace, if it is there.
+    /// [`Mounted::serve`] returns when no other one has it.
     ///
     /// # Errors
     /// `EBUSY` while something in it is used.
@@ -153,10 +155,11 @@ impl Unmounter {
         self.device.is_alive()
     }
 
-    /// Takes the mount away from whoever uses it, whatever they wait for.
+    /// Takes the mount away from whoever uses it, in any mount namespace, whatever they wait
+    /// for.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// What the kernel says. Then only the end of the process ends the connection.
     pub fn cut_off(&self) -> io::Result<()> {
         if let Some(fs) = self.fs.upgrade() {
             fs.give_up();
@@ -223,7 +226,17 @@ impl Mounted {
     /// # Errors
     /// When the device or the volume fails.
     pub fn serve(self) -> Result<(), ServeError> {
+        self.serve_telling(|| {})
+    }
+
+    /// The same, and calls `gone` when the kernel has the mount no more, before anything is
+    /// put where it belongs.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn serve_telling(self, gone: impl FnOnce()) -> Result<(), ServeError> {
         self.session.serve(|| self.fs.give_up())?;
+        gone();
         drop(self.freeing);
         drop(self.caretaker);
         let mut port = self.fs.borrow()?;

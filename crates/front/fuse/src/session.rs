@@ -243,7 +243,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // It was not served, or that failed, or it is gone already.
-        if let Err(cause) = self.device.unmount().or_else(|_| self.device.cut_off()) {
+        // One that is in use is cut off, here or in another mount namespace.
+        let _ = self.device.unmount();
+        if let Err(cause) = self.device.cut_off() {
             tracing::warn!(%cause, "cannot unmount");
         }
     }

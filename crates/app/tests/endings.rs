@@ -1,0 +1,128 @@
+//! Mounts that end although other mount namespaces, or open files, keep them. For root with
+//! /dev/fuse.
+
+#![allow(clippy::unwrap_used)] // Tests.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use support::Cluster;
+use support::mounted::{self, Mounted};
+
+/// A process in a mount namespace of its own, which is killed in the end.
+struct Elsewhere(Child);
+
+impl Elsewhere {
+    fn new() -> Elsewhere {
+        let mut child = Command::new("unshare")
+            .args(["--mount", "sh", "-c", "echo; exec sleep 600"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        Elsewhere(child)
+    }
+
+    /// Whether calls on a file of the mount fail for it.
+    fn is_cut_off(&self, mount: &Mounted) -> bool {
+        let pid = self.0.id();
+        let path = format!("/proc/{pid}/root{}", mount.path("file").display());
+        fs::read(path).is_err()
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn mounted_elsewhere() -> Option<(Cluster, Mounted, Elsewhere)> {
+    let cluster = mounted::cluster(&[64, 64], "50M")?;
+    let mount = Mounted::new(&cluster, "files", "auto");
+    fs::write(mount.path("file"), b"kept").unwrap();
+    let elsewhere = Elsewhere::new();
+    assert!(!elsewhere.is_cut_off(&mount));
+    Some((cluster, mount, elsewhere))
+}
+
+#[test]
+fn umount_names_who_keeps_mount_and_term_ends_it() {
+    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+        return;
+    };
+    let dir = mount.dir.to_str().unwrap().to_owned();
+    let mut daemon = mount.daemon.take().unwrap();
+    let held = format!("{} (sleep)", elsewhere.0.id());
+    let kill = format!("kill {}", daemon.pid());
+    cluster.refused(
+        &["umount", &dir],
+        &["other mount namespaces", &held, &dir, &kill],
+    );
+    assert!(!elsewhere.is_cut_off(&mount), "nobody said to");
+    daemon.signal("TERM");
+    assert!(daemon.await_end().success(), "{}", daemon.log());
+    assert!(daemon.log().contains(&held), "{}", daemon.log());
+    assert!(elsewhere.is_cut_off(&mount));
+    let shown = cluster.json(&["fs", "show", "files"]);
+    assert!(shown["info"]["attached"].is_null(), "{shown}");
+    mount.come_back(&cluster, "files", "auto");
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"kept");
+    mount.stop(&cluster);
+}
+
+#[test]
+fn umount_waits_for_namespace_that_ends_soon() {
+    let Some((cluster, mount, elsewhere)) = mounted_elsewhere() else {
+        return;
+    };
+    drop(elsewhere);
+    mount.stop(&cluster);
+}
+
+#[test]
+fn forced_umount_takes_mount_from_everybody() {
+    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+        return;
+    };
+    let open = File::create(mount.path("open")).unwrap();
+    let dir = mount.dir.to_str().unwrap().to_owned();
+    cluster.ok(&["umount", "--force", &dir]);
+    let mut daemon = mount.daemon.take().unwrap();
+    assert!(daemon.await_end().success(), "{}", daemon.log());
+    assert!(elsewhere.is_cut_off(&mount));
+    (&open).write_all(b"x").expect_err("cut off");
+}
+
+#[test]
+fn fenced_mount_ends_though_others_keep_it() {
+    let Some((cluster, mut mount, elsewhere)) = mounted_elsewhere() else {
+        return;
+    };
+    let second = Mounted::try_new(&cluster, "files", "mnt2", "auto", "auto").unwrap();
+    let mut daemon = mount.daemon.take().unwrap();
+    assert_eq!(daemon.await_end().code(), Some(support::FENCED));
+    assert!(elsewhere.is_cut_off(&mount));
+    second.stop(&cluster);
+}
+
+#[test]
+fn term_ends_mount_that_open_file_keeps_out_of_place() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "50M") else {
+        return;
+    };
+    let mut mount = Mounted::new(&cluster, "files", "auto");
+    let open = File::create(mount.path("open")).unwrap();
+    cluster.ok(&["umount", "--lazy", mount.dir.to_str().unwrap()]);
+    let mut daemon = mount.daemon.take().unwrap();
+    assert!(daemon.is_running());
+    daemon.signal("TERM");
+    assert!(daemon.await_end().success(), "{}", daemon.log());
+    (&open).write_all(b"x").expect_err("cut off");
+}

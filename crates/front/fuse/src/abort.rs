@@ -1,0 +1,38 @@
+//! Ends a connection whose mount cannot be reached by a path: other mount namespaces have
+//! it, or open files hold it. The kernel's control file system for FUSE has a directory for
+//! each connection, named by the minor number of its device, with a file `abort` that root
+//! and the user of the mount may write to (Documentation/filesystems/fuse/fuse.rst).
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+const CONTROL: &str = "/sys/fs/fuse/connections";
+const CONTROL_TYPE: &str = "fusectl";
+
+/// Ends the connection of a device: all its requests fail, and nobody can make further ones.
+pub(crate) fn abort(number: Option<(u32, u32)>) -> io::Result<()> {
+    let unknown = || io::Error::other("the device number of the mount is not known");
+    let (_, minor) = number.ok_or_else(unknown)?;
+    match abort_in(CWD, &format!("{CONTROL}/{minor}/abort")) {
+        // Nobody has mounted it here, as in many containers.
+        Err(Errno::NOENT) => abort_in(own_control()?.as_fd(), &format!("{minor}/abort")),
+        ended => ended,
+    }?;
+    Ok(())
+}
+
+fn abort_in(dir: impl AsFd, path: &str) -> rustix::io::Result<()> {
+    let file = openat(dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, b"1").map(drop)
+}
+
+/// A mount of the control file system that is in no place. For root.
+fn own_control() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen(CONTROL_TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    fsmount(context.as_fd(), flags, MountAttrFlags::empty())
+}
