@@ -6,9 +6,10 @@
 //! once per pause.
 
 use crate::ending::Ending;
-use crate::key;
+use crate::{key, output};
 use anyhow::{Context, bail};
 use pagemesh_base::key::Key;
+use pagemesh_brick::room;
 use pagemesh_manage::Client;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const READY_LIMIT: Duration = Duration::from_secs(30);
 /// How often to look whether it is.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+/// Pools in memory should leave one part of so many of the machine's.
+const MEMORY_LEFT_MIN: u64 = 4;
 /// How long children have to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -257,19 +260,52 @@ fn pool_path(pools: &Path, number: u32) -> PathBuf {
     pools.join(format!("brick-{number}.pool"))
 }
 
+/// Makes the pools that are not there: all of them or none.
 fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
     let paths = (1..=plan.bricks).map(|number| pool_path(plan.pools, number));
     let missing: Vec<PathBuf> = paths.filter(|path| !path.exists()).collect();
+    let bytes = plan.size_bytes.saturating_mul(missing.len() as u64);
+    let (pools, count) = (plan.pools.display(), missing.len());
+    room::check_pools(plan.pools, bytes).with_context(|| {
+        format!(
+            "no room for {count} pools in {pools}; use fewer --bricks, a smaller --size, or a disk"
+        )
+    })?;
+    warn_of_little_memory(plan.pools, bytes);
     let bar = crate::volume::progress("allocating pools");
-    bar.set_length(plan.size_bytes * missing.len() as u64);
-    for (at, path) in (0..).zip(missing) {
-        let before = at * plan.size_bytes;
+    bar.set_length(bytes);
+    for (at, path) in missing.iter().enumerate() {
+        let before = at as u64 * plan.size_bytes;
         let mut progress = |done, _| bar.set_position(before + done);
-        pagemesh_brick::file::create_as(&path, plan.size_bytes, None, &mut progress)?;
+        let made = pagemesh_brick::file::create_as(path, plan.size_bytes, None, &mut progress);
+        if let Err(cause) = made {
+            // They are empty, and in the way of another size.
+            for made in &missing[..at] {
+                let _ = std::fs::remove_file(made);
+            }
+            return Err(cause.into());
+        }
         bar.set_position(before + plan.size_bytes);
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+/// Says so when pools in memory leave little of it to programs.
+fn warn_of_little_memory(pools: &Path, bytes: u64) {
+    let Some((all, available)) = room::machine().filter(|_| room::is_memory(pools)) else {
+        return;
+    };
+    let left = available.saturating_sub(bytes);
+    if left < all / MEMORY_LEFT_MIN {
+        eprintln!(
+            "warning: with these pools {} of the {} of memory are left for programs and caches; \
+             the kernel ends programs when there is none. Use fewer --bricks, a smaller --size, \
+             or a disk",
+            output::bytes(left),
+            output::bytes(all)
+        );
+    }
 }
 
 fn text(path: &Path) -> String {

@@ -29,7 +29,8 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
         size_bytes: args.size.0,
         listen: &args.listen,
     };
-    let mut cluster = Cluster::start(&plan, &ending)?;
+    let started = Cluster::start(&plan, &ending);
+    let mut cluster = started.inspect_err(|_| forget_empty(&dir, &pools))?;
     let key_is_shared = share_key(&cluster.url, &cluster.key);
     println!("ready {}", cluster.url);
     greet(&dir, &cluster.url, key_is_shared, args);
@@ -75,6 +76,14 @@ fn pools_dir(dir: &Path, args: &args::Up) -> anyhow::Result<PathBuf> {
     std::os::unix::fs::symlink(&target, &link)
         .with_context(|| format!("cannot make {}", link.display()))?;
     Ok(target)
+}
+
+/// Removes the directory of memory pools if there are none in it, and the link to it.
+fn forget_empty(dir: &Path, pools: &Path) {
+    if pools != dir && std::fs::remove_dir(pools).is_ok() {
+        // The next start makes both anew.
+        let _ = std::fs::remove_file(dir.join("pools"));
+    }
 }
 
 /// Gives the user's other commands the key of this address.

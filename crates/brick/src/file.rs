@@ -5,7 +5,9 @@
 //! holds a second lock, a [`Claim`], that tells it from its clients. Plain
 //! files are fully allocated before they become a pool, and before one is opened.
 
-use crate::process;
+use crate::advice::{map_way_out, way_out};
+use crate::fresh::{Fresh, dir_of};
+use crate::{process, room};
 use pagemesh_base::mapping::maps;
 use pagemesh_pmem::{Durability, MapError, Mapped, Media, Stated};
 use pagemesh_store::check::{Options, Plan, Report, check};
@@ -77,6 +79,14 @@ pub enum FileError {
         /// The system's word.
         cause: io::Error,
     },
+    /// A limit of the system leaves no room for it.
+    #[error("no room for {path}: {cause}; or choose a smaller --size, or a path on a disk")]
+    Room {
+        /// The file.
+        path: PathBuf,
+        /// Which.
+        cause: room::Shortage,
+    },
     /// Its medium is not for its class.
     #[error("{path} cannot be of class {class}: {cause}")]
     Class {
@@ -110,40 +120,10 @@ pub enum FileError {
     },
 }
 
-/// What to do about the system's word, where it is known.
-fn way_out(cause: &io::Error) -> &'static str {
-    match cause.kind() {
-        io::ErrorKind::NotFound => {
-            "; check the path: a pool is made by `pagemesh pool create`, in a directory that is there"
-        }
-        io::ErrorKind::PermissionDenied => "; run this as the user who may write there",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make room on its file system, or choose a smaller --size"
-        }
-        io::ErrorKind::FileTooLarge => {
-            "; choose a smaller --size, or a file system for larger files"
-        }
-        io::ErrorKind::Unsupported => "; choose a file system that allocates ahead, as ext4 or xfs",
-        io::ErrorKind::ReadOnlyFilesystem => "; choose a path that can be written",
-        io::ErrorKind::IsADirectory => "; name a file or a device",
-        _ => "",
-    }
-}
-
-fn map_way_out(cause: &MapError) -> &'static str {
-    let MapError::System { cause, .. } = cause else {
-        return "";
-    };
-    match cause.raw_os_error() {
-        Some(nix::libc::ENODEV) => "; name a plain file, a block device or a DAX device",
-        Some(nix::libc::ENOMEM | nix::libc::EFAULT) => {
-            "; more memory is needed: make room, or choose a smaller --size"
-        }
-        _ => "",
-    }
-}
-
-fn system<'p>(action: &'static str, path: &'p Path) -> impl Fn(io::Error) -> FileError + 'p {
+pub(crate) fn system<'p>(
+    action: &'static str,
+    path: &'p Path,
+) -> impl Fn(io::Error) -> FileError + 'p {
     move |cause| FileError::System {
         action,
         path: path.into(),
@@ -215,27 +195,25 @@ fn create_with(
         check_length(path, &file, size_bytes)?;
         return make_pool(path, file, size_bytes, stated, Space::Sparse, progress);
     }
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    let file = file.map_err(|cause| match cause.kind() {
-        io::ErrorKind::AlreadyExists => FileError::Exists(path.into()),
-        _ => system("create", path)(cause),
-    })?;
-    let sized = match space {
-        Space::Allocated => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size_bytes)
-            .map_err(|cause| system("allocate", path)(cause.into())),
-        Space::Sparse => file.set_len(size_bytes).map_err(system("size", path)),
-    };
-    let made = sized.and_then(|()| make_pool(path, file, size_bytes, stated, space, progress));
-    if made.is_err() {
-        // The error to report is the first one.
-        let _ = std::fs::remove_file(path);
+    let fresh = Fresh::create(path)?;
+    if space == Space::Allocated {
+        room::check_file(dir_of(path), size_bytes).map_err(|cause| FileError::Room {
+            path: path.into(),
+            cause,
+        })?;
     }
-    made
+    let sized = match space {
+        Space::Allocated => {
+            rustix::fs::fallocate(&fresh.file, FallocateFlags::empty(), 0, size_bytes)
+                .map_err(|cause| system("allocate", path)(cause.into()))
+        }
+        Space::Sparse => fresh.file.set_len(size_bytes).map_err(system("size", path)),
+    };
+    sized?;
+    let file = fresh.file.try_clone().map_err(system("open", path))?;
+    let made = make_pool(path, file, size_bytes, stated, space, progress)?;
+    fresh.keep()?;
+    Ok(made)
 }
 
 /// Refuses a block device that the kernel uses.
@@ -467,6 +445,10 @@ fn fill_holes(path: &Path, file: &File, size_bytes: u64) -> Result<(), FileError
     if room.f_bavail.saturating_mul(room.f_frsize) < missing_bytes {
         return Err(holes(rustix::io::Errno::NOSPC));
     }
+    room::check_holes(file, missing_bytes).map_err(|cause| FileError::Room {
+        path: path.into(),
+        cause,
+    })?;
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size_bytes) {
         Err(rustix::io::Errno::OPNOTSUPP) if missing_bytes == 0 => Ok(()),
         allocated => allocated.map_err(holes),

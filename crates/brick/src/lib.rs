@@ -6,9 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+mod advice;
 pub mod brick;
 pub mod file;
+mod fresh;
 mod process;
+pub mod room;
 pub mod scrub;
 pub mod service;
 mod still;
