@@ -2,9 +2,20 @@
 # or Ubuntu with Rust: both install what is missing.
 CARGO ?= cargo
 
-.PHONY: all test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
+.PHONY: all install test check deny setup demo bench sim storm kills guests guest-lives natives crowd databases mapped flips fsx doors pjdfstest programs
 all:
 	$(CARGO) build --release --locked -p pagemesh -p pagemesh-preload
+
+# The command, the library of the direct path, and the helpers of mount(8) and umount(8), for
+# lines of type pagemesh in /etc/fstab: make install, as root. DESTDIR for packages.
+PREFIX ?= /usr/local
+SBIN ?= /sbin
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SBIN)
+	install target/release/pagemesh $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 target/release/libpagemesh_preload.so $(DESTDIR)$(PREFIX)/lib/
+	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/mount.pagemesh
+	ln -sf $(PREFIX)/bin/pagemesh $(DESTDIR)$(SBIN)/umount.fuse.pagemesh
 
 test: setup check deny
 	$(CARGO) test --workspace --locked

@@ -667,6 +667,9 @@ pub struct Mount {
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
+    /// Serve in a session of its own, without a terminal.
+    #[arg(long, hide = true)]
+    pub detach: bool,
     /// Which transport reaches bricks.
     #[arg(long, value_enum, default_value = "auto")]
     pub transport: Transport,

@@ -18,6 +18,7 @@ mod exec;
 mod export;
 mod fenced;
 mod files;
+mod helper;
 mod key;
 mod manager;
 mod mount;
@@ -46,6 +47,9 @@ enum Verdict {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = helper::run_if_named() {
+        return code;
+    }
     let cli = Cli::parse();
     start_log();
     match run(cli.command) {

@@ -12,6 +12,7 @@ use crate::unmount::{NOBODY_WAITS, Patience, listen, tell_done, tell_gone};
 use crate::volume::{GivenBack, attach, client, expect};
 use anyhow::{Context, bail};
 use pagemesh_base::space::{Space, SpaceError};
+use pagemesh_brick::room;
 use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
 use pagemesh_fuse::{MountOptions, Transport, Unmounter};
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
+/// What a mount of a small file system takes of memory at least.
+const MEMORY_MIN: u64 = 64 << 20;
 /// How often the manager is asked what the pools still have.
 const ROOM_EVERY: Duration = Duration::from_secs(5);
 /// So long one that ends may take until it lets go of addresses, before this mount does
@@ -52,7 +55,12 @@ fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
 
 /// Mounts a file system, and serves it until it is unmounted or told to end.
 pub fn run(args: &Mount) -> anyhow::Result<()> {
+    if args.detach {
+        // Fails only for the leader of a group of processes, which has a session already.
+        let _ = rustix::process::setsid();
+    }
     let dir = check_dir(&args.dir)?;
+    room::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {}", args.name))?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let asked = Asked::listen()?;
     let detail = expect(&args.client, &args.name, Content::Files)?;
