@@ -143,7 +143,7 @@ pub enum Command {
     /// Make, look at and delete file systems.
     #[command(subcommand)]
     Fs(FileSystem),
-    /// Mount a file system on a directory.
+    /// Mount a file system on a directory, or show which programs use a mount directly.
     Mount(Mount),
     /// Run a program whose threads reach files of mounts themselves.
     Exec(Exec),
@@ -641,6 +641,13 @@ pub struct Exec {
     /// reaches them itself: what that takes costs more than a hundred of them. 32 by default.
     #[arg(long, env = "PAGEMESH_PATIENCE", value_name = "CALLS")]
     pub patience: Option<u32>,
+    /// Each process says at its end how many operations went directly, how many the kernel
+    /// got, and why: on standard error, or at the end of a file.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "-")]
+    pub report: Option<PathBuf>,
+    /// How the report is written: JSON is one line for each process.
+    #[arg(long, value_enum, default_value = "table")]
+    pub output: Output,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<std::ffi::OsString>,
@@ -653,11 +660,17 @@ pub struct Exec {
 /// before is fenced. SIGUSR1 makes it write how its volume is to standard output, as one
 /// line of JSON, and SIGUSR2 begins or stops a scrub, as `export nbd` does.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Mount {
+    /// What to do instead of mounting.
+    #[command(subcommand)]
+    pub command: Option<MountCommand>,
     /// Which.
-    pub name: Name,
+    #[arg(required = true)]
+    pub name: Option<Name>,
     /// Where: a directory that is there.
-    pub dir: PathBuf,
+    #[arg(required = true)]
+    pub dir: Option<PathBuf>,
     /// Let all users in, as permissions say; otherwise only the one who mounts.
     #[arg(long)]
     pub allow_other: bool,
@@ -684,6 +697,18 @@ pub struct Mount {
     pub scrubs: Scrubs,
     #[command(flatten)]
     pub client: Client,
+}
+
+/// Look at mounts of this machine.
+#[derive(Subcommand)]
+pub enum MountCommand {
+    /// Show which processes are direct clients of a mount, how many operations went directly and how
+    /// many the kernel got, and why. A file system named `status` is mounted by `mount -- status DIR`.
+    Status {
+        /// A mount's directory, or `all`.
+        #[arg(default_value = "all")]
+        dir: PathBuf,
+    },
 }
 
 /// Mount a file system that forgets what is written to it.

@@ -1,6 +1,6 @@
 //! `pagemesh exec`: runs a program whose threads reach files of mounts themselves.
 
-use crate::args::Exec;
+use crate::args::{Exec, Output};
 use anyhow::{Context, bail};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -14,6 +14,8 @@ const PLACES: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
 const PRELOAD: &str = "LD_PRELOAD";
 /// What the library looks at.
 const PATIENCE: &str = "PAGEMESH_PATIENCE";
+const REPORT: &str = "PAGEMESH_REPORT";
+const REPORT_OUTPUT: &str = "PAGEMESH_REPORT_OUTPUT";
 
 /// Becomes the program.
 pub fn run(args: &Exec) -> anyhow::Result<()> {
@@ -33,6 +35,17 @@ pub fn run(args: &Exec) -> anyhow::Result<()> {
     command.args(rest).env(PRELOAD, preload);
     if let Some(calls) = args.patience {
         command.env(PATIENCE, calls.to_string());
+    }
+    if let Some(place) = &args.report {
+        // The program may change its directory.
+        let place = match place.as_os_str() == "-" {
+            true => place.clone(),
+            false => std::path::absolute(place).context("--report: no such place")?,
+        };
+        command.env(REPORT, place);
+        if args.output == Output::Json {
+            command.env(REPORT_OUTPUT, "json");
+        }
     }
     let cause = command.exec();
     Err(cause).with_context(|| format!("cannot run {}", Path::new(program).display()))

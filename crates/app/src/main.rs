@@ -12,6 +12,7 @@ mod authority;
 mod bench;
 mod brick;
 mod bricks;
+mod clients;
 mod cluster;
 mod ending;
 mod exec;
@@ -95,7 +96,10 @@ fn run(command: Command) -> anyhow::Result<Verdict> {
         Command::Replica(command) => replica::run(&command)?,
         Command::Export(command) => export::run(&command)?,
         Command::Fs(command) => files::run(&command)?,
-        Command::Mount(mount) => mount::run(&mount)?,
+        Command::Mount(mount) => match &mount.command {
+            None => mount::run(&mount)?,
+            Some(command) => clients::run(command, mount.client.output)?,
+        },
         Command::Umount { dir, lazy, force } => {
             let how = match (lazy, force) {
                 (_, true) => unmount::How::ByForce,

@@ -55,23 +55,26 @@ fn check_dir(dir: &Path) -> anyhow::Result<PathBuf> {
 
 /// Mounts a file system, and serves it until it is unmounted or told to end.
 pub fn run(args: &Mount) -> anyhow::Result<()> {
+    let (Some(name), Some(dir)) = (&args.name, &args.dir) else {
+        bail!("say what to mount, and where: pagemesh mount NAME DIR");
+    };
     if args.detach {
         // Fails only for the leader of a group of processes, which has a session already.
         let _ = rustix::process::setsid();
     }
-    let dir = check_dir(&args.dir)?;
-    room::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {}", args.name))?;
+    let dir = check_dir(dir)?;
+    room::check_memory(MEMORY_MIN).with_context(|| format!("cannot mount {name}"))?;
     let ending = Ending::listen(args.until_stdin_ends)?;
     let asked = Asked::listen()?;
-    let detail = expect(&args.client, &args.name, Content::Files)?;
-    let volume = Arc::new(attach(&args.client, args.transport, &args.name)?);
+    let detail = expect(&args.client, name, Content::Files)?;
+    let volume = Arc::new(attach(&args.client, args.transport, name)?);
     volume.plan_scrubs(args.scrubs.plan());
     asked.obey(vec![Arc::downgrade(&volume)])?;
     let space: Arc<dyn Space> = volume.clone();
     let given_back = GivenBack(Arc::clone(&volume));
     let fs = Arc::new(Fs::mount(space, pagemesh_fuse::wait, pagemesh_fuse::now)?);
     if let Some(damage) = fs.damage() {
-        eprintln!("warning: {} is mounted read-only: {damage}", args.name);
+        eprintln!("warning: {} is mounted read-only: {damage}", name);
     }
     take_over_limit(&fs, &detail);
     let fenced = Fenced {
@@ -83,7 +86,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     let room = watch_room(&args.client, detail, &fs)?;
     let guests_of = Arc::downgrade(&fs);
     let options = MountOptions {
-        source: format!("{SOURCE}{}", args.name),
+        source: format!("{SOURCE}{}", name),
         threads: args.threads,
         allow_other: args.allow_other,
         transport: transport(args.fuse),
@@ -135,7 +138,6 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
     };
     drop(guests);
     if fenced.is.load(Ordering::Acquire) {
-        let name = &args.name;
         return Err(TakenOver(format!(
             "another client took over the file system {name}, or an operator took it away, and \
              this mount has ended; what it had confirmed is there, unless a copy that lacks it \

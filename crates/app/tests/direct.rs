@@ -31,6 +31,8 @@ mod pairs;
 mod partly;
 #[path = "direct/patience.rs"]
 mod patience;
+#[path = "direct/report.rs"]
+mod report;
 #[path = "direct/rows.rs"]
 mod rows;
 #[path = "direct/signals.rs"]

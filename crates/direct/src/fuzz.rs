@@ -1,6 +1,6 @@
 //! Fuzz targets of what guests and mounts say, see RFD 004.
 
-use crate::wire::{Answer, Question, decode_parts, encode_parts};
+use crate::wire::{Answer, Hidden, Question, decode_parts, encode_parts};
 use bytes::Bytes;
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, COPIES_MAX, SliceId};
@@ -66,6 +66,7 @@ fn fuzz_direct_answer() {
         Answer::Joined(0, None),
         Answer::Yes,
         Answer::No,
+        Answer::Hidden(Hidden::Full),
         Answer::Failed(5),
     ];
     target("direct_answer")
@@ -78,7 +79,7 @@ fn fuzz_direct_answer() {
                     assert!((*row as usize) < ROWS);
                     picture.as_ref().map_or(0, |picture| picture.seats.len())
                 }
-                Answer::Yes | Answer::No | Answer::Failed(_) => 0,
+                Answer::Yes | Answer::No | Answer::Hidden(_) | Answer::Failed(_) => 0,
             };
             assert!(seats <= COPIES_MAX);
             assert_eq!(Answer::decode(&answer.encode()).ok(), Some(answer.clone()));

@@ -17,9 +17,10 @@ mod growth;
 mod link;
 pub mod station;
 
+use crate::account::{self, Ledger, STATIONS, Told, Why};
 use crate::board::{Board, Run, identity};
 use crate::owned;
-use crate::wire::{self, Answer, Question};
+use crate::wire::{self, Answer, Hidden, Question};
 use arrayvec::ArrayVec;
 use link::{COPYING, Link, Way, device_name, is_copying};
 use pagemesh_base::aside::aside;
@@ -32,7 +33,7 @@ use pagemesh_fabric::limits::Timeouts;
 use pagemesh_pmem::{Mapped, Pane};
 use pagemesh_store::moment::Moment;
 use pagemesh_store::view::View;
-use pagemesh_volume::guests::{Picture, Segment};
+use pagemesh_volume::guests::{Hindrance, Picture, Segment};
 use pagemesh_volume::{MappedLeg, Transport, Transports};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -41,7 +42,7 @@ use station::{Intent, Operation, Station, Worked};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File as SystemFile;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -51,9 +52,6 @@ use std::time::{Duration, Instant};
 
 /// Mounts that one process reaches; the kernel serves further ones.
 const MOUNTS_MAX: usize = 16;
-/// Stations of one process and mount: more than it has processors in most machines, and few
-/// of the sessions that a pool has.
-const STATIONS: usize = 16;
 /// Looks at a busy station before the kernel serves the call: operations take a microsecond
 /// or two.
 const SPINS: u32 = 400;
@@ -109,7 +107,7 @@ enum Known {
     Joined(Arc<Mount>),
     /// It did not let this process in; until then it is not asked again, in milliseconds of
     /// the monotonic clock.
-    Refused(u64),
+    Refused(u64, Why),
     /// A thread of this process is asking it.
     Joining,
 }
@@ -120,13 +118,18 @@ pub struct File {
     device: u64,
     /// Once this process has joined it.
     mount: OnceLock<Arc<Mount>>,
-    /// When it may be tried again, in milliseconds of the monotonic clock.
+    /// When it may be tried again, in milliseconds of the monotonic clock, and why not now.
     join_at: AtomicU64,
+    join_why: Reason,
     /// Once it was asked for: the same as long as the file is open.
     board: OnceLock<Arc<Board>>,
     ino: u64,
     /// The descriptor that the file was opened by. The program may have closed it since.
     descriptor: RawFd,
+    /// Its place in the account.
+    slot: usize,
+    /// Why the mount does not tell how the file is.
+    board_why: Reason,
     misses: AtomicU32,
     /// Somebody wanted to make it longer.
     grows: AtomicBool,
@@ -147,8 +150,11 @@ struct Mount {
     /// Of the pools that are mapped.
     panes: Mutex<Vec<Seen>>,
     is_gone: AtomicBool,
-    /// When a station may try again, in milliseconds of the monotonic clock.
+    /// When a station may try again, in milliseconds of the monotonic clock, and why not now.
     retry_at: AtomicU64,
+    retry_why: Reason,
+    /// None: the mount has no memory for it.
+    ledger: Option<Ledger>,
     /// Wakes the thread that waits for ends.
     changed: OwnedFd,
 }
@@ -191,6 +197,36 @@ impl From<SliceError> for Lack {
             SliceError::NoSession(_) => Lack::Room,
             _ => Lack::Picture,
         }
+    }
+}
+
+/// A reason that may become another.
+struct Reason(AtomicU32);
+
+impl Reason {
+    fn new(why: Why) -> Reason {
+        Reason(AtomicU32::new(why as u32))
+    }
+
+    fn get(&self) -> Why {
+        let number = self.0.load(Ordering::Relaxed) as usize;
+        Why::ALL.get(number).copied().unwrap_or(Why::NoMount)
+    }
+
+    fn set(&self, why: Why) {
+        self.0.store(why as u32, Ordering::Relaxed);
+    }
+}
+
+/// Why a mount was not joined.
+fn why_not_joined(cause: &io::Error) -> Why {
+    use io::ErrorKind as Kind;
+    match cause.kind() {
+        _ if is_copying(cause) => Why::Joining,
+        Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe => Why::Turned,
+        // It speaks otherwise.
+        Kind::Other => Why::Version,
+        _ => Why::NoMount,
     }
 }
 
@@ -252,14 +288,18 @@ impl Guest {
             device,
             mount: OnceLock::new(),
             join_at: AtomicU64::new(0),
+            join_why: Reason::new(Why::Joining),
             board: OnceLock::new(),
             ino,
             descriptor,
+            slot: account::slot_of(device, ino),
+            board_why: Reason::new(Why::Asking),
             misses: AtomicU32::new(0),
             grows: AtomicBool::new(false),
         };
         if self.patience.load(Ordering::Relaxed) == 0 {
-            file.join();
+            // Each call tries again.
+            let _ = file.join();
         }
         file
     }
@@ -269,7 +309,7 @@ impl Guest {
     #[must_use]
     pub fn open_beside_forks(&'static self, device: u64, ino: u64, descriptor: RawFd) -> File {
         let file = self.open(device, ino, descriptor);
-        let is_put_off = || file.try_join().err() == Some(COPY_RETRY);
+        let is_put_off = || matches!(file.try_join(), Err((wait, _)) if wait == COPY_RETRY);
         for _ in 0..COPY_TRIES_MAX {
             if !is_put_off() {
                 break;
@@ -279,6 +319,18 @@ impl Guest {
         file
     }
 
+    /// What this process did on the direct path and by the kernel, file by file.
+    #[must_use]
+    pub fn told(&self) -> Vec<Told> {
+        let mounts = self.mounts.try_lock();
+        let mounts = mounts.iter().flat_map(|mounts| mounts.iter());
+        let joined = mounts.filter_map(|(_, known)| match known {
+            Known::Joined(mount) if !mount.is_gone() => mount.ledger.as_ref(),
+            _ => None,
+        });
+        account::told(&joined.collect::<Vec<_>>())
+    }
+
     /// Whether the kernel is to have one call more.
     fn is_patient(&self) -> bool {
         let less = |left: u32| left.checked_sub(1);
@@ -286,9 +338,9 @@ impl Guest {
         self.patience.fetch_update(order, order, less).is_ok()
     }
 
-    /// The mount, if it lets this process in; or how long it is not to be asked again. It is
+    /// The mount, if it lets this process in; or how long it is not to be asked again, and why. It is
     /// asked by one thread, and others go on meanwhile, here and at other mounts.
-    fn mount(&self, device: u64, file: RawFd) -> Result<Arc<Mount>, Duration> {
+    fn mount(&self, device: u64, file: RawFd) -> Result<Arc<Mount>, (Duration, Why)> {
         if let Some(known) = self.known(device) {
             return known;
         }
@@ -300,32 +352,38 @@ impl Guest {
         let known = match &opened {
             Ok(mount) => Some(Known::Joined(Arc::clone(mount))),
             Err(cause) if is_copying(cause) => None,
-            Err(_) => Some(Known::Refused(now_ms() + FULL_RETRY.as_millis() as u64)),
+            Err(cause) => {
+                let until = now_ms() + FULL_RETRY.as_millis() as u64;
+                Some(Known::Refused(until, why_not_joined(cause)))
+            }
         };
         let mut mounts = guard(&self.mounts);
         mounts.retain(|(other, _)| *other != device);
         mounts.extend(known.map(|known| (device, known)));
-        opened.map_err(|cause| match is_copying(&cause) {
-            true => COPY_RETRY,
-            false => FULL_RETRY,
+        opened.map_err(|cause| {
+            let wait = match is_copying(&cause) {
+                true => COPY_RETRY,
+                false => FULL_RETRY,
+            };
+            (wait, why_not_joined(&cause))
         })
     }
 
     /// The same, as far as it is known; if it is not, the caller is to ask.
-    fn known(&self, device: u64) -> Option<Result<Arc<Mount>, Duration>> {
+    fn known(&self, device: u64) -> Option<Result<Arc<Mount>, (Duration, Why)>> {
         let now = now_ms();
         let mut mounts = guard(&self.mounts);
         mounts.retain(|(_, known)| match known {
             Known::Joined(mount) => !mount.is_gone(),
-            Known::Refused(until) => now < *until,
+            Known::Refused(until, _) => now < *until,
             Known::Joining => true,
         });
         let known = mounts.iter().find(|(known, _)| *known == device);
         match known.map(|(_, known)| known) {
             Some(Known::Joined(mount)) => Some(Ok(Arc::clone(mount))),
-            Some(Known::Refused(_)) => Some(Err(FULL_RETRY)),
-            Some(Known::Joining) => Some(Err(RETRY)),
-            None if mounts.len() == MOUNTS_MAX => Some(Err(FULL_RETRY)),
+            Some(Known::Refused(_, why)) => Some(Err((FULL_RETRY, *why))),
+            Some(Known::Joining) => Some(Err((RETRY, Why::Joining))),
+            None if mounts.len() == MOUNTS_MAX => Some(Err((FULL_RETRY, Why::NoMount))),
             None => {
                 mounts.push((device, Known::Joining));
                 None
@@ -413,6 +471,13 @@ impl Mount {
         };
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let (asker, _) = Link::connect(device, file)?;
+        let ledger = match asker.ask(Question::Account)? {
+            (Answer::Yes, Some(memory)) => Some(Ledger::join(memory).map_err(io::Error::other)?),
+            _ => None,
+        };
+        if let Some(ledger) = &ledger {
+            ledger.catch_up(device);
+        }
         let making = owned::Making::begin().ok_or(COPYING)?;
         let mount = Arc::new(Mount {
             transports: Transports::new(
@@ -429,6 +494,8 @@ impl Mount {
             panes: Mutex::default(),
             is_gone: AtomicBool::new(false),
             retry_at: AtomicU64::new(0),
+            retry_why: Reason::new(Why::Renewing),
+            ledger,
             changed: aside(rustix::event::eventfd(0, flags)?),
             device: device_name(device),
             way,
@@ -450,12 +517,12 @@ impl Mount {
         Ok(mount)
     }
 
-    fn board(&self, ino: u64, grows: bool) -> Option<Arc<Board>> {
+    fn board(&self, ino: u64, grows: bool) -> Result<Arc<Board>, Why> {
         let question = match grows {
             true => Question::Grow(ino),
             false => Question::Board(ino),
         };
-        let mut asker = self.asker.try_lock().ok()?;
+        let mut asker = self.asker.try_lock().map_err(|_| Why::Asking)?;
         let answered = asker.ask(question);
         match answered {
             Ok((Answer::Yes, Some(memory))) => {
@@ -464,21 +531,26 @@ impl Mount {
                 if let Some(known) = boards.get(&ino).and_then(Weak::upgrade) {
                     // The number may be another file's by now.
                     if known.is_of(&memory) {
-                        return Some(known);
+                        return Ok(known);
                     }
                 }
-                let board = Arc::new(Board::join(memory).ok()?);
+                let board = Arc::new(Board::join(memory).map_err(|_| Why::Version)?);
                 boards.insert(ino, Arc::downgrade(&board));
-                Some(board)
+                Ok(board)
             }
-            Ok(_) => None,
+            Ok((Answer::Hidden(hidden), _)) => Err(match hidden {
+                Hidden::Mapped => Why::Mapped,
+                Hidden::Shape => Why::Shape,
+                Hidden::Full => Why::Boards,
+            }),
+            Ok(_) => Err(Why::Asking),
             Err(cause) => {
                 // An answer that comes late would be taken for that of the next question.
                 match cause.kind() {
                     io::ErrorKind::WouldBlock => self.ask_anew(&mut asker),
                     _ => self.end(),
                 }
-                None
+                Err(Why::Asking)
             }
         }
     }
@@ -570,11 +642,12 @@ impl Mount {
 
     /// This thread's station, if nobody else is at it.
     #[inline]
-    fn stand(&self) -> Option<MutexGuard<'_, Stand>> {
-        let stand = &self.stations[thread_number() % STATIONS];
+    fn stand(&self) -> Option<(usize, MutexGuard<'_, Stand>)> {
+        let number = thread_number() % STATIONS;
+        let stand = &self.stations[number];
         for _ in 0..SPINS {
             if let Ok(stand) = stand.try_lock() {
-                return Some(stand);
+                return Some((number, stand));
             }
             std::hint::spin_loop();
         }
@@ -582,37 +655,44 @@ impl Mount {
     }
 
     /// No station tries again before so long.
-    fn put_off(&self, now_ms: u64, wait: Duration) {
+    fn put_off(&self, now_ms: u64, wait: Duration, why: Why) {
+        self.retry_why.set(why);
         let retry_at = now_ms + wait.as_millis() as u64;
         self.retry_at.store(retry_at, Ordering::Relaxed);
     }
 
     /// Gets a station what it needs, now and then.
     #[cold]
-    fn equip(&self, stand: &mut Stand) -> bool {
+    fn equip(&self, stand: &mut Stand) -> Result<(), Why> {
         let now = now_ms();
-        if self.segment.generation() == 0 || now < self.retry_at.load(Ordering::Relaxed) {
-            return false;
+        if self.segment.generation() == 0 {
+            return Err(self.why_withheld());
         }
-        let Some(making) = owned::Making::begin() else {
-            return false;
-        };
+        if now < self.retry_at.load(Ordering::Relaxed) {
+            return Err(self.retry_why.get());
+        }
+        let making = owned::Making::begin().ok_or(Why::Joining)?;
         let equipped = with_room(self.masked, || self.try_equip(stand, &making));
-        let wait = match equipped.unwrap_or(Err(Lack::Room)) {
+        let lack = match equipped.unwrap_or(Err(Lack::Room)) {
             Ok(()) => None,
-            Err(Lack::Picture) => Some(RETRY),
+            Err(Lack::Picture) => Some((RETRY, Why::Renewing)),
             Err(Lack::Room) => {
                 // Others can do nothing with a session without a row, nor with one of one leg.
                 stand.leave();
-                Some(FULL_RETRY)
+                Some((FULL_RETRY, Why::NoSession))
             }
         };
-        if let Some(wait) = wait {
+        if let Some((wait, why)) = lack {
             stand.strip(&making);
-            self.put_off(now, wait);
+            self.put_off(now, wait, why);
         }
         self.wake();
-        wait.is_none()
+        lack.map_or(Ok(()), |(_, why)| Err(why))
+    }
+
+    /// Why nobody may use the path at the moment.
+    fn why_withheld(&self) -> Why {
+        withheld_by(self.segment.hindrance())
     }
 
     fn try_equip(&self, stand: &mut Stand, making: &owned::Making) -> Result<(), Lack> {
@@ -710,6 +790,9 @@ impl Mount {
         for station in &self.stations {
             *guard(station) = Stand::default();
         }
+        if let Some(ledger) = &self.ledger {
+            ledger.close();
+        }
         self.vacate();
     }
 
@@ -721,6 +804,36 @@ impl Mount {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         let peeked = rustix::net::recv(&*asker, &mut [0u8; 1], flags);
         matches!(peeked, Ok((_, 0)))
+    }
+}
+
+pub(crate) fn withheld_by(hindrance: Option<Hindrance>) -> Why {
+    match hindrance {
+        None | Some(Hindrance::Busy) => Why::Withheld,
+        Some(Hindrance::Legs) => Why::Legs,
+        Some(Hindrance::Tcp) => Why::Tcp,
+        Some(Hindrance::Buffers) => Why::Buffers,
+        Some(Hindrance::Columns) => Why::Columns,
+    }
+}
+
+/// What a mount tells of its clients, as JSON.
+pub(crate) fn ask_status(device: u64, file: RawFd) -> io::Result<Vec<u8>> {
+    let (link, _) = Link::connect(device, file)?;
+    let (_, memory) = link.ask(Question::Status)?;
+    let mut memory = memory.ok_or(io::ErrorKind::InvalidData)?;
+    let mut bytes = Vec::new();
+    memory.seek(io::SeekFrom::Start(0))?;
+    memory.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Why guests may not begin anything with a file just now.
+#[cold]
+fn why_not_begun(mount: &Mount, board: &Board) -> Why {
+    match mount.segment.is_closed() || board.is_closed() {
+        true => Why::Closed,
+        false => Why::Asking,
     }
 }
 
@@ -807,7 +920,7 @@ pub fn write_by_mount(
     match answered.0 {
         Answer::Yes => Ok(()),
         Answer::Failed(error) => Err(io::Error::from_raw_os_error(error)),
-        Answer::No | Answer::Joined(..) => Err(Errno::IO.into()),
+        Answer::No | Answer::Hidden(_) | Answer::Joined(..) => Err(Errno::IO.into()),
     }
 }
 
@@ -818,7 +931,8 @@ impl File {
     #[must_use]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         let place = (offset, into.len(), Intent::Read);
-        self.operate(place, |operation| operation.read(into, offset))
+        let read = self.operate(place, |_| true, |operation| operation.read(into, offset));
+        self.or_note(read)
     }
 
     /// Shows bytes where they lie, fewer at the end, as they are at one moment; none: they
@@ -827,11 +941,13 @@ impl File {
     /// [`MOMENT_PAGES_MAX`]: pagemesh_store::moment::MOMENT_PAGES_MAX
     #[must_use]
     pub fn show(&self, offset: u64, len: usize) -> Option<Shown> {
-        let mount = self.mount()?;
-        let shown = self.operate((offset, len, Intent::Read), |operation| {
+        let mount = self.or_note(self.mount())?;
+        let place = (offset, len, Intent::Read);
+        let shown = self.operate(place, Option::is_some, |operation| {
             operation.moment(offset, len, |leg| mount.pane(leg.view()))
         });
-        let ((moment, runs), pane) = shown??;
+        let shown = shown.and_then(|shown| shown.ok_or(Why::Busy));
+        let ((moment, runs), pane) = self.or_note(shown)?;
         Some(Shown {
             moment,
             pane,
@@ -845,19 +961,39 @@ impl File {
     pub fn write_together(&self, parts: &[(u64, &[u8])]) -> Option<()> {
         let bytes: usize = parts.iter().map(|(_, data)| data.len()).sum();
         let &(first, _) = parts.first()?;
-        self.operate((first, bytes, Intent::Write), |operation| {
-            let written = operation.write_together(parts);
-            if let Some(Ok(())) = written {
-                self.note_written();
-            }
-            written
-        })
+        let place = (first, bytes, Intent::Write);
+        let written = self.operate(
+            place,
+            |()| true,
+            |operation| {
+                let written = operation.write_together(parts);
+                if let Some(Ok(())) = written {
+                    self.note_written();
+                }
+                written
+            },
+        );
+        self.or_note(written)
+    }
+
+    /// Counts an operation that the kernel gets, for a reason that the caller knows.
+    #[cold]
+    pub fn note(&self, why: Why) {
+        account::note(self.slot, why);
+        if let Some(ledger) = self.joined().and_then(|mount| mount.ledger.as_ref()) {
+            ledger.note(self.slot, why);
+        }
+    }
+
+    #[inline]
+    fn or_note<T>(&self, done: Result<T, Why>) -> Option<T> {
+        done.inspect_err(|&why| self.note(why)).ok()
     }
 
     /// The mount, if this process is a guest of it, or becomes one.
     #[inline]
-    fn mount(&self) -> Option<&Mount> {
-        self.joined().or_else(|| self.join())
+    fn mount(&self) -> Result<&Mount, Why> {
+        self.joined().map_or_else(|| self.join(), Ok)
     }
 
     /// The same, if it was one already.
@@ -867,22 +1003,27 @@ impl File {
     }
 
     #[cold]
-    fn join(&self) -> Option<&Mount> {
-        if self.guest.is_patient() || now_ms() < self.join_at.load(Ordering::Relaxed) {
-            return None;
+    fn join(&self) -> Result<&Mount, Why> {
+        if self.guest.is_patient() {
+            return Err(Why::Patience);
         }
-        self.try_join().ok()
+        if now_ms() < self.join_at.load(Ordering::Relaxed) {
+            return Err(self.join_why.get());
+        }
+        self.try_join().map_err(|(_, why)| why)
     }
 
-    /// Else how long it is not to be tried again.
-    fn try_join(&self) -> Result<&Mount, Duration> {
-        let joined = self
-            .guest
-            .mount(self.device, self.descriptor)
-            .inspect_err(|wait| {
-                let again = now_ms() + wait.as_millis() as u64;
-                self.join_at.store(again, Ordering::Relaxed);
-            })?;
+    /// Else how long it is not to be tried again, and why.
+    fn try_join(&self) -> Result<&Mount, (Duration, Why)> {
+        let joined = self.guest.mount(self.device, self.descriptor);
+        let joined = joined.inspect_err(|(wait, why)| {
+            let again = now_ms() + wait.as_millis() as u64;
+            self.join_why.set(*why);
+            self.join_at.store(again, Ordering::Relaxed);
+        })?;
+        if let Some(ledger) = &joined.ledger {
+            ledger.name(self.slot, self.ino);
+        }
         Ok(self.mount.get_or_init(|| joined))
     }
 
@@ -920,71 +1061,83 @@ impl File {
         self.joined().is_some_and(is_followed)
     }
 
-    /// Does an operation, if guests may, and this one can.
+    /// Does an operation, if guests may, and this one can. `is_done` tells whether what came of
+    /// it counts.
     #[inline]
     fn operate<T>(
         &self,
         (offset, len, intent): (u64, usize, Intent),
+        is_done: impl Fn(&T) -> bool,
         work: impl FnOnce(&mut Operation<'_, MappedLeg>) -> Worked<T>,
-    ) -> Option<T> {
+    ) -> Result<T, Why> {
         if len == 0 || len > SLICE_IO_BYTES_MAX as usize {
-            return None;
+            return Err(Why::Long);
         }
         let mount = self.mount()?;
         if mount.is_gone.load(Ordering::Relaxed) {
-            return None;
+            return Err(Why::MountGone);
         }
         let is_shown = |board: &Arc<Board>| !board.is_outdated();
         let has_it = self.board.get().is_some_and(is_shown);
-        if !has_it && !self.renew() {
-            return None;
+        if !has_it {
+            self.renew()?;
         }
-        let board = self.board.get()?;
-        let mut stand = mount.stand()?;
+        let board = self.board.get().ok_or(Why::Asking)?;
+        let (number, mut stand) = mount.stand().ok_or(Why::Busy)?;
         stand.is_used = true;
-        let is_ready = stand.station.is_ready(&mount.segment);
-        if !is_ready && !mount.equip(&mut stand) {
-            return None;
+        if !stand.station.is_ready(&mount.segment) {
+            mount.equip(&mut stand)?;
         }
         let Stand { station, link, .. } = &mut *stand;
         let place = (offset, len as u64, intent);
-        let mut operation = station.begin(&mount.segment, board, self.ino, place)?;
+        let begun = station.begin(&mount.segment, board, self.ino, place);
+        let mut operation = begun.ok_or_else(|| why_not_begun(mount, board))?;
         let worked = work(&mut operation);
         if operation.must_call() {
             call(link.as_ref(), &mount.segment);
         }
         drop(operation);
-        match worked? {
-            Ok(done) => Some(done),
-            Err(error) => {
-                self.fail(mount, stand, &error);
-                None
+        match worked.ok_or(Why::Busy)? {
+            Ok(done) => {
+                if let Some(ledger) = &mount.ledger
+                    && is_done(&done)
+                {
+                    ledger.count_direct(number, self.slot);
+                }
+                Ok(done)
             }
+            Err(error) => Err(self.fail(mount, stand, &error)),
         }
     }
 
-    /// Asks how the file is now, now and then. Whether it may be tried.
+    /// Asks how the file is now, now and then. An error: it may not be tried.
     #[cold]
-    fn renew(&self) -> bool {
+    fn renew(&self) -> Result<(), Why> {
         if self.misses.fetch_add(1, Ordering::Relaxed) % MISSES_MAX != MISSES_MAX - 1 {
-            return false;
+            return Err(self.board_why.get());
         }
         let grows = self.grows.load(Ordering::Relaxed);
-        let Some(shown) = self.joined().and_then(|mount| mount.board(self.ino, grows)) else {
-            return false;
-        };
+        let mount = self.joined().ok_or(Why::Joining)?;
+        let shown = mount.board(self.ino, grows);
+        self.board_why
+            .set(shown.as_ref().err().copied().unwrap_or(Why::Asking));
+        let shown = shown?;
         let board = self.board.get_or_init(|| Arc::clone(&shown));
-        Arc::ptr_eq(board, &shown) && !board.is_outdated()
+        match Arc::ptr_eq(board, &shown) && !board.is_outdated() {
+            true => Ok(()),
+            false => Err(Why::Asking),
+        }
     }
 
     /// A leg did not do it: what it can do no more is dropped.
     #[cold]
-    fn fail(&self, mount: &Mount, mut stand: MutexGuard<'_, Stand>, error: &SliceError) {
+    fn fail(&self, mount: &Mount, mut stand: MutexGuard<'_, Stand>, error: &SliceError) -> Why {
         if matches!(error, SliceError::Lost(_) | SliceError::StaleEpoch { .. }) {
             stand.drop_legs();
-            mount.put_off(now_ms(), RETRY);
+            mount.put_off(now_ms(), RETRY, Why::Renewing);
             mount.wake();
         }
+        Why::Lost
     }
 
     #[inline]

@@ -13,11 +13,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod board;
 #[cfg(test)]
 mod fuzz;
 pub mod guest;
 pub mod owned;
+pub mod report;
 pub mod rows;
 pub mod server;
+pub mod status;
 pub mod wire;

@@ -7,6 +7,7 @@
 //! takes no lock, so that a child can, whatever its parent's threads were doing. What a child
 //! keeps copies of is listed before `fork` goes on.
 
+use crate::account;
 use pagemesh_base::spin::SpinLock;
 use pagemesh_pmem::unreadable;
 use rustix::process::{Pid, test_kill_process};
@@ -179,6 +180,7 @@ pub(crate) fn remove(fd: RawFd) {
 pub fn forked(close: impl Fn(RawFd)) {
     all().for_each(close);
     forget();
+    account::forget();
     unreadable::forget();
 }
 

@@ -8,7 +8,8 @@
 
 use crate::board;
 use crate::rows::{self, FileBoard};
-use crate::wire::{self, Answer, Question};
+use crate::status::{Client, Clients, Refused};
+use crate::wire::{self, Answer, Hidden, Question};
 use pagemesh_base::contact;
 use pagemesh_base::mapping::maps;
 use pagemesh_base::peer::{Peer, peer, reach};
@@ -25,7 +26,7 @@ use rustix::process::{
 };
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -83,6 +84,7 @@ struct Host {
     boards: Mutex<HashMap<Ino, Weak<FileBoard>>>,
     guests: AtomicUsize,
     is_ending: AtomicBool,
+    clients: Clients,
 }
 
 /// A process at the other end of a connection.
@@ -90,6 +92,7 @@ struct Guest {
     process: OwnedFd,
     pid: Pid,
     socket: OwnedFd,
+    client: Arc<Client>,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -120,6 +123,7 @@ impl Server {
             boards: Mutex::default(),
             guests: AtomicUsize::new(0),
             is_ending: AtomicBool::new(false),
+            clients: Clients::default(),
         });
         let (served, listened) = (Arc::clone(&host), Arc::clone(&listener));
         let thread = std::thread::Builder::new().name("guests".into());
@@ -244,6 +248,7 @@ fn accept_all(host: &Arc<Host>, listener: &OwnedFd) {
 fn take_in(host: &Arc<Host>, socket: OwnedFd) {
     if host.guests.fetch_add(1, Ordering::AcqRel) >= GUESTS_MAX {
         host.guests.fetch_sub(1, Ordering::AcqRel);
+        host.clients.refuse(Refused::Full);
         return;
     }
     let served = Arc::clone(host);
@@ -267,23 +272,28 @@ pub fn holder(device: &str) -> io::Result<Peer> {
 }
 
 /// The process at the other end, if it may be let in.
-fn admit(socket: OwnedFd) -> io::Result<Guest> {
+fn admit(host: &Host, socket: OwnedFd) -> io::Result<Guest> {
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let peer = peer(&socket)?;
     if !peer.is_trusted() {
+        host.clients.refuse(Refused::OtherUser);
         return Err(refused());
     }
     // Who cannot be watched is no guest.
-    let pid = peer.pid.ok_or_else(refused)?;
+    let pid = peer.pid.ok_or_else(|| {
+        host.clients.refuse(Refused::Unseen);
+        refused()
+    })?;
     Ok(Guest {
         process: pidfd_open(pid, PidfdFlags::empty())?,
         pid,
         socket,
+        client: host.clients.client(pid),
     })
 }
 
 fn serve(host: &Arc<Host>, socket: OwnedFd) {
-    let guest = match admit(socket) {
+    let guest = match admit(host, socket) {
         Ok(guest) => Arc::new(guest),
         Err(cause) => return tracing::debug!(%cause, "who wanted to be a guest was refused"),
     };
@@ -314,6 +324,9 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
             Question::Join => {
                 if row.is_none() {
                     *row = host.take_row(guest);
+                    if row.is_none() {
+                        host.clients.refuse(Refused::Rows);
+                    }
                 }
                 let (answer, segment) = host.joined(*row);
                 let memory = segment.map(|segment| segment.file().as_fd());
@@ -329,6 +342,16 @@ fn answer_all(host: &Arc<Host>, guest: &Arc<Guest>, row: &mut Option<usize>) -> 
             Question::Write(ino) => {
                 let answer = host.write_together(guest, Ino(ino), memory)?;
                 wire::send(socket, &answer.encode(), None)?;
+            }
+            Question::Account => {
+                let ledger = guest.client.ledger();
+                let memory = ledger.map(|ledger| ledger.file().as_fd());
+                let answer = memory.map_or(Answer::No, |_| Answer::Yes);
+                wire::send(socket, &answer.encode(), memory)?;
+            }
+            Question::Status => {
+                let memory = host.status()?;
+                wire::send(socket, &Answer::Yes.encode(), Some(memory.as_fd()))?;
             }
             Question::Connect => {
                 if let Some(socket) = memory {
@@ -429,12 +452,43 @@ impl Host {
                     None => (Answer::No, None),
                 }
             }
-            Ok(None) => (Answer::No, None),
+            Ok(None) => (Answer::Hidden(self.why_hidden(&fs, ino)), None),
             Err(cause) => {
                 tracing::debug!(%cause, ino = ino.0, "a file was not shown to a guest");
                 (Answer::No, None)
             }
         }
+    }
+
+    /// Why guests cannot have a file.
+    fn why_hidden(&self, fs: &Fs, ino: Ino) -> Hidden {
+        let is_full = || guard(&self.boards).len() >= BOARDS_MAX;
+        let (hidden, refused) = match (fs.maps(ino), is_full()) {
+            (true, _) => (Hidden::Mapped, Refused::Mapped),
+            (false, true) => (Hidden::Full, Refused::Files),
+            (false, false) => (Hidden::Shape, Refused::Shape),
+        };
+        self.clients.refuse(refused);
+        hidden
+    }
+
+    /// What `pagemesh mount status` shows, as JSON.
+    fn status(&self) -> io::Result<File> {
+        let files = {
+            let boards = guard(&self.boards);
+            let shown = boards.iter().filter_map(|(ino, board)| {
+                let board = board.upgrade()?;
+                (!board.board().is_outdated()).then_some(ino.0)
+            });
+            shown.collect()
+        };
+        let rows = guard(&self.rows).iter().flatten().count();
+        let hindrance = self.segment().and_then(Segment::hindrance);
+        let told = self.clients.status(hindrance, rows, files);
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let mut memory = File::from(rustix::fs::memfd_create("pagemesh-status", flags)?);
+        memory.write_all(&serde_json::to_vec(&told)?)?;
+        Ok(memory)
     }
 
     /// Overwrites parts of a file together, as a guest could not. Not once it is gone: who
@@ -627,7 +681,9 @@ impl Guest {
 
     fn end(&self, why: &str) {
         if !self.has_ended() {
-            tracing::warn!(pid = self.pid.as_raw_pid(), why, "a guest is ended");
+            let (pid, name) = (self.pid.as_raw_pid(), self.client.name());
+            tracing::warn!(pid, name, why, "a guest is ended");
+            self.client.note_end(why);
             // It may have ended by itself meanwhile.
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }

@@ -17,10 +17,12 @@
 //! behind each other. 8 gives the row back, and has no answer. 9 brings a socket: the mount serves
 //! it as another connection of the guest; no answer. 10 asks for the `map` socket of the brick of a leg, as
 //! a descriptor that only names it (`O_PATH`). A guest that reached the mount by a file may see
-//! neither the name of the mount's socket nor the paths of the bricks'. There is no 4.
+//! neither the name of the mount's socket nor the paths of the bricks'. 11 asks for the memory of
+//! the process's ledger ([`account`](crate::account)). 12 asks what the mount knows of its processes, which
+//! comes as JSON in memory. There is no 4.
 //!
 //! A question: magic 4, version 2, what 2, number 8. An answer: magic 4, version 2, status 2
-//! (0 yes, 1 no, 2 joined, 3 failed), row or error 4, legs 4, generation 8, epoch 4; for each leg brick
+//! (0 yes, 1 no, 2 joined, 3 failed, 4 hidden), row, error or reason 4, legs 4, generation 8, epoch 4; for each leg brick
 //! 16, slice 16, length 2, path of its `map` socket. Without legs there is no picture to
 //! work by at the moment. Little endian. A packet with memory
 //! carries one descriptor. Answers come in the order of questions; a connection whose
@@ -78,6 +80,10 @@ pub enum Question {
     Connect,
     /// For the socket of the brick of a leg of the present picture.
     Socket(u64),
+    /// For the ledger of this process.
+    Account,
+    /// For what the mount knows of its processes.
+    Status,
 }
 
 /// What a mount answers.
@@ -87,11 +93,23 @@ pub enum Answer {
     Joined(u32, Option<Picture>),
     /// The board shows the file.
     Yes,
-    /// Not now: there is no row, though the segment comes, or guests cannot have the file
-    /// as it is.
+    /// Not now: there is no row, though the segment comes; or no such thing.
     No,
+    /// Guests cannot have the file as it is.
+    Hidden(Hidden),
     /// It failed, with this error of the system.
     Failed(i32),
+}
+
+/// Why guests cannot have a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// A program maps it, or something that was stored into a mapping is not in it yet.
+    Mapped = 1,
+    /// It has holes, shared pages, set-id bits or extended attributes.
+    Shape = 2,
+    /// As many files as there may be are on the path.
+    Full = 3,
 }
 
 /// Bytes of the longest parts, with what tells of them.
@@ -161,6 +179,8 @@ impl Question {
             Question::Write(file) => (7, file),
             Question::Connect => (9, 0),
             Question::Socket(leg) => (10, leg),
+            Question::Account => (11, 0),
+            Question::Status => (12, 0),
         };
         let mut bytes = [0; QUESTION_BYTES];
         bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -190,6 +210,8 @@ impl Question {
             (7, file) => Ok(Question::Write(file)),
             (9, 0) => Ok(Question::Connect),
             (10, leg) => Ok(Question::Socket(leg)),
+            (11, 0) => Ok(Question::Account),
+            (12, 0) => Ok(Question::Status),
             _ => Err(Strange("an unknown question")),
         }
     }
@@ -203,6 +225,7 @@ impl Answer {
             Answer::Joined(row, picture) => (2u16, *row, picture.as_ref()),
             Answer::Yes => (0, 0, None),
             Answer::No => (1, 0, None),
+            Answer::Hidden(hidden) => (4, *hidden as u32, None),
             Answer::Failed(error) => (3, *error as u32, None),
         };
         let seats = picture.map_or(&[][..], |picture| &picture.seats);
@@ -264,6 +287,13 @@ impl Answer {
         match status {
             0 if has_none => Ok(Answer::Yes),
             1 if has_none => Ok(Answer::No),
+            4 if has_none => {
+                let all = [Hidden::Mapped, Hidden::Shape, Hidden::Full];
+                let found = all.into_iter().find(|&hidden| hidden as u32 == row);
+                found
+                    .map(Answer::Hidden)
+                    .ok_or(Strange("an unknown reason"))
+            }
             2 => Ok(Answer::Joined(row, picture)),
             3 if has_none => Ok(Answer::Failed(row as i32)),
             _ => Err(Strange("an unknown answer")),
@@ -405,6 +435,8 @@ mod tests {
             Question::Write(9),
             Question::Connect,
             Question::Socket(1),
+            Question::Account,
+            Question::Status,
         ] {
             assert_eq!(
                 Question::decode(&question.encode()).expect("sense"),
@@ -416,6 +448,7 @@ mod tests {
             Answer::Joined(3, None),
             Answer::Yes,
             Answer::No,
+            Answer::Hidden(Hidden::Shape),
             Answer::Failed(28),
         ];
         for answer in answers {

@@ -344,6 +344,13 @@ impl Fs {
         self.making_room(|| self.settle(ino))
     }
 
+    /// Whether a program has said that it maps a file, or stored into a mapping of it.
+    #[must_use]
+    pub fn maps(&self, ino: Ino) -> bool {
+        let data = self.data_lock(ino);
+        data.is_ok_and(|data| data.is_mapped() || data.has_held())
+    }
+
     /// Lets go of the board of a file that only the caller has open, who closes it, if closed
     /// files have many: each takes a descriptor, and there may be no more than some. The caller
     /// holds the file alone.

@@ -13,7 +13,7 @@
 
 use crate::data::{self, BY_KERNEL};
 use crate::process::Since;
-use crate::{descriptors, engine, messages, real, signals, table, thread, vector};
+use crate::{descriptors, engine, messages, real, report, signals, table, thread, vector};
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, size_t, ssize_t};
 
@@ -59,6 +59,8 @@ macro_rules! transfer {
                     if result != BY_KERNEL {
                         return result as $result;
                     }
+                } else if report::is_on() {
+                    report::unknown($fd);
                 }
                 // SAFETY: the arguments are the caller's.
                 unsafe { real::$name($fd $(, $arg)*) }

@@ -13,7 +13,7 @@
 //! kernel does all of it. The offset is moved by number; so under the lock it is looked at
 //! whether the number still leads to the description (`table`).
 
-use crate::engine::File;
+use crate::engine::{File, Why};
 use crate::entry::{Entry, Mode};
 use crate::lock::Held;
 use crate::table::{self, Use};
@@ -84,22 +84,57 @@ impl Call {
     /// The file, if the engine has it now and may do this with it.
     #[inline]
     pub fn file(&self, is_write: bool) -> Option<&File> {
-        if self.entry.mode() != Mode::Direct || self.is_handling() {
-            return None;
+        if self.entry.mode() != Mode::Direct {
+            return self.by_kernel(Why::Flags);
+        }
+        if self.is_handling() {
+            return self.by_kernel(Why::Handler);
+        }
+        if is_write && IS_SIZE_LIMITED.load(Relaxed) {
+            return self.by_kernel(Why::SizeLimit);
         }
         let facts = self.entry.facts();
         let may = match is_write {
-            true => facts.is_writable && !IS_SIZE_LIMITED.load(Relaxed),
+            true => facts.is_writable,
             false => facts.is_readable,
         };
         // SAFETY: it is used, and the mode was looked at.
         may.then(|| unsafe { self.entry.file() })
     }
 
+    /// The kernel gets this operation.
+    #[cold]
+    pub fn by_kernel<T>(&self, why: Why) -> Option<T> {
+        if let Some(file) = self.entry.any_file() {
+            file.note(why);
+        }
+        None
+    }
+
     /// Where a write to a given place goes. None: the kernel writes to the end instead.
     #[inline]
     pub fn place(&self, at: u64) -> Option<Place> {
-        (!self.entry.facts().appends).then_some(Place::At(at))
+        match self.entry.facts().appends {
+            true => self.by_kernel(Why::AppendAt),
+            false => Some(Place::At(at)),
+        }
+    }
+
+    /// Where a call begins that is not too long. None: the kernel's.
+    #[inline]
+    fn start(&self, len: usize, offset: off64_t) -> Option<u64> {
+        match is_direct(len) {
+            true => start(len, offset),
+            false => self.too_long(len),
+        }
+    }
+
+    #[cold]
+    fn too_long<T>(&self, len: usize) -> Option<T> {
+        match len {
+            0 => None,
+            _ => self.by_kernel(Why::Long),
+        }
     }
 
     /// Asks the engine for a file of the parent.
@@ -212,8 +247,8 @@ pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize
 #[inline(never)]
 pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> isize {
     let read = || {
-        let at = start(len, offset).filter(|_| is_direct(len))?;
         let call = Call::begin(fd)?;
+        let at = call.start(len, offset)?;
         call.ask(fd);
         fill(call.file(false)?, into, len, at)
     };
@@ -223,8 +258,8 @@ pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64
 #[inline(never)]
 pub extern "C" fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off64_t) -> isize {
     let write = || {
-        let at = start(len, offset).filter(|_| is_direct(len))?;
         let call = Call::begin(fd)?;
+        let at = call.start(len, offset)?;
         call.ask(fd);
         let written = put(&call, fd, from, len, call.place(at)?)?;
         Some(settle(&call, fd, false, written.bytes))
@@ -272,12 +307,15 @@ fn in_turn(
     };
     // Looked at behind whoever was here before it was so: his offset may not be settled yet.
     if call.entry.is_shared() || call.entry.mode() != Mode::Direct {
+        note_turn(&call, len);
         return BY_KERNEL;
     }
     let done = if is_direct(len) && !call.is_handling() {
         moved(fd, len, |at| direct(&call, at))
+    } else if is_direct(len) {
+        call.by_kernel(Why::Handler)
     } else {
-        None
+        call.too_long(len)
     };
     let result = done.map_or_else(
         || {
@@ -288,6 +326,17 @@ fn in_turn(
     );
     drop(held);
     sys::returned(result)
+}
+
+/// Why the kernel alone moves the offset.
+#[cold]
+fn note_turn(call: &Call, len: usize) {
+    let _: Option<()> = match (len, call.entry.is_shared()) {
+        // A seek.
+        (0, _) => None,
+        (_, true) => call.by_kernel(Why::Forked),
+        (_, false) => call.by_kernel(Why::Flags),
+    };
 }
 
 /// Moves the offset by what `direct` did, or behind what it appended.

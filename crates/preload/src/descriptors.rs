@@ -8,7 +8,7 @@ use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
-use crate::{buffer, engine, messages, process, signals, sys, table};
+use crate::{buffer, engine, messages, process, report, signals, sys, table};
 use libc::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,7 +35,7 @@ fn may_be_on(fd: c_int, dev: u64) -> bool {
     may_be
 }
 
-fn is_file(stat: &libc::stat64) -> bool {
+pub fn is_file(stat: &libc::stat64) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
@@ -96,6 +96,7 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
         facts.is_writable,
     )?;
     signals::guard();
+    report::name(fd, &facts);
     let entry = table::add(fd, facts, file)?;
     if since.may_be_copied() {
         entry.set_shared();

@@ -12,6 +12,7 @@ use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 use crate::probe;
 use libc::{c_char, c_int};
+pub use pagemesh_direct::account::{Told, Why};
 use pagemesh_pmem::unreadable;
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -117,6 +118,16 @@ impl File {
         }
     }
 
+    /// The kernel gets an operation, for this reason.
+    #[cold]
+    pub fn note(&self, why: Why) {
+        match self {
+            File::Mounted(file) => file.note(why),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(_) => {}
+        }
+    }
+
     /// True: nothing is to be done, everything acknowledged is durable.
     #[inline]
     pub fn sync(&self) -> bool {
@@ -126,6 +137,11 @@ impl File {
             File::Probed(file) => file.sync(),
         }
     }
+}
+
+/// What this process did directly, and by the kernel.
+pub fn told() -> Vec<Told> {
+    mounts::told()
 }
 
 /// Whether a descriptor is the engine's own, which the program must not close or replace.

@@ -104,7 +104,7 @@ impl Entry {
             (*self.facts.get()).write(facts);
             (*self.file.get()).write(file);
         }
-        self.has_file.store(true, Relaxed);
+        self.has_file.store(true, Release);
         self.is_shared.store(false, SeqCst);
         self.set_mode(Mode::Direct);
         let ever = self.names.load(Relaxed) & !LOWER;
@@ -139,7 +139,7 @@ impl Entry {
         };
         // SAFETY: only who asks writes it, and nobody reads before the mode says so.
         unsafe { (*self.file.get()).write(file) };
-        self.has_file.store(true, Relaxed);
+        self.has_file.store(true, Release);
         // The flags may have changed meanwhile, and then it is the kernel's.
         let (from, to) = (Mode::Asking as u32, Mode::Direct as u32);
         let _ = self.mode.compare_exchange(from, to, AcqRel, Relaxed);
@@ -172,6 +172,13 @@ impl Entry {
         // SAFETY: the mode was published after the file was written, and it stays until the
         // entry is buried.
         unsafe { (*self.file.get()).assume_init_ref() }
+    }
+
+    /// The file, also after the kernel got the descriptor. The caller uses the entry.
+    pub fn any_file(&self) -> Option<&File> {
+        let has_file = self.has_file.load(Acquire);
+        // SAFETY: it was written before that was said, and stays until the entry is buried.
+        has_file.then(|| unsafe { (*self.file.get()).assume_init_ref() })
     }
 
     /// Counts a user; he has to look again whether his descriptor still leads here.

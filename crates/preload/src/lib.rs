@@ -18,6 +18,7 @@
 //! | `process` | forking |
 //! | `signals`, `thread` | no handler inside an engine call |
 //! | `buffer` | bad pointers |
+//! | `report` | what went directly, and what by the kernel |
 //! | `real`, `sys` | the way to the C library, and past it |
 //! | `binding`, `elf` | what this library itself calls is not the program's |
 //!
@@ -68,6 +69,7 @@ mod mounts;
 mod probe;
 mod process;
 mod real;
+mod report;
 mod signals;
 mod sys;
 mod table;
@@ -84,6 +86,12 @@ extern "C" fn begin() {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::begin();
     process::begin();
+    report::begin();
+}
+
+/// Runs when the program returns or calls `exit`, behind its own functions for that.
+extern "C" fn end() {
+    report::end();
 }
 
 #[cfg(not(test))]
@@ -92,3 +100,9 @@ extern "C" fn begin() {
 // `begin` would miss.
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
+
+#[cfg(not(test))]
+#[used]
+// SAFETY: as above, at the end.
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;

@@ -3,6 +3,7 @@
 use crate::engine::number;
 use crate::{real, sys};
 use libc::c_int;
+use pagemesh_direct::account::{Told, Why};
 use pagemesh_direct::guest::{self, Guest};
 use pagemesh_direct::owned;
 use pagemesh_pmem::unreadable;
@@ -52,6 +53,11 @@ fn guest() -> &'static Guest {
     unsafe { &*found }
 }
 
+/// What this process did on the direct path, and by the kernel.
+pub fn told() -> Vec<Told> {
+    guest().told()
+}
+
 /// `PTHREAD_CANCEL_DISABLE`
 const CANCEL_DISABLE: c_int = 1;
 
@@ -91,6 +97,11 @@ impl File {
     #[inline]
     pub fn size(&self) -> Option<u64> {
         self.0.size()
+    }
+
+    /// The kernel gets an operation, for this reason.
+    pub fn note(&self, why: Why) {
+        self.0.note(why);
     }
 
     #[inline]

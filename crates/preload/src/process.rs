@@ -14,7 +14,7 @@
 //! nobody can tell cheaply who of them is calling; and of what a process does to descriptors that
 //! it shares nothing is known here. Then all descriptors are the kernel's, for good.
 
-use crate::{buffer, descriptors, engine, real, signals, sys, table, thread};
+use crate::{buffer, descriptors, engine, real, report, signals, sys, table, thread};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -149,6 +149,7 @@ fn adopt(closes: bool) {
     engine::forked(closes);
     table::inherit();
     signals::forked();
+    report::forked();
     PID.store(sys::getpid(), Relaxed);
 }
 

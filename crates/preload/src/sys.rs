@@ -156,6 +156,37 @@ pub fn protect(pages: &Range<usize>, protection: c_int) -> bool {
     unsafe { call(libc::SYS_mprotect, args) == 0 }
 }
 
+/// The path of an open file, and how long it is.
+pub fn path_of(fd: c_int, into: &mut [u8]) -> Option<usize> {
+    let link = std::ffi::CString::new(format!("/proc/self/fd/{fd}")).ok()?;
+    let (path, room) = (into.as_mut_ptr() as usize, into.len());
+    let args = [link.as_ptr() as usize, path, room, 0, 0, 0];
+    // SAFETY: the kernel reads a string, and writes no more than there is room for.
+    let len = unsafe { call(libc::SYS_readlink, args) };
+    usize::try_from(len).ok().filter(|&len| len < room)
+}
+
+/// A file to whose end is written; it is made if it is not there.
+pub fn open_to_append(path: &std::ffi::CStr) -> Option<c_int> {
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+    let args = [path.as_ptr() as usize, int(flags), 0o644, 0, 0, 0];
+    // SAFETY: the kernel reads a string.
+    let fd = unsafe { call(libc::SYS_open, args) };
+    c_int::try_from(fd).ok().filter(|&fd| fd >= 0)
+}
+
+/// Writes all of it, or as much as the kernel takes.
+pub fn write_all(fd: c_int, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: the slice can be read.
+        match unsafe { write(fd, bytes.as_ptr().cast(), bytes.len()) } {
+            done @ 1.. => bytes = &bytes[done as usize..],
+            error if error == -(libc::EINTR as isize) => {}
+            _ => return,
+        }
+    }
+}
+
 pub fn getpid() -> c_int {
     // SAFETY: it touches no memory.
     unsafe { call(libc::SYS_getpid, [0; 6]) as c_int }

@@ -5,6 +5,7 @@
 //! ones are the kernel's. The stack of a thread may have no room for them beside the engine.
 
 use crate::data::{self, BY_KERNEL, Call, Done, Place};
+use crate::engine::Why;
 use crate::{buffer, sys};
 use libc::{c_int, c_long, iovec, off64_t};
 use std::ptr;
@@ -12,6 +13,9 @@ use std::ptr;
 /// Several parts have at most so many bytes in all: copying more takes longer than the call into
 /// the kernel.
 const GATHERED_BYTES_MAX: usize = 8192;
+
+/// What the kernel gets, however long it is.
+const TOO_LONG: usize = usize::MAX;
 
 /// The kernel's limit (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
@@ -173,7 +177,7 @@ fn kernel(
 pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t) -> isize {
     let read = || {
         let call = Call::begin(fd)?;
-        let parts = Parts::of(parts, count)?;
+        let parts = Parts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
         let at = data::start(parts.len, offset)?;
         call.ask(fd);
         parts.read(&call, at)
@@ -189,7 +193,7 @@ pub extern "C" fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: 
 fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> isize {
     let write = || {
         let call = Call::begin(fd)?;
-        let parts = Parts::of(parts, count)?;
+        let parts = Parts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
         let at = data::start(parts.len, offset)?;
         call.ask(fd);
         let written = parts.write(&call, fd, call.place(at)?)?;
@@ -201,7 +205,7 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
 #[inline(never)]
 pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
-    let len = some.map_or(0, |some| some.len);
+    let len = some.map_or(TOO_LONG, |some| some.len);
     let direct = |call: &Call, at| some?.read(call, at).map(Done::at_offset);
     // SAFETY: the arguments are the caller's.
     data::at_offset(fd, len, direct, || unsafe {
@@ -212,7 +216,7 @@ pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_i
 #[inline(never)]
 pub extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
-    let len = some.map_or(0, |some| some.len);
+    let len = some.map_or(TOO_LONG, |some| some.len);
     let direct = |call: &Call, place| some?.write(call, fd, place);
     // SAFETY: the arguments are the caller's.
     data::written(fd, len, is_durable(flags), direct, || unsafe {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!     0  magic 8, version 4, rows 4
-//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away)
+//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away), why nobody may 8
 //!   128  number of the last operation 8           (every writer's shared line)
 //!  4096  rows of 64 bytes:
 //!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8,
@@ -43,11 +43,12 @@ pub const SEGMENT_BYTES: usize = ring::END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
 const CLOSED_AT: usize = 72;
+const HINDRANCE_AT: usize = 80;
 const OPS_AT: usize = 128;
 const ROWS_AT: usize = PAGE_BYTES;
 const ROW_BYTES: usize = 64;
@@ -57,6 +58,31 @@ pub(crate) const RUNS_END_AT: usize = RUNS_AT + ROWS * RUNS_MAX * 8;
 /// Where in a word the number of a run's pages lies, above the first page.
 const COUNT_SHIFT: u32 = 48;
 const _: () = assert!(SEGMENT_BYTES.is_multiple_of(PAGE_BYTES), "whole pages");
+
+/// Why guests may do nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hindrance {
+    /// The volume is fenced, or its legs are just changing.
+    Busy = 1,
+    /// A leg that is written is not in-sync.
+    Legs = 2,
+    /// A leg is reached over TCP.
+    Tcp = 3,
+    /// A pool buffers: it is of class `file-sync`.
+    Buffers = 4,
+    /// The volume has several columns.
+    Columns = 5,
+}
+
+impl Hindrance {
+    const ALL: [Hindrance; 5] = [
+        Hindrance::Busy,
+        Hindrance::Legs,
+        Hindrance::Tcp,
+        Hindrance::Buffers,
+        Hindrance::Columns,
+    ];
+}
 
 /// The shared memory.
 pub struct Segment(Shared);
@@ -178,6 +204,18 @@ impl Segment {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.word(GENERATION_AT).load(Ordering::SeqCst)
+    }
+
+    /// Why nobody may; none: guests may, or it is not known yet.
+    #[must_use]
+    pub fn hindrance(&self) -> Option<Hindrance> {
+        let code = self.0.word(HINDRANCE_AT).load(Ordering::Relaxed);
+        Hindrance::ALL.into_iter().find(|it| *it as u64 == code)
+    }
+
+    pub(crate) fn set_hindrance(&self, hindrance: Option<Hindrance>) {
+        let code = hindrance.map_or(0, |it| it as u64);
+        self.0.word(HINDRANCE_AT).store(code, Ordering::Relaxed);
     }
 
     fn set_generation(&self, generation: u64) {
@@ -404,6 +442,7 @@ impl Guests {
     pub(crate) fn offer(&self, offered: Picture, followed: bool) {
         let mut picture = guard(&self.picture);
         // Before anybody is let in.
+        self.segment.set_hindrance(None);
         self.segment.ring().set_followed(followed);
         self.segment.set_generation(offered.generation);
         *picture = Some(offered);

@@ -6,6 +6,7 @@
 
 use super::File;
 use super::station::{Intent, Operation, Tried, Worked};
+use crate::account::Why;
 use crate::board::Board;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::Composed;
@@ -32,7 +33,7 @@ impl File {
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
         // It ends somewhere.
         offset.checked_add(data.len() as u64)?;
-        let (_, written) = self.write_to(data, Some(offset))?;
+        let (_, written) = self.or_note(self.write_to(data, Some(offset)))?;
         Some(written)
     }
 
@@ -40,17 +41,18 @@ impl File {
     /// Returns the end behind them. See [`File::read`].
     #[must_use]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        let (end, _) = self.write_to(data, None)?;
+        let (end, _) = self.or_note(self.write_to(data, None))?;
         Some(end)
     }
 
     /// Where it ends, and how many bytes were written: fewer only of an overwriting.
-    fn write_to(&self, data: &[u8], offset: Option<u64>) -> Option<(u64, usize)> {
+    fn write_to(&self, data: &[u8], offset: Option<u64>) -> Result<(u64, usize), Why> {
         for is_last in [false, true] {
             let end = || self.board.get().map_or(0, |board| board.size());
             let place = (offset.unwrap_or_else(end), data.len(), Intent::Write);
             let mut done = 0;
-            let tried = self.operate(place, |operation| {
+            let is_done = |tried: &Tried| matches!(tried, Tried::Done(_));
+            let tried = self.operate(place, is_done, |operation| {
                 let tried = operation.write(data, offset);
                 done = match tried {
                     Some(Ok(Tried::Done(_))) => data.len(),
@@ -62,19 +64,18 @@ impl File {
                 tried
             });
             match (tried, offset) {
-                (Some(Tried::Done(end)), _) => return Some((end, data.len())),
-                (_, Some(offset)) if done > 0 => return Some((offset + done as u64, done)),
-                (None | Some(Tried::ByKernel), _) => return None,
-                (Some(Tried::NoRoom), _) if is_last => return None,
-                (Some(Tried::NoRoom), _) => {}
+                (Ok(Tried::Done(end)), _) => return Ok((end, data.len())),
+                (_, Some(offset)) if done > 0 => return Ok((offset + done as u64, done)),
+                (Err(why), _) => return Err(why),
+                (Ok(Tried::ByKernel), _) => return Err(Why::Growth),
+                (Ok(Tried::NoRoom), _) if is_last => return Err(Why::Growth),
+                (Ok(Tried::NoRoom), _) => {}
             }
             // Whoever lends waits for the row.
             self.grows.store(true, Ordering::Relaxed);
-            if !self.renew() {
-                return None;
-            }
+            self.renew()?;
         }
-        None
+        Err(Why::Growth)
     }
 }
 

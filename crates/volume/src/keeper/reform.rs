@@ -9,11 +9,11 @@ use super::model::{ColumnKeep, LegKeep};
 use super::state::State;
 use super::{bring_back, settle, start};
 use crate::authority::{AuthorityError, BrickAddress};
-use crate::guests::{self, Picture};
+use crate::guests::{self, Hindrance, Picture};
 use crate::hub::{KEEPER, Link, Member, Note};
 use crate::limits::{DOWN_LIMIT, MANAGER_RETRY_MAX, MANAGER_RETRY_MIN, SESSION_RETRY};
 use crate::status::Count;
-use crate::view::{Gate, View};
+use crate::view::{Gate, LegView, View};
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::Epoch;
 use pagemesh_base::layout::{BrickId, LegState};
@@ -294,34 +294,45 @@ pub(super) fn offer(state: &State) {
     };
     let model = state.model();
     let (generation, view) = state.hub.view();
-    if let Some(seats) = guest_seats(&view, &model.bricks) {
-        let picture = Picture {
-            generation,
-            epoch: view.epoch,
-            seats,
-        };
-        guests.offer(picture, view.ship() != 0);
+    match guest_seats(&view, &model.bricks) {
+        Ok(seats) => {
+            let picture = Picture {
+                generation,
+                epoch: view.epoch,
+                seats,
+            };
+            guests.offer(picture, view.ship() != 0);
+        }
+        Err(hindrance) => guests.segment.set_hindrance(Some(hindrance)),
     }
 }
 
-fn guest_seats(view: &View, bricks: &BTreeMap<BrickId, BrickAddress>) -> Option<Vec<guests::Seat>> {
+fn guest_seats(
+    view: &View,
+    bricks: &BTreeMap<BrickId, BrickAddress>,
+) -> Result<Vec<guests::Seat>, Hindrance> {
     let [column] = view.columns.as_slice() else {
-        return None;
+        return Err(Hindrance::Columns);
     };
-    let is_plain = column.gate == Gate::Open && !view.fenced;
-    if !is_plain || column.written() != column.in_sync() || view.buffers() {
-        return None;
+    if column.gate != Gate::Open || view.fenced {
+        return Err(Hindrance::Busy);
+    }
+    if column.written() != column.in_sync() {
+        return Err(Hindrance::Legs);
+    }
+    if view.buffers() {
+        return Err(Hindrance::Buffers);
     }
     let legs = column.written().legs().map(|leg| column.legs[leg]);
-    legs.map(|leg| {
+    let seat = |leg: LegView| {
         let socket = bricks.get(&leg.brick)?.map_socket.as_deref()?;
         Some(guests::Seat {
             brick: leg.brick,
             slice: leg.slice,
             socket: socket.into(),
         })
-    })
-    .collect()
+    };
+    legs.map(|leg| seat(leg).ok_or(Hindrance::Tcp)).collect()
 }
 
 type Wanted = (u32, Arc<Member>, Seat);

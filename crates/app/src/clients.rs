@@ -1,0 +1,150 @@
+//! `pagemesh mount status`: which processes use a mount directly.
+
+use crate::args::{MountCommand, Output};
+use crate::output::{self, table};
+use anyhow::Context;
+use pagemesh_base::mounts::{self, Known};
+use pagemesh_direct::account::Why;
+use pagemesh_direct::status::{Process, Status, of_mount};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+#[derive(Serialize)]
+struct Shown {
+    dir: PathBuf,
+    device: String,
+    /// None: its process does not tell.
+    #[serde(flatten)]
+    status: Option<Status>,
+    trouble: Option<String>,
+}
+
+/// Shows one mount or all.
+pub fn run(command: &MountCommand, output: Output) -> anyhow::Result<()> {
+    let MountCommand::Status { dir } = command;
+    let all = mounts::all().context("cannot read the mounts")?;
+    let shown = match dir.as_os_str() == "all" {
+        true => all.iter().map(look_at_any).collect(),
+        false => vec![look(&on(all, dir)?)?],
+    };
+    output::print(output, &shown, || text(&shown))
+}
+
+fn on(all: Vec<Known>, dir: &Path) -> anyhow::Result<Known> {
+    let place = dir.canonicalize();
+    let place = place.with_context(|| format!("there is no directory {}", dir.display()))?;
+    let found = all.into_iter().rev().find(|known| known.dir == place);
+    found.with_context(|| {
+        format!(
+            "no file system of pagemesh is mounted on {}; pagemesh mount status all shows all mounts",
+            dir.display()
+        )
+    })
+}
+
+/// One of all: what is wrong with it is shown in its place.
+fn look_at_any(known: &Known) -> Shown {
+    look(known).unwrap_or_else(|cause| Shown {
+        dir: known.dir.clone(),
+        device: known.device.clone(),
+        status: None,
+        trouble: Some(format!("{cause:#}")),
+    })
+}
+
+fn look(known: &Known) -> anyhow::Result<Shown> {
+    let shown = known.dir.display();
+    let dir = File::open(&known.dir).with_context(|| format!("cannot open {shown}"))?;
+    let device = dir.metadata()?.dev();
+    let status = of_mount(device, dir.as_raw_fd()).with_context(|| {
+        format!(
+            "the process of the mount on {shown} does not tell; run this as its user or as root, with \
+             its version of pagemesh. Without a direct path there is nothing to tell: see its log"
+        )
+    })?;
+    Ok(Shown {
+        dir: known.dir.clone(),
+        device: known.device.clone(),
+        status: Some(status),
+        trouble: None,
+    })
+}
+
+fn text(all: &[Shown]) -> String {
+    if all.is_empty() {
+        return "no file system of pagemesh is mounted here".into();
+    }
+    let texts: Vec<String> = all.iter().map(of_one).collect();
+    texts.join("\n\n")
+}
+
+fn of_one(shown: &Shown) -> String {
+    let Some(status) = &shown.status else {
+        let trouble = shown.trouble.as_deref().unwrap_or("nothing is known");
+        return format!("{}: {trouble}", shown.dir.display());
+    };
+    let path = match &status.closed {
+        Some(code) => format!("closed: {}", said(code)),
+        None => "open".into(),
+    };
+    let mut lines = vec![format!(
+        "{}: direct path {path}; {} files on it, {} threads of {} processes",
+        shown.dir.display(),
+        status.files.len(),
+        status.rows,
+        status.processes.len()
+    )];
+    if !status.refused.is_empty() {
+        lines.push(format!(
+            "refused: {}",
+            counted(&status.refused, str::to_owned)
+        ));
+    }
+    for killed in &status.killed {
+        let (name, pid, why) = (&killed.name, killed.pid, &killed.why);
+        lines.push(format!("killed at {}: {name} ({pid}): {why}", killed.at));
+    }
+    if !status.processes.is_empty() {
+        lines.push(processes(&status.processes));
+    }
+    lines.join("\n")
+}
+
+fn processes(all: &[Process]) -> String {
+    let row = |process: &Process| {
+        vec![
+            process.pid.to_string(),
+            process.name.clone(),
+            process.since.to_string(),
+            process.direct.to_string(),
+            process.kernel.to_string(),
+            counted(&process.reasons, said),
+        ]
+    };
+    let head = [
+        ">PID",
+        "NAME",
+        ">SINCE",
+        ">DIRECT",
+        ">KERNEL",
+        "WHY BY THE KERNEL",
+    ];
+    table(&head, all.iter().map(row))
+}
+
+/// What a code of a reason means.
+fn said(code: &str) -> String {
+    let known = Why::ALL.iter().find(|why| why.code() == code);
+    known.map_or_else(|| code.to_owned(), |why| why.text().to_owned())
+}
+
+fn counted(all: &BTreeMap<String, u64>, said: impl Fn(&str) -> String) -> String {
+    let each = all
+        .iter()
+        .map(|(code, count)| format!("{count} {}", said(code)));
+    each.collect::<Vec<_>>().join(", ")
+}

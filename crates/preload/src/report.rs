@@ -1,0 +1,228 @@
+//! Tells the user what went directly, and what the kernel got, and why: at the end of the process,
+//! where `PAGEMESH_REPORT` says (`-`: standard error; else a file, to whose end it is written), and
+//! once for each reason while it runs, on standard error (`PAGEMESH_LOG`).
+//!
+//! Invariants: nothing is written to a descriptor 2 that leads elsewhere than when the library was
+//! loaded: a program may have a file under that number. Where neither is asked for, a call that is
+//! not ours costs one load more.
+
+use crate::engine::{self, Why};
+use crate::entry::Facts;
+use crate::{descriptors, process, sys, thread};
+use libc::{c_char, c_int};
+use pagemesh_direct::account::{self, Level};
+use pagemesh_direct::report::{self, Format, Name};
+use std::ffi::{CStr, OsString};
+use std::fmt::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+
+/// Names that are kept: as many as there are files that are told apart.
+const NAMES_MAX: usize = account::FILES;
+/// Bytes of a message.
+const LINE_MAX: usize = 256;
+/// Bytes of a path, as the kernel has it.
+const PATH_MAX: usize = 4096;
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+/// Where the report goes; of the environment, which the program may change: a copy that is never freed.
+static PLACE: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+static NAMES: Mutex<Vec<Name>> = Mutex::new(Vec::new());
+/// Messages up to this level are written.
+static LEVEL: AtomicU32 = AtomicU32::new(Level::Off as u32);
+/// Reasons of which there was a message.
+static SAID: AtomicU64 = AtomicU64::new(0);
+/// Where standard error led.
+static ERROR_DEVICE: AtomicU64 = AtomicU64::new(0);
+static ERROR_INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    if let Some(stat) = sys::fstat(libc::STDERR_FILENO) {
+        ERROR_DEVICE.store(stat.st_dev, Relaxed);
+        ERROR_INODE.store(stat.st_ino, Relaxed);
+    }
+    let place = engine::variable(c"PAGEMESH_REPORT");
+    if !place.is_null() {
+        // SAFETY: a string of the environment.
+        PLACE.store(unsafe { libc::strdup(place) }, Relaxed);
+        IS_JSON.store(is_said(c"PAGEMESH_REPORT_OUTPUT", "json"), Relaxed);
+        IS_ON.store(true, Relaxed);
+    }
+    let level = text(c"PAGEMESH_LOG").map_or(Level::Off, report::level);
+    LEVEL.store(level as u32, Relaxed);
+    if level > Level::Off {
+        account::listen(say);
+    }
+}
+
+fn text(name: &CStr) -> Option<&'static str> {
+    let text = engine::variable(name);
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the environment, which is looked at before the program runs.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}
+
+fn is_said(name: &CStr, word: &str) -> bool {
+    text(name) == Some(word)
+}
+
+/// Whether there will be a report.
+#[inline]
+pub fn is_on() -> bool {
+    IS_ON.load(Relaxed)
+}
+
+/// Keeps the name of an open file. The caller is inside, and in no handler.
+pub fn name(fd: c_int, facts: &Facts) {
+    if !is_on() {
+        return;
+    }
+    let Ok(mut names) = NAMES.try_lock() else {
+        return;
+    };
+    let is_of = |name: &Name| (name.device, name.ino) == (facts.dev, facts.ino);
+    if names.len() < NAMES_MAX && !names.iter().any(is_of) {
+        let mut path = vec![0; PATH_MAX];
+        if let Some(len) = sys::path_of(fd, &mut path) {
+            path.truncate(len);
+            names.push(Name {
+                device: facts.dev,
+                ino: facts.ino,
+                path: OsString::from_vec(path).into(),
+            });
+        }
+    }
+}
+
+/// A call goes to the kernel by a descriptor that is not in the table. If it leads to a file on a mount of
+/// pagemesh, that is counted.
+#[cold]
+pub fn unknown(fd: c_int) {
+    let Some(inside) = thread::this().enter() else {
+        return;
+    };
+    if inside.thread().is_handling() || !process::is_ours() {
+        return;
+    }
+    let Some(stat) = sys::fstat(fd).filter(descriptors::is_file) else {
+        return;
+    };
+    if sys::fs_type(fd).is_some_and(engine::may_be_on) && is_of_pagemesh(stat.st_dev) {
+        account::note(account::slot_of(stat.st_dev, stat.st_ino), Why::Unknown);
+        let facts = Facts {
+            dev: stat.st_dev,
+            ino: stat.st_ino,
+            is_readable: false,
+            is_writable: false,
+            appends: false,
+            is_durable: false,
+        };
+        name(fd, &facts);
+    }
+}
+
+/// Whether a mount of pagemesh has this device number; the answer for the last one is kept.
+fn is_of_pagemesh(device: u64) -> bool {
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    if KNOWN.load(Relaxed) == device {
+        return true;
+    }
+    let is_one = report::is_mount(device);
+    if is_one {
+        KNOWN.store(device, Relaxed);
+    }
+    is_one
+}
+
+/// Writes the report, if there is something to tell. When the process ends.
+pub fn end() {
+    if !is_on() || !process::is_ours() {
+        return;
+    }
+    let Some(inside) = thread::this().enter() else {
+        return;
+    };
+    // What was interrupted may be allocating.
+    if inside.thread().is_handling() {
+        return;
+    }
+    let told = engine::told();
+    if told.is_empty() {
+        return;
+    }
+    let names = NAMES.try_lock();
+    let names = names.as_ref().map_or(&[][..], |names| &names[..]);
+    let format = match IS_JSON.load(Relaxed) {
+        true => Format::Json,
+        false => Format::Text,
+    };
+    let text = report::shown(format, &told, names);
+    let place = PLACE.load(Relaxed);
+    // SAFETY: a string that is never freed.
+    let place = unsafe { CStr::from_ptr(place) };
+    if place == c"-" {
+        write_error(text.as_bytes());
+    } else if let Some(fd) = sys::open_to_append(place) {
+        sys::write_all(fd, text.as_bytes());
+        sys::close(fd);
+    }
+}
+
+/// Standard error, if it is still that.
+fn write_error(bytes: &[u8]) {
+    let is_same = |stat: libc::stat64| {
+        stat.st_dev == ERROR_DEVICE.load(Relaxed) && stat.st_ino == ERROR_INODE.load(Relaxed)
+    };
+    if sys::fstat(libc::STDERR_FILENO).is_some_and(is_same) {
+        sys::write_all(libc::STDERR_FILENO, bytes);
+    }
+}
+
+/// A line that is put together without memory from the program's allocator: a handler may be calling.
+struct Line {
+    bytes: [u8; LINE_MAX],
+    len: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = &mut self.bytes[self.len..];
+        let len = text.len().min(room.len());
+        room[..len].copy_from_slice(&text.as_bytes()[..len]);
+        self.len += len;
+        Ok(())
+    }
+}
+
+/// Says once for each reason that the kernel gets operations.
+fn say(why: Why) {
+    if why.level() as u32 > LEVEL.load(Relaxed) {
+        return;
+    }
+    let bit = 1 << why as u32;
+    if SAID.load(Relaxed) & bit != 0 || SAID.fetch_or(bit, Relaxed) & bit != 0 {
+        return;
+    }
+    let mut line = Line {
+        bytes: [0; LINE_MAX],
+        len: 0,
+    };
+    let (pid, text) = (sys::getpid(), why.text());
+    let _ = writeln!(
+        line,
+        "pagemesh[{pid}]: the kernel serves operations on files of mounts: {text}"
+    );
+    write_error(&line.bytes[..line.len]);
+}
+
+/// In a child of fork: it says again what it meets.
+pub fn forked() {
+    SAID.store(0, Relaxed);
+}
