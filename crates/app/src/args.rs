@@ -20,7 +20,7 @@ const CLASSES: [&str; 4] = ["pmem", "eadr", "file-sync", "process"];
 ///
 /// Exit codes: 0 done; 1 it failed, and standard error says why; 2 the command
 /// line is wrong; 3 a check found differences or damage; 4 another client took over the
-/// volume or the file system.
+/// volume or the file system; 126 and 127 `exec` cannot run the program, or does not find it.
 #[derive(Parser)]
 #[command(name = "pagemesh", version, about, max_term_width = 100)]
 pub struct Cli {

@@ -48,7 +48,29 @@ pub fn run(args: &Exec) -> anyhow::Result<()> {
         }
     }
     let cause = command.exec();
-    Err(cause).with_context(|| format!("cannot run {}", Path::new(program).display()))
+    Err(NotRun {
+        program: program.into(),
+        cause,
+    }
+    .into())
+}
+
+/// The program could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {}: {cause}", program.display())]
+pub struct NotRun {
+    program: PathBuf,
+    cause: std::io::Error,
+}
+
+impl NotRun {
+    /// The exit code that shells, env(1) and nohup(1) have for it (POSIX, 2.8.2).
+    pub fn exit_code(&self) -> u8 {
+        match self.cause.kind() {
+            std::io::ErrorKind::NotFound => 127,
+            _ => 126,
+        }
+    }
 }
 
 fn checked(path: &Path) -> anyhow::Result<PathBuf> {

@@ -65,6 +65,9 @@ fn main() -> ExitCode {
 
 /// The exit code that tells programs what kind of failure it was.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if let Some(not_run) = error.downcast_ref::<exec::NotRun>() {
+        return ExitCode::from(not_run.exit_code());
+    }
     match error.is::<fenced::TakenOver>() {
         true => ExitCode::from(fenced::EXIT_CODE),
         false => ExitCode::FAILURE,

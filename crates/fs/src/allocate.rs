@@ -60,6 +60,7 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         self.making_room(|| self.settle_all(port, ino))?;
+        self.drop_capabilities(ino)?;
         let inode = self.look(|core| {
             core.check_running()?;
             core.file(ino)

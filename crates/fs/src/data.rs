@@ -15,6 +15,7 @@ use crate::map::{self, Piece};
 use crate::namespace::SET_ID;
 use crate::share::to_alike;
 use crate::spans::Span;
+use crate::xattrs::has_capabilities;
 use crate::{Attr, Fs};
 use bytes::Bytes;
 use pagemesh_base::space::Request;
@@ -129,6 +130,9 @@ impl Core {
         let inode = self.file(ino)?;
         let end = offset.saturating_add(data.len() as u64);
         if end > inode.size || !inode.is_dense() {
+            return Ok(None);
+        }
+        if has_capabilities(&mut self.begin(), ino, &inode)? {
             return Ok(None);
         }
         let (runs, is_shared) = runs(&inode, offset..end, &mut |page| self.page(page))?;
@@ -256,6 +260,9 @@ impl Fs {
         let _alone = lock.write();
         self.settle_all(port, ino)?;
         let inode = self.look(|core| core.file(ino))?;
+        if inode.has_xattrs() {
+            self.drop_capabilities(ino)?;
+        }
         let offset = offset.unwrap_or(inode.size);
         let room = FILE_BYTES_MAX.saturating_sub(offset);
         if room == 0 && !data.is_empty() {
@@ -506,6 +513,7 @@ impl Fs {
         let lock = self.data_lock(ino)?;
         let _alone = lock.write();
         self.making_room(|| self.settle_all(port, ino))?;
+        self.drop_capabilities(ino)?;
         let set = match size < self.look(|core| core.file(ino))?.size {
             true => self.making_room(|| self.set_size_alone(port, ino, size)),
             false => self.set_size_alone(port, ino, size),
@@ -635,6 +643,11 @@ impl Fs {
             core.end_of(from, &inode)
         })?;
         let len = len.min(size.saturating_sub(source));
+        if len > 0 {
+            let lock = self.data_lock(to)?;
+            let _alone = lock.write();
+            self.drop_capabilities(to)?;
+        }
         let fits = target
             .checked_add(len)
             .is_some_and(|end| end <= FILE_BYTES_MAX);

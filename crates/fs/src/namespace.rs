@@ -7,6 +7,7 @@ use crate::io::Port;
 use crate::map;
 use crate::node::{Entry, FIRST_KEY};
 use crate::tree::Tree;
+use crate::xattrs;
 use crate::{Attr, Fs, LINKS_MAX, NAME_MAX, TARGET_MAX, check_ino};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
@@ -596,8 +597,8 @@ impl Fs {
         })
     }
 
-    /// Takes away what a program gets by running a file, as when somebody without
-    /// that privilege writes to it: the set-id bits, and its capabilities.
+    /// Takes the set-id bits away, as when somebody without that privilege writes to a file.
+    /// Its capabilities go with the write.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -605,24 +606,18 @@ impl Fs {
         check_ino(ino)?;
         let inode = self.look(|core| core.inode(ino))?;
         let kept = disarmed(inode.mode);
-        if kept == inode.mode && inode.xattrs.at == 0 {
+        if kept == inode.mode {
             return Ok(());
         }
-        if kept != inode.mode {
-            let mode = Some(kept & 0o7777);
-            let changes = Changes {
-                mode,
-                ..Changes::default()
-            };
-            self.set_attr(ino, changes)?;
-        }
-        match self.remove_xattr(ino, CAPABILITIES) {
-            Err(FsError::Posix(Errno::NODATA)) => Ok(()),
-            removed => removed,
-        }
+        let changes = Changes {
+            mode: Some(kept & 0o7777),
+            ..Changes::default()
+        };
+        self.set_attr(ino, changes).map(drop)
     }
 
-    /// Changes attributes. A new owner of a file takes its set-id bits away.
+    /// Changes attributes. A new owner of a file takes its set-id bits and its capabilities
+    /// away.
     ///
     /// # Errors
     /// `ESTALE`.
@@ -640,6 +635,9 @@ impl Fs {
             let is_given = changes.uid.is_some() || changes.gid.is_some();
             if is_given && changes.mode.is_none() && !inode.is_directory() {
                 inode.mode = disarmed(inode.mode);
+            }
+            if is_given && !inode.is_directory() {
+                xattrs::remove_capabilities(tx, ino, &mut inode)?;
             }
             inode.uid = changes.uid.unwrap_or(inode.uid);
             inode.gid = changes.gid.unwrap_or(inode.gid);

@@ -102,7 +102,47 @@ pub(crate) fn clear(tx: &mut Tx<'_>, inode: &mut Inode) {
     tx.give_span(Span { page: at, order });
 }
 
+/// Whether a file has capabilities.
+pub(crate) fn has_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<bool> {
+    if !inode.has_xattrs() {
+        return Ok(false);
+    }
+    let all = load(tx, ino, inode)?;
+    Ok(all.iter().any(|(name, _)| name == CAPABILITIES))
+}
+
+/// Takes the capabilities of a file away; whether there were any. The caller puts the inode.
+pub(crate) fn remove_capabilities(tx: &mut Tx<'_>, ino: Ino, inode: &mut Inode) -> Result<bool> {
+    if !has_capabilities(tx, ino, inode)? {
+        return Ok(false);
+    }
+    let mut all = load(tx, ino, inode)?;
+    all.retain(|(name, _)| name != CAPABILITIES);
+    store(tx, inode, &all)?;
+    Ok(true)
+}
+
 impl Fs {
+    /// Takes the capabilities of a file away, as each change of its bytes does, also one of
+    /// root's (capabilities(7)). The caller holds the file alone.
+    pub(crate) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
+        let has_some = self.look(|core| {
+            let mut tx = core.begin();
+            let inode = tx.inode(ino)?;
+            has_capabilities(&mut tx, ino, &inode)
+        })?;
+        if !has_some {
+            return Ok(());
+        }
+        let now = self.now();
+        self.change(|tx| {
+            let mut inode = tx.inode(ino)?;
+            remove_capabilities(tx, ino, &mut inode)?;
+            inode.ctime = now;
+            tx.put(ino, &inode)
+        })
+    }
+
     /// The value of an attribute.
     ///
     /// # Errors

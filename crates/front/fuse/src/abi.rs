@@ -51,6 +51,7 @@ pub(crate) mod op {
     pub(crate) const LSEEK: u32 = 46;
     pub(crate) const COPY_FILE_RANGE: u32 = 47;
     pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
 }
 
 /// What both sides settle in the first request.
@@ -82,6 +83,7 @@ pub(crate) mod set {
     pub(crate) const MTIME: u32 = 1 << 5;
     pub(crate) const ATIME_NOW: u32 = 1 << 7;
     pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
 /// Written back from the page cache.
@@ -127,6 +129,7 @@ structures! {
     BatchForgetIn { count: u32, unused: u32 }
     ForgetOne { node: u64, lookups: u64 }
     GetAttrIn { flags: u32, unused: u32, file: u64 }
+    StatxIn { flags: u32, unused: u32, file: u64, statx_flags: u32, mask: u32 }
     SetAttrIn {
         valid: u32, unused: u32, file: u64, size: u64, owner: u64,
         atime: i64, mtime: i64, ctime: i64, atime_ns: u32, mtime_ns: u32, ctime_ns: u32,
@@ -163,6 +166,14 @@ structures! {
         attr: Attributes,
     }
     AttrOut { attr_s: u64, attr_ns: u32, unused: u32, attr: Attributes }
+    StatxTime { sec: i64, nsec: u32, unused: i32 }
+    Statx {
+        mask: u32, block_bytes: u32, attributes: u64, links: u32, uid: u32, gid: u32,
+        mode: u16, unused: u16, node: u64, size: u64, blocks: u64, attributes_mask: u64,
+        atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
+        device_major: u32, device_minor: u32, own_major: u32, own_minor: u32, unused2: [u64; 14],
+    }
+    StatxOut { attr_s: u64, attr_ns: u32, flags: u32, unused: [u64; 2], attr: Statx }
     OpenOut { file: u64, flags: u32, backing: u32 }
     WriteOut { size: u32, unused: u32 }
     GetXattrOut { size: u32, unused: u32 }
@@ -200,6 +211,7 @@ pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
         op::FORGET => size_of::<ForgetIn>(),
         op::BATCH_FORGET => size_of::<BatchForgetIn>(),
         op::GETATTR => size_of::<GetAttrIn>(),
+        op::STATX => size_of::<StatxIn>(),
         op::SETATTR => size_of::<SetAttrIn>(),
         op::MKNOD => size_of::<MknodIn>(),
         op::MKDIR => size_of::<MkdirIn>(),
@@ -233,6 +245,7 @@ mod tests {
         assert_eq!((size_of::<InitIn>(), size_of::<InitOut>()), (64, 64));
         assert_eq!((size_of::<SetAttrIn>(), size_of::<Attributes>()), (88, 88));
         assert_eq!((size_of::<EntryOut>(), size_of::<AttrOut>()), (128, 104));
+        assert_eq!((size_of::<StatxIn>(), size_of::<StatxOut>()), (24, 288));
         assert_eq!((size_of::<ReadIn>(), size_of::<WriteIn>()), (40, 40));
         assert_eq!((size_of::<StatfsOut>(), size_of::<Dirent>()), (80, 24));
         assert_eq!((size_of::<RingEntry>(), size_of::<RingCommand>()), (32, 24));

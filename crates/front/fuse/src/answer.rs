@@ -74,6 +74,15 @@ pub(crate) fn attr(attr: &Attr) -> abi::AttrOut {
     }
 }
 
+pub(crate) fn statx(attr: &Attr) -> Answer {
+    let told = abi::StatxOut {
+        attr_s: kept_s(attr),
+        attr: crate::attr::statx(attr),
+        ..abi::StatxOut::default()
+    };
+    Answer::Data(told.as_bytes().to_vec())
+}
+
 /// Entries of a directory, as many as fit.
 pub(crate) struct Listing {
     bytes: Vec<u8>,

@@ -3,6 +3,7 @@
 use crate::abi;
 use crate::request::Wish;
 use pagemesh_fs::{Attr, Kind, Time};
+use rustix::fs::StatxFlags;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Seconds. Names and attributes change through this mount only, and the kernel sees
@@ -48,6 +49,31 @@ pub(crate) fn attributes(attr: &Attr) -> abi::Attributes {
         device: attr.device,
         block_bytes: PAGE_BYTES as u32,
         flags: 0,
+    }
+}
+
+/// The same as statx(2) has them, with when the inode was made.
+pub(crate) fn statx(attr: &Attr) -> abi::Statx {
+    let time = |time: Time| abi::StatxTime {
+        sec: time.sec,
+        nsec: time.nsec,
+        unused: 0,
+    };
+    abi::Statx {
+        mask: (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
+        block_bytes: PAGE_BYTES as u32,
+        links: attr.links,
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.kind.bits() | attr.mode,
+        node: attr.ino.0,
+        size: attr.size,
+        blocks: attr.pages * (PAGE_BYTES / BLOCK_BYTES),
+        atime: time(attr.atime),
+        btime: time(attr.btime),
+        ctime: time(attr.ctime),
+        mtime: time(attr.mtime),
+        ..abi::Statx::default()
     }
 }
 

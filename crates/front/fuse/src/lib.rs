@@ -34,6 +34,7 @@ mod files;
 #[cfg(test)]
 mod fuzz;
 mod memory;
+mod names;
 mod null;
 mod opened;
 mod request;

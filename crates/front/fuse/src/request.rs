@@ -38,6 +38,8 @@ pub(crate) struct SetAttr {
     pub(crate) size: Option<u64>,
     pub(crate) atime: Option<Wish>,
     pub(crate) mtime: Option<Wish>,
+    /// Who changes the size may not keep set-id bits.
+    pub(crate) disarms: bool,
 }
 
 /// A range of bytes or entries to read.
@@ -55,6 +57,8 @@ pub(crate) enum Request<'r> {
     Forget(u64),
     ForgetAll(Vec<abi::ForgetOne>),
     GetAttr,
+    /// The same, and when the inode was made.
+    Statx,
     SetAttr(SetAttr),
     ReadLink,
     Symlink {
@@ -191,6 +195,7 @@ impl TryFrom<abi::SetAttrIn> for SetAttr {
             size: (valid & set::SIZE != 0).then_some(wished.size),
             atime: wish(valid, atime, (wished.atime, wished.atime_ns))?,
             mtime: wish(valid, mtime, (wished.mtime, wished.mtime_ns))?,
+            disarms: valid & set::KILL_SUIDGID != 0,
         })
     }
 }
@@ -240,6 +245,7 @@ impl Incoming {
             op::FORGET => Request::Forget(header::<abi::ForgetIn>(op)?.lookups),
             op::BATCH_FORGET => forget_all(header(op)?, payload)?,
             op::GETATTR => Request::GetAttr,
+            op::STATX => Request::Statx,
             op::SETATTR => Request::SetAttr(header::<abi::SetAttrIn>(op)?.try_into()?),
             op::READLINK => Request::ReadLink,
             op::SYMLINK => {

@@ -8,6 +8,7 @@ use crate::answer::{self, Answer, Listing};
 use crate::attr::{kind_of_entry, time};
 use crate::collect::{Begun, Hand};
 use crate::files::Files;
+use crate::names;
 use crate::opened::Opened;
 use crate::request::{Request, SetAttr, Span};
 use crate::{Connect, Room, Trouble};
@@ -29,8 +30,6 @@ use std::sync::{Arc, OnceLock};
 const COPIED_BYTES_MAX: u64 = 64 << 20;
 /// Entries looked up for one answer, at most: more do not fit.
 const LISTED_MAX: usize = 1024;
-/// Access control lists, which the kernel would have to enforce.
-const ACLS: &[u8] = b"system.posix_acl_";
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
@@ -82,13 +81,6 @@ fn xattr(value: Vec<u8>, size: u32) -> Result<Answer> {
         })),
         size if value.len() > size as usize => refuse(Errno::RANGE),
         _ => Ok(Answer::Data(value)),
-    }
-}
-
-fn check_xattr(name: &[u8]) -> Result<()> {
-    match name.starts_with(ACLS) {
-        true => refuse(Errno::OPNOTSUPP),
-        false => Ok(()),
     }
 }
 
@@ -282,6 +274,7 @@ impl Asked<'_> {
                 Ok(Answer::DONE)
             }
             Request::GetAttr => Ok(attr(&self.fs.attr(self.ino)?)),
+            Request::Statx => Ok(answer::statx(&self.fs.attr(self.ino)?)),
             Request::SetAttr(wished) => Ok(attr(&self.set_attr(&wished)?)),
             Request::Open { flags } => {
                 self.fs.open(self.ino)?;
@@ -355,8 +348,8 @@ impl Asked<'_> {
     fn answer_more(&self, request: Request<'_>) -> Result<Answer> {
         match request {
             Request::GetXattr { name, size } => {
-                check_xattr(name)?;
-                xattr(self.fs.xattr(self.ino, name)?, size)
+                let value = self.fs.xattr(self.ino, name);
+                xattr(value.map_err(|error| names::missing(name, error))?, size)
             }
             Request::ListXattr { size } => {
                 let names = self.fs.xattr_names(self.ino)?;
@@ -367,7 +360,7 @@ impl Asked<'_> {
                 xattr(ended.collect(), size)
             }
             Request::SetXattr { name, value, flags } => {
-                check_xattr(name)?;
+                names::check(name)?;
                 let how = match flags {
                     0 => SetXattr::Always,
                     XATTR_CREATE => SetXattr::Create,
@@ -378,8 +371,8 @@ impl Asked<'_> {
                 Ok(Answer::DONE)
             }
             Request::RemoveXattr(name) => {
-                check_xattr(name)?;
-                self.fs.remove_xattr(self.ino, name)?;
+                let removed = self.fs.remove_xattr(self.ino, name);
+                removed.map_err(|error| names::missing(name, error))?;
                 Ok(Answer::DONE)
             }
             Request::Allocate {
@@ -475,7 +468,8 @@ impl Asked<'_> {
         self.fs.create(self.ino, name, make, mode, self.caller)
     }
 
-    /// Takes privileges from a file that somebody without them changes.
+    /// Takes set-id bits from a file that somebody without the privilege for them changes.
+    /// The kernel does not say who has it, but for writes and sizes.
     fn disarm(&self, ino: Ino) -> Result<()> {
         match self.caller.uid {
             0 => Ok(()),
@@ -492,7 +486,9 @@ impl Asked<'_> {
             mtime: wished.mtime.map(time),
         };
         if let Some(size) = wished.size {
-            self.disarm(self.ino)?;
+            if wished.disarms {
+                self.fs.disarm(self.ino)?;
+            }
             let attr = self.fs.set_size(&mut *self.fs.borrow()?, self.ino, size)?;
             if changes == Changes::default() {
                 return Ok(attr);

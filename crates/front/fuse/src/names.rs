@@ -1,0 +1,61 @@
+//! Names of extended attributes: which there may be, xattr(7).
+//!
+//! The kernel checks who may set them, and that those of users are of files and directories.
+//! Those of `system` are access control lists, which the kernel would have to enforce.
+
+use pagemesh_fs::{FsError, Result};
+use rustix::io::Errno;
+
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// Refuses a name of another name space, as ext4 does.
+pub(crate) fn check(name: &[u8]) -> Result<()> {
+    let rest = NAMESPACES
+        .iter()
+        .find_map(|space| name.strip_prefix(*space));
+    match rest {
+        None => Err(Errno::OPNOTSUPP.into()),
+        Some([]) => Err(Errno::INVAL.into()),
+        Some(_) => Ok(()),
+    }
+}
+
+/// What is said of an attribute that is not there. One of a name that was set before such
+/// names were refused can be read and removed.
+pub(crate) fn missing(name: &[u8], error: FsError) -> FsError {
+    match error {
+        FsError::Posix(Errno::NODATA) => check(name).err().unwrap_or(error),
+        error => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn refused(name: &[u8], errno: Errno) {
+        assert_eq!(check(name).expect_err("refused").errno(), errno);
+    }
+
+    #[test]
+    fn names_of_other_name_spaces_are_refused() {
+        for name in [
+            &b"user.a"[..],
+            b"trusted.overlay.opaque",
+            b"security.capability",
+        ] {
+            check(name).expect("a name");
+        }
+        for name in [
+            &b"foo.bar"[..],
+            b"system.posix_acl_access",
+            b"system.foo",
+            b"user",
+            b"osx.",
+        ] {
+            refused(name, Errno::OPNOTSUPP);
+        }
+        refused(b"user.", Errno::INVAL);
+    }
+}
