@@ -73,6 +73,9 @@ pub enum Rename {
     Exchange,
 }
 
+/// What overlayfs takes for a name that is not there.
+const WHITEOUT: Make<'static> = Make::Special(Kind::CharDevice, 0);
+
 /// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
@@ -521,7 +524,44 @@ impl Fs {
         check_name(old)?;
         check_name(new)?;
         let now = self.now();
-        let gone = self.change(|tx| Moving::begin(tx, (from, old), (to, new), now)?.finish(how))?;
+        let gone =
+            self.change(|tx| Moving::begin(tx, (from, old), (to, new), now)?.finish(how, None))?;
+        if let Some(ino) = gone {
+            self.let_go(ino);
+        }
+        Ok(())
+    }
+
+    /// The same, and leaves a whiteout under the old name: a character device 0/0, which
+    /// overlayfs takes for the word that the name is not there (`RENAME_WHITEOUT`,
+    /// rename(2)). Both are one change.
+    ///
+    /// # Errors
+    /// As [`Fs::rename`]; `EINVAL` for an exchange, which leaves no name.
+    pub fn rename_and_white_out(
+        &self,
+        (from, old): (Ino, &[u8]),
+        (to, new): (Ino, &[u8]),
+        how: Rename,
+        caller: Caller,
+    ) -> Result<()> {
+        check_name(old)?;
+        check_name(new)?;
+        if how == Rename::Exchange {
+            return Err(Errno::INVAL.into());
+        }
+        let now = self.now();
+        let mut gone = None;
+        let made = self.make(0, |tx| {
+            let of = directory(tx, from)?;
+            let (ino, inode) = new_inode(tx, (from, &of), &WHITEOUT, 0, caller, now)?;
+            tx.put(ino, &inode)?;
+            let moving = Moving::begin(tx, (from, old), (to, new), now)?;
+            gone = moving.finish(how, Some(ino))?;
+            Ok(Attr::of(ino, &inode))
+        })?;
+        // The kernel looks it up when it needs it.
+        self.forget(made.ino, 1);
         if let Some(ino) = gone {
             self.let_go(ino);
         }
@@ -717,7 +757,8 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
         Err(damaged_inode(ino, Damaged(what.into())))
     }
 
-    fn finish(mut self, how: Rename) -> Result<Option<Ino>> {
+    /// With a whiteout, if one is given, under the old name. Returns what has lost its name.
+    fn finish(mut self, how: Rename, whiteout: Option<Ino>) -> Result<Option<Ino>> {
         let is_directory = self.entry.kind == Kind::Directory;
         let to = self.target_ino();
         if is_directory && self.is_below(to, self.entry.ino)? {
@@ -730,8 +771,12 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
                 None
             }
             (Rename::NoReplace, Some(_)) => return Err(Errno::EXIST.into()),
-            (_, Some(target)) if target.ino == self.entry.ino => return Ok(None),
-            (_, target) => self.replace(target)?,
+            (_, Some(target)) if target.ino == self.entry.ino => match whiteout {
+                None => return Ok(None),
+                // The kernel does not ask for that: it is the same file.
+                Some(_) => return Err(Errno::INVAL.into()),
+            },
+            (_, target) => self.replace(target, whiteout)?,
         };
         put_changed(self.tx, self.from.0, &mut self.from.1, self.now)?;
         if let Some((ino, mut inode)) = self.to.take() {
@@ -757,7 +802,7 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
         Ok(())
     }
 
-    fn replace(&mut self, target: Option<Entry>) -> Result<Option<Ino>> {
+    fn replace(&mut self, target: Option<Entry>, whiteout: Option<Ino>) -> Result<Option<Ino>> {
         let entry = self.entry;
         let mut gone = None;
         if let Some(target) = target {
@@ -785,7 +830,11 @@ impl<'t, 'c, 'n> Moving<'t, 'c, 'n> {
             let at = self.to.as_mut().map_or(&mut self.from.1, |to| &mut to.1);
             Tree::new(self.tx, at).insert(new, entry.ino, entry.kind)?;
         }
-        Tree::new(self.tx, &mut self.from.1).remove(entry.key)?;
+        let mut old = Tree::new(self.tx, &mut self.from.1);
+        match whiteout {
+            None => old.remove(entry.key)?,
+            Some(ino) => old.replace(entry.key, ino, WHITEOUT.kind())?,
+        }
         let (from, to) = (self.from.0, self.target_ino());
         self.settle(entry.ino, from, to)?;
         Ok(gone)

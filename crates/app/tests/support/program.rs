@@ -5,7 +5,7 @@ use super::net::{Host, Net};
 use std::process::{Command, Output, Stdio};
 
 /// Where Debian has them.
-const PACKAGES: [(&str, &str); 18] = [
+const PACKAGES: [(&str, &str); 19] = [
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("nbdcopy", "libnbd-bin"),
@@ -23,6 +23,7 @@ const PACKAGES: [(&str, &str); 18] = [
     ("cp", "coreutils"),
     ("perl", "perl-base"),
     ("git", "git"),
+    ("unshare", "util-linux"),
     ("sqlite3", "sqlite3"),
 ];
 

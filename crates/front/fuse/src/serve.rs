@@ -84,13 +84,17 @@ fn xattr(value: Vec<u8>, size: u32) -> Result<Answer> {
     }
 }
 
-fn how_to_rename(flags: u32) -> Option<Rename> {
-    match RenameFlags::from_bits(flags)? {
+/// Whether the old name gets a whiteout, too.
+fn how_to_rename(flags: u32) -> Option<(Rename, bool)> {
+    let flags = RenameFlags::from_bits(flags)?;
+    let leaves_whiteout = flags.contains(RenameFlags::WHITEOUT);
+    let how = match flags - RenameFlags::WHITEOUT {
         RenameFlags::NOREPLACE => Some(Rename::NoReplace),
         RenameFlags::EXCHANGE => Some(Rename::Exchange),
         flags if flags.is_empty() => Some(Rename::Replace),
         _ => None,
-    }
+    };
+    Some((how?, leaves_whiteout))
 }
 
 fn how_to_allocate(mode: u32) -> Option<Allocate> {
@@ -336,8 +340,12 @@ impl Asked<'_> {
                 new,
                 flags,
             } => {
-                let how = how_to_rename(flags).ok_or(Errno::INVAL)?;
-                self.fs.rename((self.ino, name), (Ino(to), new), how)?;
+                let (how, leaves_whiteout) = how_to_rename(flags).ok_or(Errno::INVAL)?;
+                let (from, to) = ((self.ino, name), (Ino(to), new));
+                match leaves_whiteout {
+                    false => self.fs.rename(from, to, how)?,
+                    true => self.fs.rename_and_white_out(from, to, how, self.caller)?,
+                }
                 Ok(Answer::DONE)
             }
             other => self.answer_more(other),
