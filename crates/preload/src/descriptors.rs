@@ -8,7 +8,7 @@ use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
-use crate::{buffer, engine, messages, process, report, signals, sys, table};
+use crate::{buffer, engine, messages, process, report, signals, stack, sys, table};
 use libc::{c_int, c_long, c_uint, c_void};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -95,8 +95,10 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
         facts.is_readable,
         facts.is_writable,
     )?;
-    signals::guard();
-    report::name(fd, &facts);
+    stack::on_own(|| {
+        signals::guard();
+        report::name(fd, &facts);
+    })?;
     let entry = table::add(fd, facts, file)?;
     if since.may_be_copied() {
         entry.set_shared();

@@ -6,11 +6,14 @@
 //! until they return, so that they should not wait long. Calls of the C library that the
 //! engine makes reach the kernel.
 //!
+//! What may take more than a little stack runs on one of this library's (`stack`).
+//!
 //! A buffer's pages were touched just before, but another thread may unmap them.
 
 use crate::mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 use crate::probe;
+use crate::stack;
 use libc::{c_char, c_int};
 pub use pagemesh_direct::account::{Told, Why};
 use pagemesh_pmem::unreadable;
@@ -58,11 +61,13 @@ pub unsafe fn catches(signal: c_int, info: *const libc::siginfo_t) -> bool {
 /// None: not one of the tests' engine.
 #[cfg_attr(not(any(debug_assertions, feature = "probe")), allow(unused_variables))]
 pub fn open(fd: RawFd, dev: u64, ino: u64, is_readable: bool, is_writable: bool) -> Option<File> {
-    #[cfg(any(debug_assertions, feature = "probe"))]
-    if probe::is_on_all() {
-        return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
-    }
-    Some(File::Mounted(mounts::open(dev, ino, fd)))
+    stack::on_own(|| {
+        #[cfg(any(debug_assertions, feature = "probe"))]
+        if probe::is_on_all() {
+            return probe::open(fd, dev, ino, is_readable, is_writable).map(File::Probed);
+        }
+        Some(File::Mounted(mounts::open(dev, ino, fd)))
+    })?
 }
 
 /// Whether a file system of this kind (`f_type`) may be such a mount. What is not is not
@@ -81,31 +86,31 @@ impl File {
     /// Short at the end of the file. None: by the kernel.
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
-        match self {
+        stack::on_own(|| match self {
             File::Mounted(file) => file.read(into, offset),
             #[cfg(any(debug_assertions, feature = "probe"))]
             File::Probed(file) => file.read(into, offset),
-        }
+        })?
     }
 
     /// Also behind the end. None: by the kernel.
     #[inline]
     pub fn write(&self, data: &[u8], offset: u64) -> Option<usize> {
-        match self {
+        stack::on_own(|| match self {
             File::Mounted(file) => file.write(data, offset),
             #[cfg(any(debug_assertions, feature = "probe"))]
             File::Probed(file) => file.write(data, offset),
-        }
+        })?
     }
 
     /// To the end of the file, wherever that is. Gives the end behind it. None: by the kernel.
     #[inline]
     pub fn append(&self, data: &[u8]) -> Option<u64> {
-        match self {
+        stack::on_own(|| match self {
             File::Mounted(file) => file.append(data),
             #[cfg(any(debug_assertions, feature = "probe"))]
             File::Probed(file) => file.append(data),
-        }
+        })?
     }
 
     /// Bytes of the file, with all that others have made it longer by. None: by the kernel.

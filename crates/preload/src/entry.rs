@@ -11,6 +11,7 @@
 
 use crate::engine::File;
 use crate::lock::Lock;
+use crate::stack;
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -226,7 +227,10 @@ impl Entry {
         }
         if self.has_file.swap(false, Relaxed) {
             // SAFETY: it is there, and the entry is this thread's alone.
-            unsafe { (*self.file.get()).assume_init_drop() };
+            let end = || unsafe { (*self.file.get()).assume_init_drop() };
+            if stack::on_own(end).is_none() {
+                end();
+            }
         }
         true
     }

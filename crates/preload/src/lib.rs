@@ -19,6 +19,7 @@
 //! | `signals`, `thread` | no handler inside an engine call |
 //! | `buffer` | bad pointers |
 //! | `report` | what went directly, and what by the kernel |
+//! | `stack` | the engine does not run on stacks of the program |
 //! | `real`, `sys` | the way to the C library, and past it |
 //! | `binding`, `elf` | what this library itself calls is not the program's |
 //!
@@ -71,6 +72,7 @@ mod process;
 mod real;
 mod report;
 mod signals;
+mod stack;
 mod sys;
 mod table;
 mod thread;
@@ -86,6 +88,7 @@ extern "C" fn begin() {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::begin();
     process::begin();
+    stack::begin();
     report::begin();
 }
 

@@ -149,10 +149,10 @@ pub fn will_map(fd: c_int) {
     while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
 }
 
-/// Changes what may be done with pages of this library. False: the system refuses it.
+/// Changes what may be done with pages that are this library's. False: the system refuses it.
 pub fn protect(pages: &Range<usize>, protection: c_int) -> bool {
     let args = [pages.start, pages.len(), int(protection), 0, 0, 0];
-    // SAFETY: whole pages of this library's data, which stay readable.
+    // SAFETY: whole pages that nothing else uses, or that stay readable.
     unsafe { call(libc::SYS_mprotect, args) == 0 }
 }
 
@@ -185,6 +185,35 @@ pub fn write_all(fd: c_int, mut bytes: &[u8]) {
             _ => return,
         }
     }
+}
+
+/// Maps a stack above a part that cannot be touched. None: no memory.
+pub fn map_stack(bytes: usize, guard: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+    let args = [
+        0,
+        guard + bytes,
+        int(libc::PROT_NONE),
+        int(flags),
+        usize::MAX,
+        0,
+    ];
+    // SAFETY: a new mapping wherever there is room.
+    let start = usize::try_from(unsafe { call(libc::SYS_mmap, args) }).ok()?;
+    if protect(
+        &(start + guard..start + guard + bytes),
+        libc::PROT_READ | libc::PROT_WRITE,
+    ) {
+        return Some(start);
+    }
+    unmap(start, guard + bytes);
+    None
+}
+
+/// Of what `map_stack` gave, when nothing runs on it.
+pub fn unmap(start: usize, bytes: usize) {
+    // SAFETY: a mapping of ours that nobody uses any more.
+    unsafe { call(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0]) };
 }
 
 pub fn getpid() -> c_int {

@@ -28,6 +28,8 @@ pub struct Thread {
     handler_end: AtomicUsize,
     other_start: AtomicUsize,
     other_end: AtomicUsize,
+    /// The end of its own stack for the engine, or 0.
+    stack: AtomicUsize,
     not_sync: PhantomData<*const ()>,
 }
 
@@ -41,6 +43,7 @@ thread_local! {
         handler_end: AtomicUsize::new(0),
         other_start: AtomicUsize::new(0),
         other_end: AtomicUsize::new(0),
+        stack: AtomicUsize::new(0),
         not_sync: PhantomData,
     } };
 }
@@ -118,6 +121,15 @@ impl Thread {
 
     pub fn set_cancelled_anywhere(&self, is_so: bool) {
         self.is_cancelled_anywhere.store(is_so, Relaxed);
+    }
+
+    #[inline]
+    pub fn stack(&self) -> usize {
+        self.stack.load(Relaxed)
+    }
+
+    pub fn set_stack(&self, top: usize) {
+        self.stack.store(top, Relaxed);
     }
 
     /// Spreads threads over counters.

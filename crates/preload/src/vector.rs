@@ -6,7 +6,7 @@
 
 use crate::data::{self, BY_KERNEL, Call, Done, Place};
 use crate::engine::Why;
-use crate::{buffer, sys};
+use crate::{buffer, stack, sys};
 use libc::{c_int, c_long, iovec, off64_t};
 use std::ptr;
 
@@ -69,7 +69,7 @@ impl<'a> Parts<'a> {
             [part] => data::fill(call.file(false)?, part.iov_base, part.iov_len, at),
             // What was interrupted may be allocating.
             _ if call.is_handling() => None,
-            _ => self.scatter(call, at),
+            _ => stack::on_own(|| self.scatter(call, at))?,
         }
     }
 
@@ -97,7 +97,7 @@ impl<'a> Parts<'a> {
         match self.parts {
             [part] => data::put(call, fd, part.iov_base, part.iov_len, place),
             _ if call.is_handling() => None,
-            _ => self.gather(call, fd, place),
+            _ => stack::on_own(|| self.gather(call, fd, place))?,
         }
     }
 
