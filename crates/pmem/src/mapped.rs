@@ -449,7 +449,15 @@ fn map_for(
     if base == libc::MAP_FAILED {
         return None;
     }
+    leave_out_of_dumps(base, len);
     NonNull::new(base.cast())
+}
+
+/// Keeps shared memory out of core files: it is larger than all else of the process, and holds
+/// data of others.
+pub(crate) fn leave_out_of_dumps(base: *mut libc::c_void, len: usize) {
+    // SAFETY: a mapping of ours; the advice changes no bytes. A kernel without it dumps more.
+    unsafe { libc::madvise(base, len, libc::MADV_DONTDUMP) };
 }
 
 /// The class of a medium that has no MAP_SYNC. Anything that is not known to

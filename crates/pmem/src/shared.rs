@@ -4,7 +4,7 @@
 //! against resizing, so that an access is never a SIGBUS.
 
 use crate::copy::{copy_shared, prefetch, stream_shared};
-use crate::mapped::MapError;
+use crate::mapped::{MapError, leave_out_of_dumps};
 use pagemesh_base::units::{LINE_BYTES, PAGE_BYTES};
 use std::fs::File;
 use std::io;
@@ -98,6 +98,7 @@ impl Shared {
         }
         // SAFETY: our own mapping; the advice changes no bytes.
         unsafe { libc::madvise(base, len, libc::MADV_DONTFORK) };
+        leave_out_of_dumps(base, len);
         let base = NonNull::new(base.cast()).ok_or(MapError::BadLength(len))?;
         Ok(Shared {
             base,
