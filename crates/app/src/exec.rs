@@ -16,6 +16,8 @@ const PRELOAD: &str = "LD_PRELOAD";
 const PATIENCE: &str = "PAGEMESH_PATIENCE";
 const REPORT: &str = "PAGEMESH_REPORT";
 const REPORT_OUTPUT: &str = "PAGEMESH_REPORT_OUTPUT";
+/// The same: filters of system calls that this process is under, and the library may take for granted.
+const FILTERS: &str = "PAGEMESH_FILTERS";
 
 /// Becomes the program.
 pub fn run(args: &Exec) -> anyhow::Result<()> {
@@ -33,6 +35,9 @@ pub fn run(args: &Exec) -> anyhow::Result<()> {
     }
     let mut command = Command::new(program);
     command.args(rest).env(PRELOAD, preload);
+    if let Some(filters) = filters() {
+        command.env(FILTERS, filters);
+    }
     if let Some(calls) = args.patience {
         command.env(PATIENCE, calls.to_string());
     }
@@ -71,6 +76,15 @@ impl NotRun {
             _ => 126,
         }
     }
+}
+
+/// Filters of system calls (seccomp) that this process is under (proc_pid_status(5)).
+fn filters() -> Option<String> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mut values = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("Seccomp_filters:"));
+    Some(values.next()?.trim().to_owned())
 }
 
 fn checked(path: &Path) -> anyhow::Result<PathBuf> {

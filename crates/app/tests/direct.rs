@@ -19,6 +19,8 @@ mod crowd;
 mod doors;
 #[path = "direct/end.rs"]
 mod end;
+#[path = "direct/ends.rs"]
+mod ends;
 #[path = "direct/exec.rs"]
 mod exec;
 #[path = "direct/maps.rs"]
@@ -42,6 +44,8 @@ mod stacks;
 mod support;
 #[path = "direct/two.rs"]
 mod two;
+#[path = "direct/withdrawn.rs"]
+mod withdrawn;
 
 use pagemesh_direct::guest::{File as Direct, Guest};
 use std::fs::{File, OpenOptions};

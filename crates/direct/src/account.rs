@@ -114,6 +114,7 @@ reasons! {
     AppendAt Debug "append-at" "pwrite with O_APPEND";
     SizeLimit Info "size-limit" "the process has a limit of file sizes";
     Unknown Info "unknown-descriptor" "the descriptor is unknown to the library: inherited, received, or a stream's";
+    Confined Warn "confined" "the process has a limit of memory, memory that is locked, or a filter of system calls, or runs under valgrind or a sanitizer";
 }
 
 /// Of a process and a mount.

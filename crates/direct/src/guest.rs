@@ -100,6 +100,7 @@ pub struct Guest {
     masked: Masked,
     /// Calls that the kernel is still left with.
     patience: AtomicU32,
+    has_left: AtomicBool,
 }
 
 /// What a process knows of a mount.
@@ -276,6 +277,7 @@ impl Guest {
             mounts: Mutex::new(Vec::new()),
             masked,
             patience: AtomicU32::new(patience),
+            has_left: AtomicBool::new(false),
         }
     }
 
@@ -331,6 +333,16 @@ impl Guest {
         account::told(&joined.collect::<Vec<_>>())
     }
 
+    /// Leaves all mounts, and joins none any more. Threads end soon afterwards.
+    pub fn leave(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+        for (_, known) in guard(&self.mounts).drain(..) {
+            if let Known::Joined(mount) = known {
+                mount.end();
+            }
+        }
+    }
+
     /// Whether the kernel is to have one call more.
     fn is_patient(&self) -> bool {
         let less = |left: u32| left.checked_sub(1);
@@ -341,6 +353,9 @@ impl Guest {
     /// The mount, if it lets this process in; or how long it is not to be asked again, and why. It is
     /// asked by one thread, and others go on meanwhile, here and at other mounts.
     fn mount(&self, device: u64, file: RawFd) -> Result<Arc<Mount>, (Duration, Why)> {
+        if self.has_left.load(Ordering::SeqCst) {
+            return Err((FULL_RETRY, Why::Confined));
+        }
         if let Some(known) = self.known(device) {
             return known;
         }
@@ -360,6 +375,10 @@ impl Guest {
         let mut mounts = guard(&self.mounts);
         mounts.retain(|(other, _)| *other != device);
         mounts.extend(known.map(|known| (device, known)));
+        drop(mounts);
+        if self.has_left.load(Ordering::SeqCst) {
+            self.leave();
+        }
         opened.map_err(|cause| {
             let wait = match is_copying(&cause) {
                 true => COPY_RETRY,

@@ -156,7 +156,7 @@ fn place_of(fd: RawFd) -> Option<usize> {
 }
 
 /// Lists one, once more. Beyond the limit it is not protected.
-pub(crate) fn add(fd: RawFd) {
+pub fn add(fd: RawFd) {
     let _changing = CHANGING.hold();
     if let Some(place) = place_of(fd).or_else(|| place_of(NOBODY)) {
         COUNTS[place].fetch_add(1, Ordering::Relaxed);
@@ -166,7 +166,7 @@ pub(crate) fn add(fd: RawFd) {
 }
 
 /// Takes one off the list, once: it will be closed.
-pub(crate) fn remove(fd: RawFd) {
+pub fn remove(fd: RawFd) {
     let _changing = CHANGING.hold();
     if let Some(place) = place_of(fd)
         && COUNTS[place].fetch_sub(1, Ordering::Relaxed) == 1

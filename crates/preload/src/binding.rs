@@ -10,7 +10,7 @@
 //! What programs call goes on to the next definition behind this library (`real`).
 
 use crate::elf::{self, Name, Object};
-use crate::sys;
+use crate::{sys, threads};
 use libc::{Elf64_Ehdr, Elf64_Phdr, c_char, c_int};
 use std::ops::Range;
 use std::ptr;
@@ -53,6 +53,17 @@ fn in_needed(own: Object, name: Name, version: Option<u32>) -> Option<usize> {
     found.find_map(|it| it)
 }
 
+/// The C library's own function, whatever the program and other libraries define.
+pub fn of_c_library(name: Name) -> Option<usize> {
+    in_needed(elf::own()?, name, None)
+}
+
+/// The same of a variable.
+pub fn data_of_c_library(name: Name) -> Option<usize> {
+    let mut found = elf::own()?.needed().map(|it| it.data(name));
+    found.find_map(|it| it)
+}
+
 /// The next function of this name behind this library, in the order in which names are looked up.
 pub fn behind(name: Name) -> Option<usize> {
     let own = elf::own()?;
@@ -80,6 +91,7 @@ fn sealed(own: Object) -> Range<usize> {
 fn instead(name: Name) -> Option<usize> {
     let others = [
         (c"close", close as *const () as usize),
+        (c"pthread_create", threads::create as *const () as usize),
         (c"realpath", realpath as *const () as usize),
         // It allocates by the program's functions, on threads of the engine, too. The standard
         // library goes without it.

@@ -13,7 +13,9 @@
 
 use crate::data::{self, BY_KERNEL};
 use crate::process::Since;
-use crate::{descriptors, engine, messages, real, report, signals, table, thread, vector};
+use crate::{
+    descriptors, engine, messages, real, report, signals, table, thread, vector, withdraw,
+};
 use libc::{c_char, c_int, c_long, c_uint, c_void, iovec, mode_t, msghdr, off64_t, pid_t};
 use libc::{sigaction as action, size_t, ssize_t};
 
@@ -393,6 +395,7 @@ export! {
                 _ => {}
             }
         }
+        withdraw::called(number, a, c);
         descriptors::called(number, a, b, c, d, e);
         // SAFETY: as above.
         let result = unsafe { real::syscall(number, a, b, c, d, e, f) };
@@ -400,14 +403,15 @@ export! {
     }
 }
 
-/// A limit of file sizes, perhaps, which is the kernel's to enforce.
+/// A limit of file sizes, perhaps, which is the kernel's to enforce, or one of memory.
 macro_rules! limits {
-    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
+    ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty: $first:expr;)*) => {
         export! {
             $($name($($arg: $kind),*) -> $result {
+                $first(());
                 // SAFETY: the arguments are the caller's.
                 let result = unsafe { real::$name($($arg),*) };
-                if !thread::this().is_vforked() {
+                if !thread::this().is_vforked() && !withdraw::is_withdrawn() {
                     data::look_at_limits();
                 }
                 result
@@ -417,13 +421,21 @@ macro_rules! limits {
 }
 
 limits! {
-    setrlimit(what: c_int, limit: *const c_void) -> c_int;
-    setrlimit64(what: c_int, limit: *const c_void) -> c_int;
-    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
-    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    setrlimit(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::limiting(0, what, limit);
+    setrlimit64(what: c_int, limit: *const c_void) -> c_int: |()| withdraw::limiting(0, what, limit);
+    prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int:
+        |()| withdraw::limiting(pid, what, new);
+    prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int:
+        |()| withdraw::limiting(pid, what, new);
     // The C library sets these past the others.
-    ulimit(command: c_int, argument: c_long) -> c_long;
-    vlimit(what: c_int, limit: c_int) -> c_int;
+    ulimit(command: c_int, argument: c_long) -> c_long: |()| ();
+    vlimit(what: c_int, limit: c_int) -> c_int: |()| ();
+}
+
+before! {
+    prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int:
+        withdraw::controlling(option);
+    mlockall(flags: c_int) -> c_int: withdraw::withdraw();
 }
 
 export! {

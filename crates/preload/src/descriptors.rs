@@ -8,8 +8,9 @@ use crate::data::{BY_KERNEL, Call};
 use crate::entry::{Facts, Mode};
 use crate::process::Since;
 use crate::thread::{self, Changing};
-use crate::{buffer, engine, messages, process, report, signals, stack, sys, table};
+use crate::{buffer, engine, messages, process, report, signals, stack, sys, table, withdraw};
 use libc::{c_int, c_long, c_uint, c_void};
+use pagemesh_direct::account::{self, Why};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -80,6 +81,10 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
     }
     let stat = sys::fstat(fd)?;
     if !is_file(&stat) || !may_be_on(fd, stat.st_dev) || !process::may_change() {
+        return None;
+    }
+    if !stack::on_own(withdraw::may_begin)? {
+        account::note(account::slot_of(stat.st_dev, stat.st_ino), Why::Confined);
         return None;
     }
     table::sweep();
@@ -227,7 +232,7 @@ pub fn close_each_from(first: c_int) -> bool {
 /// the file itself, whatever is known of mounts: also in a handler, and by whom the mount does
 /// not let in.
 pub extern "C" fn mapped(fd: c_int, flags: c_int) {
-    if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 {
+    if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 || withdraw::is_withdrawn() {
         return;
     }
     // A mount that fails to say what it is may be one.

@@ -95,6 +95,7 @@ const TAG_VERSIONS_NEEDED: i64 = 0x6fff_fffe;
 /// A version number without the bit that says that it is not the default one.
 const VERSION: u16 = 0x7fff;
 
+const VARIABLE: u8 = 1;
 const FUNCTION: u8 = 2;
 const INDIRECT_FUNCTION: u8 = 10;
 
@@ -313,6 +314,12 @@ impl Object {
             }
             _ => None,
         }
+    }
+
+    /// The address of a variable that it defines.
+    pub fn data(self, name: Name) -> Option<usize> {
+        let symbol = self.symbol(self.number_of(name, None)?)?;
+        (symbol.st_info & 0xf == VARIABLE).then_some(self.map.base + symbol.st_value as usize)
     }
 
     fn number_of(self, name: Name, version: Option<u32>) -> Option<usize> {

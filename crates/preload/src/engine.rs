@@ -170,6 +170,11 @@ pub fn after_copy() {
     mounts::after_copy();
 }
 
+/// Lets go of all that the engine has, for good.
+pub fn leave() {
+    mounts::leave();
+}
+
 /// In the child, before anything else: forget everything of the parent, and close it.
 pub fn forked(closes: bool) {
     #[cfg(any(debug_assertions, feature = "probe"))]

@@ -211,10 +211,15 @@ impl Entry {
         self.names.load(SeqCst) & LOWER == BURIED
     }
 
+    /// Whether no call uses it.
+    pub fn is_unused(&self) -> bool {
+        self.users.iter().all(|users| users.0.load(SeqCst) == 0)
+    }
+
     /// Drops the file if there are neither names nor users. True: it is the caller's now.
     pub fn bury(&self) -> bool {
         let names = self.names.load(SeqCst);
-        if names & LOWER != UNNAMED || self.users.iter().any(|users| users.0.load(SeqCst) != 0) {
+        if names & LOWER != UNNAMED || !self.is_unused() {
             return false;
         }
         let buried = names & !LOWER | BURIED;

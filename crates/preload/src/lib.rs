@@ -16,6 +16,8 @@
 //! | `descriptors`, `messages` | opening, closing, duplicating, sending |
 //! | `table`, `entry` | which descriptors are on the direct path |
 //! | `process` | forking |
+//! | `threads` | threads of the engine, which keep no process alive |
+//! | `withdraw` | limits and filters that the engine would break |
 //! | `signals`, `thread` | no handler inside an engine call |
 //! | `buffer` | bad pointers |
 //! | `report` | what went directly, and what by the kernel |
@@ -76,12 +78,16 @@ mod stack;
 mod sys;
 mod table;
 mod thread;
+mod threads;
 mod vector;
+mod withdraw;
 
 /// Runs before the program, but perhaps after other libraries: their files stay on the
 /// kernel's path.
 extern "C" fn begin() {
     binding::begin();
+    withdraw::begin();
+    threads::begin();
     real::find_all();
     data::look_at_limits();
     engine::begin();

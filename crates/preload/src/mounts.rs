@@ -1,7 +1,7 @@
 //! The engine: files on mounts, as a guest of theirs.
 
 use crate::engine::number;
-use crate::{real, sys};
+use crate::{real, sys, threads};
 use libc::c_int;
 use pagemesh_direct::account::{Told, Why};
 use pagemesh_direct::guest::{self, Guest};
@@ -110,9 +110,18 @@ impl File {
     }
 }
 
+/// Leaves all mounts, and joins none any more.
+pub fn leave() {
+    // SAFETY: null, or from a box that is never freed.
+    if let Some(guest) = unsafe { GUEST.load(Acquire).as_ref() } {
+        guest.leave();
+    }
+}
+
 /// What the parent's threads may be changing is left as it is, for ever.
 pub fn forked(closes: bool) {
     GUEST.store(ptr::null_mut(), Release);
+    threads::forked();
     owned::forked(|fd| {
         if closes {
             sys::close(fd);

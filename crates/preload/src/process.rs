@@ -14,7 +14,7 @@
 //! nobody can tell cheaply who of them is calling; and of what a process does to descriptors that
 //! it shares nothing is known here. Then all descriptors are the kernel's, for good.
 
-use crate::{buffer, descriptors, engine, real, report, signals, sys, table, thread};
+use crate::{buffer, descriptors, engine, real, report, signals, sys, table, thread, withdraw};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -90,7 +90,7 @@ pub fn may_change() -> bool {
 
 /// Whether no descriptor is to be put in the table any more.
 pub fn is_given_up() -> bool {
-    IS_GIVEN_UP.load(SeqCst) || IS_UNTOLD.load(SeqCst)
+    IS_GIVEN_UP.load(SeqCst) || IS_UNTOLD.load(SeqCst) || withdraw::is_withdrawn()
 }
 
 /// Before such a child.
@@ -173,6 +173,9 @@ fn adopt_untold() {
 #[inline(never)]
 pub extern "C" fn before_copy() {
     COPIES_BEGUN.fetch_add(1, SeqCst);
+    if withdraw::is_withdrawn() {
+        return;
+    }
     // No handler while locks are held, whatever the thread is doing.
     let mask = sys::mask(libc::SIG_SETMASK, signals::ALL);
     if is_ours() {
@@ -183,13 +186,19 @@ pub extern "C" fn before_copy() {
 }
 
 pub extern "C" fn after_copy() {
-    engine::after_copy();
+    if !withdraw::is_withdrawn() {
+        engine::after_copy();
+    }
     COPIES_ENDED.fetch_add(1, SeqCst);
 }
 
 extern "C" fn in_child() {
     thread::this().set_vforked(false);
     COPIES_ENDED.store(COPIES_BEGUN.load(SeqCst), SeqCst);
+    if withdraw::is_withdrawn() {
+        be_born();
+        return;
+    }
     let inside = thread::this().enter();
     if born().is_some() {
         adopt(true);

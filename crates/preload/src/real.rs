@@ -160,6 +160,8 @@ real! {
     setrlimit64(what: c_int, limit: *const c_void) -> c_int;
     prlimit(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
     prlimit64(pid: pid_t, what: c_int, new: *const c_void, old: Buffer) -> c_int;
+    prctl(option: c_int, a: c_long, b: c_long, c: c_long, d: c_long) -> c_int;
+    mlockall(flags: c_int) -> c_int;
     ulimit(command: c_int, argument: c_long) -> c_long;
     vlimit(what: c_int, limit: c_int) -> c_int;
 

@@ -8,7 +8,7 @@
 
 use crate::engine::{self, Why};
 use crate::entry::Facts;
-use crate::{descriptors, process, sys, thread};
+use crate::{descriptors, process, sys, thread, withdraw};
 use libc::{c_char, c_int};
 use pagemesh_direct::account::{self, Level};
 use pagemesh_direct::report::{self, Format, Name};
@@ -57,6 +57,9 @@ pub fn begin() {
     LEVEL.store(level as u32, Relaxed);
     if level > Level::Off {
         account::listen(say);
+        if withdraw::is_withdrawn() {
+            say(Why::Confined);
+        }
     }
 }
 
@@ -105,6 +108,9 @@ pub fn name(fd: c_int, facts: &Facts) {
 /// pagemesh, that is counted.
 #[cold]
 pub fn unknown(fd: c_int) {
+    if withdraw::is_withdrawn() {
+        return;
+    }
     let Some(inside) = thread::this().enter() else {
         return;
     };
@@ -143,7 +149,7 @@ fn is_of_pagemesh(device: u64) -> bool {
 
 /// Writes the report, if there is something to tell. When the process ends.
 pub fn end() {
-    if !is_on() || !process::is_ours() {
+    if !is_on() || !process::is_ours() || withdraw::is_filtered() {
         return;
     }
     let Some(inside) = thread::this().enter() else {

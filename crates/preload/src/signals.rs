@@ -16,7 +16,7 @@
 
 use crate::lock::{Held, Lock};
 use crate::thread::{self, Thread};
-use crate::{buffer, engine, real, sys};
+use crate::{buffer, engine, real, sys, withdraw};
 use libc::{c_int, c_void, sigaction as Action, siginfo_t, ucontext_t};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -289,6 +289,39 @@ pub fn guard() {
     }
 }
 
+/// The kernel has the program's own handlers again.
+pub fn restore() {
+    let _changing = Changing::begin();
+    for (signal, handler) in (0..).zip(&HANDLERS).skip(1) {
+        let mut now = zeroed();
+        // SAFETY: room for an action.
+        let result = unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };
+        if result == 0 && now.sa_sigaction == wrapper() {
+            show_own(&mut now, handler.load(SeqCst));
+            // SAFETY: an action.
+            unsafe { real::sigaction(signal, &now, std::ptr::null_mut()) };
+        }
+    }
+}
+
+/// Of a process that has withdrawn: nothing is put in front.
+///
+/// # Safety
+/// As the C library's.
+unsafe fn change_bare(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    // SAFETY: the caller's.
+    let result = unsafe { real::sigaction(signal, new, old) };
+    let known = HANDLERS.get(signal as usize);
+    if result == 0
+        && let Some(known) = known
+        // SAFETY: the caller's: null or an action, which was just written.
+        && let Some(old) = unsafe { old.as_mut() }
+    {
+        show_own(old, known.load(SeqCst));
+    }
+    result
+}
+
 /// In place of the default, or of ignoring it: what is known, and what the kernel gets. Who
 /// ignores a signal is not interrupted by it.
 fn guarding(wanted: &Action) -> (u64, Action) {
@@ -311,6 +344,10 @@ fn guarding(wanted: &Action) -> (u64, Action) {
 /// # Safety
 /// As the C library's.
 pub unsafe fn change(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    if withdraw::is_withdrawn() {
+        // SAFETY: the caller's.
+        return unsafe { change_bare(signal, new, old) };
+    }
     let is_one = (1..SIGNALS as c_int).contains(&signal);
     if !is_one || new.is_null() && old.is_null() {
         // SAFETY: the caller's.
@@ -406,6 +443,9 @@ fn show_own(action: &mut Action, known: u64) {
 /// After the C library set a handler by itself: puts `on_signal` in front of it. Gives the
 /// handler in place of ours, if `seen` is ours.
 pub fn adopt(signal: c_int, seen: usize, known: usize) -> usize {
+    if withdraw::is_withdrawn() {
+        return if seen == wrapper() { known } else { seen };
+    }
     let mut now = zeroed();
     // SAFETY: room for an action.
     let result = unsafe { real::sigaction(signal, std::ptr::null(), &mut now) };

@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// # Safety
 /// The kernel may read and write whatever the arguments point to.
@@ -221,7 +222,7 @@ pub fn getpid() -> c_int {
     unsafe { call(libc::SYS_getpid, [0; 6]) as c_int }
 }
 
-fn gettid() -> c_int {
+pub fn gettid() -> c_int {
     // SAFETY: it touches no memory.
     unsafe { call(libc::SYS_gettid, [0; 6]) as c_int }
 }
@@ -285,18 +286,124 @@ fn futex_wake(word: &AtomicU32, sleepers: c_int) {
 
 /// The process may not write files of any length: who does so is sent a signal.
 pub fn is_file_size_limited() -> bool {
+    is_limited(libc::RLIMIT_FSIZE)
+}
+
+/// Whether there is a limit of something (`RLIMIT_AS`, …).
+pub fn is_limited(what: u32) -> bool {
     let mut limit = [0u64; 2];
-    let args = [
-        0,
-        libc::RLIMIT_FSIZE as usize,
-        0,
-        limit.as_mut_ptr() as usize,
-        0,
-        0,
-    ];
+    let args = [0, what as usize, 0, limit.as_mut_ptr() as usize, 0, 0];
     // SAFETY: the kernel fills a `struct rlimit64` of two words.
     let result = unsafe { call(libc::SYS_prlimit64, args) };
     result != 0 || limit[0] != libc::RLIM64_INFINITY
+}
+
+/// 0: this thread is under no filter of system calls.
+pub fn seccomp_mode() -> isize {
+    let args = [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0];
+    // SAFETY: it touches no memory.
+    unsafe { call(libc::SYS_prctl, args) }
+}
+
+/// Reads a file's first bytes. Gives how many.
+pub fn read_file(path: &CStr, into: &mut [u8]) -> usize {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let path = path.as_ptr() as usize;
+    let args = [int(libc::AT_FDCWD), path, int(flags), 0, 0, 0];
+    // SAFETY: a string.
+    let fd = unsafe { call(libc::SYS_openat, args) } as c_int;
+    let mut done = 0;
+    while fd >= 0 && done < into.len() {
+        let rest = &mut into[done..];
+        // SAFETY: a buffer with its length.
+        match unsafe { read(fd, rest.as_mut_ptr().cast(), rest.len()) } {
+            more @ 1.. => done += more as usize,
+            _ => break,
+        }
+    }
+    if fd >= 0 {
+        close(fd);
+    }
+    done
+}
+
+pub fn nap(nanoseconds: c_long) {
+    let time = [0, nanoseconds];
+    // SAFETY: a `struct timespec` of two words.
+    unsafe { call(libc::SYS_nanosleep, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// A descriptor that is readable when a thread of this process has ended, or an error: the kernel
+/// knows none (before Linux 6.9).
+pub fn open_thread(thread: c_int) -> isize {
+    /// `PIDFD_THREAD`
+    const OF_THREAD: c_int = libc::O_EXCL;
+    // SAFETY: it touches no memory.
+    unsafe {
+        call(
+            libc::SYS_pidfd_open,
+            [int(thread), int(OF_THREAD), 0, 0, 0, 0],
+        )
+    }
+}
+
+/// The address that the kernel clears when this thread ends, or 0: it does not tell.
+pub fn cleared_at_end() -> usize {
+    let mut address = 0usize;
+    let args = [
+        libc::PR_GET_TID_ADDRESS as usize,
+        &raw mut address as usize,
+        0,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel writes one address.
+    match unsafe { call(libc::SYS_prctl, args) } {
+        0 => address,
+        _ => 0,
+    }
+}
+
+/// Sleeps while `word` is `seen`, until it is woken as the kernel wakes who waits for a thread.
+pub fn wait_shared(word: &AtomicU32, seen: u32, limit: Option<Duration>) {
+    let limit = limit.map(|limit| [limit.as_secs(), u64::from(limit.subsec_nanos())]);
+    let limit = limit.as_ref().map_or(0, |limit| limit.as_ptr() as usize);
+    let args = [
+        word.as_ptr() as usize,
+        int(libc::FUTEX_WAIT),
+        seen as usize,
+        limit,
+        0,
+        0,
+    ];
+    // SAFETY: the word and the limit live through the call.
+    unsafe { call(libc::SYS_futex, args) };
+}
+
+pub fn wake_shared(word: &AtomicU32) {
+    let args = [
+        word.as_ptr() as usize,
+        int(libc::FUTEX_WAKE),
+        int(c_int::MAX),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel only looks for who sleeps at the address.
+    unsafe { call(libc::SYS_futex, args) };
+}
+
+/// Ends this thread past the C library.
+pub fn end_thread() {
+    // SAFETY: nothing of this thread is used any more.
+    unsafe { call(libc::SYS_exit, [0; 6]) };
+}
+
+/// Ends the process past the C library.
+pub fn end_process(code: c_int) {
+    // SAFETY: nothing runs behind it.
+    unsafe { call(libc::SYS_exit_group, [int(code), 0, 0, 0, 0, 0]) };
 }
 
 /// Entries of a directory, as `getdents64` has them.

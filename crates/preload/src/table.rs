@@ -266,6 +266,18 @@ pub fn sweep() {
     }
 }
 
+/// Whether no call uses an entry.
+pub fn is_unused() -> bool {
+    let entries = &ENTRIES[..touched() as usize];
+    entries.iter().all(Entry::is_unused)
+}
+
+/// Buries all that have no name. The caller's thread is inside.
+pub fn sweep_all() {
+    IS_LEFT.store(true, SeqCst);
+    sweep();
+}
+
 fn touched() -> u32 {
     TOUCHED.load(SeqCst).min(ENTRIES_MAX as u32)
 }

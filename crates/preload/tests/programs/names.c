@@ -1,6 +1,8 @@
 // Every name of what other programs call otherwise: those for long files, those that check
 // lengths, and those of old programs.
 #include "say.h"
+
+#include <sys/prctl.h>
 #include <ulimit.h>
 #include <pty.h>
 #include <sys/sendfile.h>
@@ -501,5 +503,8 @@ int main(void)
     all_ended();
     other_names();
     ranges();
+    // The last leaves everything to the kernel, whether it fails or not.
+    SAY(prctl(PR_GET_DUMPABLE));
+    SAY(mlockall(0));
     return 0;
 }

@@ -1,0 +1,42 @@
+// Writes a file of a mount until this process has its pools mapped.
+#include "must.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+static inline int has_pools(void)
+{
+    char line[512];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    MUST(maps);
+    while (fgets(line, sizeof line, maps))
+        found |= strstr(line, ".pool") != 0;
+    fclose(maps);
+    return found;
+}
+
+static inline int threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    MUST(tasks);
+    for (struct dirent *task; (task = readdir(tasks));)
+        count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+static inline int joined(const char *path)
+{
+    char page[4096] = {1};
+    int fd = open(path, O_RDWR | O_CREAT, 0644);
+    MUST(fd >= 0);
+    for (int i = 0; i < 200; i++)
+        MUST(pwrite(fd, page, sizeof page, i % 50 * 4096) == sizeof page);
+    if (getenv("IS_DIRECT"))
+        MUST(has_pools() && threads() > 1);
+    return fd;
+}

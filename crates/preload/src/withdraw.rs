@@ -1,0 +1,206 @@
+//! Leaving everything to the kernel, for good.
+//!
+//! A process withdraws from the direct path before it gets a limit that the engine would break, or
+//! hurt the program by: a filter of system calls, which kills for those that it does not list; a
+//! limit of its memory, which pools would be counted for; memory that is locked as a whole.
+//! Behind that no thread of the engine is left, nothing of pools is mapped, the program's signal
+//! handlers are the kernel's again, and no system call is made but those that the program makes.
+
+use crate::engine::number;
+use crate::{buffer, engine, process, signals, sys, table, thread, threads};
+use libc::{c_int, c_long, c_ulong, c_void, pid_t};
+use std::arch::asm;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+static IS_WITHDRAWN: AtomicBool = AtomicBool::new(false);
+/// A filter of system calls is why, or another thread may get one.
+static IS_FILTERED: AtomicBool = AtomicBool::new(false);
+/// It was looked at what the process began with.
+static IS_CHECKED: AtomicBool = AtomicBool::new(false);
+/// Filters of system calls that `pagemesh exec` was under itself.
+static FILTERS_KNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// How long other threads are waited for that are inside the engine, and the engine's own.
+const LEAVE_TRIES_MAX: u32 = 20_000;
+const NAP_NS: c_long = 100_000;
+
+#[inline]
+pub fn is_withdrawn() -> bool {
+    IS_WITHDRAWN.load(Acquire)
+}
+
+/// Whether not even a report may be written.
+pub fn is_filtered() -> bool {
+    IS_FILTERED.load(Acquire)
+}
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    FILTERS_KNOWN.store(number(c"PAGEMESH_FILTERS").unwrap_or(0), Relaxed);
+    if is_emulated() || is_sanitized() {
+        IS_WITHDRAWN.store(true, SeqCst);
+    }
+}
+
+/// By valgrind, which knows neither the instructions nor the memory of pools. Its requests are
+/// instructions that do nothing elsewhere (`valgrind.h`).
+fn is_emulated() -> bool {
+    const RUNNING_ON_VALGRIND: u64 = 0x1001;
+    let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
+    let mut result = 0u64;
+    // SAFETY: the register is rotated by 128 bits in all.
+    unsafe {
+        asm!(
+            "rol rdi, 3",
+            "rol rdi, 13",
+            "rol rdi, 61",
+            "rol rdi, 51",
+            "xchg rbx, rbx",
+            in("rax") &raw const request,
+            inout("rdx") result,
+            inout("rdi") 0u64 => _,
+        );
+    }
+    result != 0
+}
+
+/// A sanitizer checks what the C library is called with, also how long a buffer is that is read
+/// into.
+fn is_sanitized() -> bool {
+    use crate::elf::{Name, loaded};
+    let names = [
+        c"__asan_init",
+        c"__hwasan_init",
+        c"__msan_init",
+        c"__tsan_init",
+        c"__lsan_init",
+    ];
+    let has = |name| loaded().any(|object| object.function(Name::of(name), None).is_some());
+    names.into_iter().any(has)
+}
+
+/// Whether a first file may go on the direct path, by what the process has begun with. The caller
+/// is inside.
+pub fn may_begin() -> bool {
+    if is_withdrawn() {
+        return false;
+    }
+    if IS_CHECKED.swap(true, SeqCst) {
+        return true;
+    }
+    let is_limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(sys::is_limited);
+    let is_free = !is_limited.contains(&true) && filters() <= FILTERS_KNOWN.load(Relaxed);
+    if !is_free {
+        IS_WITHDRAWN.store(true, SeqCst);
+    }
+    is_free
+}
+
+/// How many filters of system calls this thread is under, as far as the kernel tells.
+fn filters() -> u64 {
+    let mut text = [0u8; 4096];
+    let len = sys::read_file(c"/proc/self/status", &mut text);
+    let text = text.get(..len).unwrap_or_default();
+    let value = |name: &[u8]| {
+        let line = text
+            .split(|byte| *byte == b'\n')
+            .find(|line| line.starts_with(name))?;
+        str::from_utf8(&line[name.len()..])
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    match value(b"Seccomp:") {
+        Some(0) => 0,
+        // Without the file it is asked in a way that a filter may forbid.
+        None if sys::seccomp_mode() == 0 => 0,
+        _ => value(b"Seccomp_filters:").unwrap_or(u64::MAX),
+    }
+}
+
+/// Before it is too late. Returns when it is done, or others have been waited for long enough.
+#[cold]
+#[inline(never)]
+pub extern "C" fn withdraw() {
+    let thread = thread::this();
+    if thread.is_vforked() || is_withdrawn() || !process::may_change() {
+        return;
+    }
+    IS_WITHDRAWN.store(true, SeqCst);
+    {
+        let Some(_inside) = thread.enter_to_change() else {
+            return;
+        };
+        table::ours_in(0, u32::MAX).for_each(table::remove);
+        table::sweep();
+    }
+    let is_quiet = waited(table::is_unused);
+    {
+        let Some(_inside) = thread.enter_to_change() else {
+            return;
+        };
+        table::sweep_all();
+    }
+    engine::leave();
+    threads::stop_watching();
+    waited(|| threads::count() == 0);
+    if is_quiet {
+        signals::restore();
+    }
+}
+
+fn waited(is_so: impl Fn() -> bool) -> bool {
+    for _ in 0..LEAVE_TRIES_MAX {
+        if is_so() {
+            return true;
+        }
+        sys::nap(NAP_NS);
+    }
+    false
+}
+
+/// A limit is about to be set.
+///
+/// # Safety
+/// `limit` is a limit, null, or anything that the kernel would refuse.
+pub fn limiting(pid: pid_t, what: c_int, limit: *const c_void) {
+    let is_of_memory = [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(what as u32));
+    let is_own = pid == 0 || pid == sys::getpid();
+    if is_of_memory
+        && is_own
+        && !limit.is_null()
+        && buffer::copied(limit.cast::<u64>()) != Some(libc::RLIM64_INFINITY)
+    {
+        withdraw();
+    }
+}
+
+/// Before a filter of system calls is there.
+fn filtered() {
+    withdraw();
+    if is_withdrawn() && !thread::this().is_vforked() {
+        IS_FILTERED.store(true, SeqCst);
+    }
+}
+
+/// Before `prctl`.
+pub extern "C" fn controlling(option: c_int) {
+    if option == libc::PR_SET_SECCOMP {
+        filtered();
+    }
+}
+
+/// Before a system call by its number: those that set limits.
+#[inline]
+pub fn called(number: c_long, a: c_long, c: c_long) {
+    match number {
+        libc::SYS_prctl => controlling(a as c_int),
+        // Who asks which filters there may be passes none.
+        libc::SYS_seccomp if a as c_ulong <= 1 && (a == 0 || c != 0) => filtered(),
+        libc::SYS_mlockall => withdraw(),
+        _ => {}
+    }
+}
