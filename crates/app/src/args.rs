@@ -648,6 +648,10 @@ pub struct Exec {
     /// How the report is written: JSON is one line for each process.
     #[arg(long, value_enum, default_value = "table")]
     pub output: Output,
+    /// Say on standard error why the program is not on the direct path, if that is known
+    /// before it runs. What a running program is told by `PAGEMESH_LOG=info` and --report.
+    #[arg(long)]
+    pub verbose: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<std::ffi::OsString>,

@@ -1,7 +1,10 @@
 //! `pagemesh exec`: runs a program whose threads reach files of mounts themselves.
 
+mod obstacle;
+
 use crate::args::{Exec, Output};
 use anyhow::{Context, bail};
+use obstacle::{Obstacle, obstacle};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +15,7 @@ const LIBRARY: &str = "libpagemesh_preload.so";
 /// Where it is, from the directory of this program.
 const PLACES: [&str; 3] = [".", "../lib/pagemesh", "../lib"];
 const PRELOAD: &str = "LD_PRELOAD";
+const ASAN: &str = "ASAN_OPTIONS";
 /// What the library looks at.
 const PATIENCE: &str = "PAGEMESH_PATIENCE";
 const REPORT: &str = "PAGEMESH_REPORT";
@@ -28,13 +32,19 @@ pub fn run(args: &Exec) -> anyhow::Result<()> {
         Some(path) => checked(path)?,
         None => found()?,
     };
-    let mut preload = OsString::from(library);
-    if let Some(others) = std::env::var_os(PRELOAD).filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
     let mut command = Command::new(program);
-    command.args(rest).env(PRELOAD, preload);
+    command.args(rest);
+    let obstacle = obstacle(program);
+    if let Some(Obstacle::Refused(why) | Obstacle::LeftOut(why)) = obstacle
+        && args.verbose
+    {
+        let program = Path::new(program).display();
+        eprintln!("pagemesh exec: {program} is not on the direct path: {why}");
+    }
+    // The loader of such a program says that it cannot load the library, or ends it.
+    if !matches!(obstacle, Some(Obstacle::Refused(_))) {
+        preload(&mut command, library);
+    }
     if let Some(filters) = filters() {
         command.env(FILTERS, filters);
     }
@@ -76,6 +86,22 @@ impl NotRun {
             _ => 126,
         }
     }
+}
+
+/// Has the library loaded into the program and its children.
+fn preload(command: &mut Command, library: PathBuf) {
+    let with = |name, value: OsString| {
+        let mut with = value;
+        if let Some(others) = std::env::var_os(name).filter(|others| !others.is_empty()) {
+            with.push(":");
+            with.push(others);
+        }
+        with
+    };
+    command.env(PRELOAD, with(PRELOAD, library.into()));
+    // A sanitizer that is not first of all libraries refuses to run; so no check of that. The library leaves
+    // such programs alone.
+    command.env(ASAN, with(ASAN, "verify_asan_link_order=0".into()));
 }
 
 /// Filters of system calls (seccomp) that this process is under (proc_pid_status(5)).
