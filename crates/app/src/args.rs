@@ -857,6 +857,24 @@ pub enum Bench {
         #[arg(long, default_value_t = 4, value_parser = threads())]
         threads: usize,
     },
+    /// Small files made, read and removed by one program on a mount with two copies, and
+    /// `rm -rf`, beside a tmpfs and, as root, ext4.
+    SmallFiles {
+        #[command(flatten)]
+        measure: Measure,
+        /// Files.
+        #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        files: u64,
+        /// Entries that `rm -rf` removes; 0: none.
+        #[arg(long, default_value_t = 70_000, value_parser = clap::value_parser!(u64).range(0..=100_000))]
+        entries: u64,
+        /// Threads that serve the mount.
+        #[arg(long, default_value_t = 4, value_parser = threads())]
+        threads: usize,
+        /// How requests come from the kernel.
+        #[arg(long, value_enum, default_value = "auto")]
+        fuse: Fuse,
+    },
     /// A file system with many files: how long it takes to mount, what that takes of
     /// memory, and whether find(1) sees all of them.
     Many {

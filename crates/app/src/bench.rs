@@ -7,6 +7,7 @@ mod failover;
 mod files;
 mod native;
 mod recovery;
+mod small_files;
 
 use crate::args::{self, Bench, Measure, Output};
 use crate::cluster::{Cluster, Plan};
@@ -277,6 +278,24 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
                 bytes: *bytes as usize,
             };
             finish(&files::metadata(measure, &options, *threads)?, measure)
+        }
+        Bench::SmallFiles {
+            measure,
+            files,
+            entries,
+            threads,
+            fuse,
+        } => {
+            let options = pagemesh_bench::small_files::Options {
+                rounds: measure.rounds,
+                files: *files,
+                entries: *entries,
+            };
+            let serving = files::Serving {
+                threads: *threads,
+                fuse: *fuse,
+            };
+            finish(&small_files::run(measure, &options, serving)?, measure)
         }
         Bench::Many {
             measure,

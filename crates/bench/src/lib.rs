@@ -35,6 +35,7 @@ pub mod recovery;
 pub mod report;
 mod round_trip;
 pub mod session;
+pub mod small_files;
 pub mod sqlite;
 pub mod stats;
 pub mod sweep;

@@ -192,7 +192,7 @@ impl Scratch {
     }
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -459,7 +459,7 @@ pub fn metadata(
     let (_daemons, places): (Vec<Daemon>, Vec<Place>) = served.unzip();
     let peers = [
         FilePeer::glusterfs(FILES_BYTES)?,
-        FilePeer::ext4(FILES_BYTES)?,
+        FilePeer::ext4_sync(FILES_BYTES)?,
     ];
     let peers = peers.each_ref().map(FilePeer::place);
     Ok(metadata::run_metadata(&places, &peers, options)?)
