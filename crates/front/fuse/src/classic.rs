@@ -4,6 +4,7 @@ use crate::abi;
 use crate::answer::Answer;
 use crate::busy::Noter;
 use crate::files::{DATA_BYTES_MAX, Files};
+use crate::near::Near;
 use crate::request::Incoming;
 use bytes::{Bytes, BytesMut};
 use rustix::fs::OFlags;
@@ -29,6 +30,7 @@ pub(crate) enum Look {
 pub(crate) struct Classic {
     device: Arc<OwnedFd>,
     noter: Noter,
+    near: Near,
     /// As the device's open file is set.
     blocks: bool,
     /// What the last request lies in.
@@ -40,6 +42,7 @@ impl Classic {
         Classic {
             device,
             noter,
+            near: Near::default(),
             blocks: true,
             lent: Bytes::new(),
         }
@@ -89,10 +92,13 @@ impl Classic {
         Ok(())
     }
 
-    fn request(&self, len: usize) -> io::Result<Incoming> {
+    fn request(&mut self, len: usize) -> io::Result<Incoming> {
         self.noter.note();
         let incoming = Incoming::in_one(&self.lent.slice(..len));
-        incoming.ok_or_else(|| io::Error::other(format!("the kernel sent {len} bytes, no request")))
+        let what = || io::Error::other(format!("the kernel sent {len} bytes, no request"));
+        let incoming = incoming.ok_or_else(what)?;
+        self.near.note(incoming.header.pid, incoming.header.opcode);
+        Ok(incoming)
     }
 
     /// A buffer that nobody else has.

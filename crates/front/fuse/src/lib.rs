@@ -35,6 +35,7 @@ mod files;
 mod fuzz;
 mod memory;
 mod names;
+mod near;
 mod null;
 mod opened;
 mod request;
