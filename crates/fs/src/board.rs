@@ -11,7 +11,9 @@ use crate::data::pages_of;
 use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
 use crate::held::Held;
-use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{
+    ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -156,6 +158,12 @@ impl Data {
     /// The lock, if nobody is in the way, there are no guests, and nothing of it is held.
     pub(crate) fn try_read(&self) -> Option<DataGuard> {
         let guard = self.lock.try_read_arc()?;
+        (self.board.get().is_none() && !self.has_held()).then_some(guard)
+    }
+
+    /// The lock alone, on the same conditions.
+    pub(crate) fn try_write(&self) -> Option<ArcRwLockWriteGuard<RawRwLock, ()>> {
+        let guard = self.lock.try_write_arc()?;
         (self.board.get().is_none() && !self.has_held()).then_some(guard)
     }
 

@@ -3,7 +3,7 @@
 //! is forgotten.
 
 use crate::format::Page;
-use std::collections::HashMap;
+use crate::hash::NumberMap;
 use std::sync::Arc;
 
 /// Pages kept: 64 MiB of them, with one more generation of half as many in the
@@ -12,8 +12,8 @@ const GENERATION_PAGES_MAX: usize = 8192;
 
 #[derive(Default)]
 pub(crate) struct Cache {
-    young: HashMap<u64, Arc<Page>>,
-    old: HashMap<u64, Arc<Page>>,
+    young: NumberMap<u64, Arc<Page>>,
+    old: NumberMap<u64, Arc<Page>>,
 }
 
 impl Cache {

@@ -23,6 +23,7 @@ use crate::error::{FsError, Result};
 use crate::format::{
     Damaged, Head, INODE_BYTES, INODES_PER_PAGE, Ino, Inode, Page, Time, inode_at,
 };
+use crate::hash::{NumberMap, NumberSet};
 use crate::held::HeldFiles;
 use crate::io::Port;
 use crate::left::Left;
@@ -36,7 +37,7 @@ use pagemesh_base::slice::Part;
 use pagemesh_base::space::{Request, SpaceError, TRANSACTION_PAGES_MAX};
 use pagemesh_base::units::PAGE_BYTES;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
@@ -133,7 +134,7 @@ pub(crate) struct Core {
     /// Pages in use: of files and of the name space.
     pub(crate) used: u64,
     pub(crate) numbers: Numbers,
-    pub(crate) live: HashMap<Ino, Live>,
+    pub(crate) live: NumberMap<Ino, Live>,
     /// Runs of what makes inodes so far.
     pub(crate) makes: u64,
     /// What may have times that are not in the inode yet.
@@ -147,18 +148,20 @@ pub(crate) struct Core {
     /// Files that something is held of.
     pub(crate) held: HeldFiles,
     /// Redo logs that were not ended: nobody else has their numbers.
-    pub(crate) logs: HashSet<Ino>,
+    pub(crate) logs: NumberSet<Ino>,
     /// Orphans that are being freed, or left to be.
-    pub(crate) going: HashSet<Ino>,
+    pub(crate) going: NumberSet<Ino>,
     pub(crate) left: Left,
     /// Inodes whose pages are not theirs alone, or cannot be told.
-    pub(crate) distrusted: HashSet<Ino>,
+    pub(crate) distrusted: NumberSet<Ino>,
     pub(crate) shares: Shares,
     spans: Spans,
     cache: Cache,
     port: Port,
     batch: Batch,
     on_its_way: Option<Changes>,
+    /// Calls that wait for it.
+    pub(crate) waiting: usize,
     /// What whoever wants to change something is told.
     stopped: Option<FsError>,
 }
@@ -177,23 +180,24 @@ impl Core {
             pages,
             used,
             numbers,
-            live: HashMap::new(),
+            live: NumberMap::default(),
             makes: 0,
             noted: BTreeSet::new(),
             boards: BTreeSet::new(),
             growths: 0,
             beside: BTreeSet::new(),
             held: HeldFiles::default(),
-            logs: HashSet::new(),
-            going: HashSet::new(),
+            logs: NumberSet::default(),
+            going: NumberSet::default(),
             left: Left::default(),
-            distrusted: HashSet::new(),
+            distrusted: NumberSet::default(),
             shares: Shares::default(),
             spans,
             cache: Cache::default(),
             port,
             batch: Batch::default(),
             on_its_way: None,
+            waiting: 0,
             stopped: None,
         }
     }
@@ -339,7 +343,7 @@ impl Core {
     pub(crate) fn begin(&mut self) -> Tx<'_> {
         Tx {
             core: self,
-            changes: HashMap::new(),
+            changes: NumberMap::default(),
             books: Books::default(),
             table: None,
             limit_bytes: None,
@@ -495,15 +499,15 @@ pub(crate) fn damaged_inode(ino: Ino, cause: Damaged) -> FsError {
 
 /// A page that an operation changes.
 enum Draft {
-    Kept(Box<Page>),
-    Data(Box<Page>),
+    Kept(Arc<Page>),
+    Data(Arc<Page>),
     Cleared,
 }
 
 /// An operation. Dropped without [`Tx::join`] it leaves nothing behind.
 pub(crate) struct Tx<'c> {
     pub(crate) core: &'c mut Core,
-    changes: HashMap<u64, Draft>,
+    changes: NumberMap<u64, Draft>,
     books: Books,
     /// The inode table's own inode, where it changed.
     table: Option<Inode>,
@@ -527,7 +531,7 @@ impl Tx<'_> {
     /// A page of the name space, as this operation sees it.
     pub(crate) fn page(&mut self, page: u64) -> Result<Arc<Page>> {
         match self.changes.get(&page) {
-            Some(Draft::Kept(bytes) | Draft::Data(bytes)) => Ok(Arc::new(**bytes)),
+            Some(Draft::Kept(bytes) | Draft::Data(bytes)) => Ok(Arc::clone(bytes)),
             Some(Draft::Cleared) => Ok(Arc::new([0; PAGE_BYTES])),
             None => self.core.page(page),
         }
@@ -545,11 +549,11 @@ impl Tx<'_> {
     /// A page of the name space to change.
     pub(crate) fn page_mut(&mut self, page: u64) -> Result<&mut Page> {
         if !matches!(self.changes.get(&page), Some(Draft::Kept(_))) {
-            let bytes = Box::new(*self.page(page)?);
+            let bytes = self.page(page)?;
             self.changes.insert(page, Draft::Kept(bytes));
         }
         match self.changes.get_mut(&page) {
-            Some(Draft::Kept(bytes)) => Ok(bytes),
+            Some(Draft::Kept(bytes)) => Ok(Arc::make_mut(bytes)),
             _ => unreachable!("it was just put there"),
         }
     }
@@ -557,9 +561,9 @@ impl Tx<'_> {
     /// A page of the name space that was not in use.
     pub(crate) fn fresh(&mut self, page: u64) -> &mut Page {
         self.changes
-            .insert(page, Draft::Kept(Box::new([0; PAGE_BYTES])));
+            .insert(page, Draft::Kept(Arc::new([0; PAGE_BYTES])));
         match self.changes.get_mut(&page) {
-            Some(Draft::Kept(bytes)) => bytes,
+            Some(Draft::Kept(bytes)) => Arc::make_mut(bytes),
             _ => unreachable!("it was just put there"),
         }
     }
@@ -575,10 +579,10 @@ impl Tx<'_> {
     ) -> Result<()> {
         let mut bytes = match self.changes.remove(&page) {
             Some(Draft::Data(bytes)) => bytes,
-            _ if is_new || part.len() == PAGE_BYTES => Box::new([0; PAGE_BYTES]),
-            _ => Box::new(*self.core.data_page(page)?),
+            _ if is_new || part.len() == PAGE_BYTES => Arc::new([0; PAGE_BYTES]),
+            _ => self.core.data_page(page)?,
         };
-        bytes[within..within + part.len()].copy_from_slice(part);
+        Arc::make_mut(&mut bytes)[within..within + part.len()].copy_from_slice(part);
         self.changes.insert(page, Draft::Data(bytes));
         Ok(())
     }
@@ -689,10 +693,11 @@ impl Tx<'_> {
     /// Puts an inode in its place, with its times.
     pub(crate) fn put(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
         let place = self.place(ino)?.ok_or(Errno::STALE)?;
-        let old = self.stored(ino, place)?;
         let (page, at) = place;
-        put(&mut self.page_mut(page)?[..], at, inode.encode());
-        let (now, before) = (inode.pages + inode.lent(), old.pages + old.lent());
+        let bytes = self.page_mut(page)?;
+        let before = Inode::pages_of_stored(&bytes[at..at + INODE_BYTES]);
+        put(&mut bytes[..], at, inode.encode());
+        let now = inode.pages + inode.lent();
         self.books.pages += now.cast_signed() - before.cast_signed();
         if let Some(live) = self.core.live.get_mut(&ino) {
             let noted = std::mem::take(&mut live.noted);
@@ -761,8 +766,8 @@ impl Tx<'_> {
         let batch = &mut self.core.batch;
         for (page, draft) in self.changes.drain() {
             let change = match draft {
-                Draft::Kept(bytes) => Change::Kept(bytes.into()),
-                Draft::Data(bytes) => Change::Data(bytes.into()),
+                Draft::Kept(bytes) => Change::Kept(bytes),
+                Draft::Data(bytes) => Change::Data(bytes),
                 Draft::Cleared => Change::Cleared,
             };
             batch.changes.insert(page, change);

@@ -9,6 +9,7 @@
 use crate::board::Data;
 use crate::core::{Core, Tx, damaged_inode};
 use crate::error::{FsError, Result};
+use crate::extend::Extension;
 use crate::format::{Damaged, FILE_BYTES_MAX, Ino, Inode, Kind, RESERVED, TRIM, Time};
 use crate::io::{Overwrite, Pipe, Port};
 use crate::map::{self, Piece};
@@ -78,7 +79,7 @@ impl Inode {
 type Runs = Vec<(u64, u64, u64)>;
 
 /// The runs, and whether any of them is shared.
-fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<(Runs, bool)> {
+pub(crate) fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<(Runs, bool)> {
     let mut runs = Runs::new();
     let mut is_shared = false;
     let mut at = bytes.start;
@@ -105,9 +106,8 @@ fn runs(inode: &Inode, bytes: Range<u64>, read: map::Read<'_>) -> Result<(Runs, 
 
 impl Core {
     /// Notes that a file was read, as `relatime` does.
-    pub(crate) fn note_read(&mut self, ino: Ino, now: Time) {
+    pub(crate) fn note_read(&mut self, ino: Ino, inode: &Inode, now: Time) {
         if self.is_running()
-            && let Ok(inode) = self.inode(ino)
             && (inode.atime <= inode.mtime.max(inode.ctime)
                 || inode.atime.sec.saturating_add(ATIME_AGE_S) < now.sec)
         {
@@ -155,6 +155,38 @@ impl Core {
         Ok(Some(requests.collect()))
     }
 
+    /// The bytes that a read gives and where they lie; none: a log must be copied before.
+    fn reading(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        now: Time,
+    ) -> Result<Option<(Range<u64>, Runs)>> {
+        let inode = self.file(ino)?;
+        match inode.redo {
+            Some(_) => Ok(None),
+            None => self.runs_read(ino, &inode, (offset, len), now).map(Some),
+        }
+    }
+
+    /// The same, whether there is a log or not.
+    fn runs_read(
+        &mut self,
+        ino: Ino,
+        inode: &Inode,
+        (offset, len): (u64, u32),
+        now: Time,
+    ) -> Result<(Range<u64>, Runs)> {
+        self.note_read(ino, inode, now);
+        let end = self
+            .end_of(ino, inode)?
+            .min(offset.saturating_add(u64::from(len)));
+        let range = offset.min(end)..end;
+        let (runs, _) = runs(inode, range.clone(), &mut |page| self.page(page))?;
+        Ok((range, runs))
+    }
+
     pub(crate) fn file(&mut self, ino: Ino) -> Result<Inode> {
         let inode = self.inode(ino)?;
         self.check_trusted(ino)?;
@@ -179,6 +211,9 @@ impl Fs {
     /// # Errors
     /// `EISDIR`, `EINVAL`, and what the volume says.
     pub fn read(&self, port: &mut Port, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
+        if let Some(bytes) = self.read_plain(port, ino, offset, len)? {
+            return Ok(bytes);
+        }
         let lock = self.data_lock(ino)?;
         let shared = lock.read();
         if let Some(bytes) = self.read_held(port, ino, &lock, offset, len)? {
@@ -189,6 +224,30 @@ impl Fs {
         self.finish_redo(port, ino)?;
         let bytes = self.read_held(port, ino, &lock, offset, len)?;
         Ok(bytes.unwrap_or_default())
+    }
+
+    /// The same with one look, where the file's lock can be had at once, no direct client
+    /// knows the file, and nothing is held of it; none: it is not so.
+    fn read_plain(
+        &self,
+        port: &mut Port,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Option<Vec<u8>>> {
+        let now = self.now();
+        let found = self.look(|core| {
+            let live = core.live.get(&ino);
+            let Some(shared) = live.and_then(|live| live.data.try_read()) else {
+                return Ok(None);
+            };
+            let found = core.reading(ino, offset, len, now)?;
+            Ok(found.map(|found| (shared, found)))
+        })?;
+        let Some((_shared, (range, runs))) = found else {
+            return Ok(None);
+        };
+        read_runs(port, range, &runs).map(Some)
     }
 
     /// The same for who holds the file in some way; none: a log must be copied before.
@@ -206,13 +265,7 @@ impl Fs {
             if inode.redo.is_some() && !data.has_held() {
                 return Ok(None);
             }
-            core.note_read(ino, now);
-            let end = core
-                .end_of(ino, &inode)?
-                .min(offset.saturating_add(u64::from(len)));
-            let range = offset.min(end)..end;
-            let (runs, _) = runs(&inode, range.clone(), &mut |page| core.page(page))?;
-            Ok(Some((range, runs)))
+            core.runs_read(ino, &inode, (offset, len), now).map(Some)
         })?;
         let Some((range, runs)) = found else {
             return Ok(None);
@@ -238,6 +291,9 @@ impl Fs {
         data: &Bytes,
         durable: bool,
     ) -> Result<Range<u64>> {
+        if let Some(written) = self.extend_plain(ino, offset, data, durable)? {
+            return Ok(written);
+        }
         let all = |offset: u64| offset..offset + data.len() as u64;
         // Nearly always nobody is in the way, and one look tells.
         if let Some(offset) = offset {
@@ -380,19 +436,14 @@ impl Fs {
         durable: bool,
     ) -> Result<()> {
         let end = at + part.len() as u64;
-        let holes = self.holes(port, ino, at / PAGE..pages_of(end))?;
+        let extension = Extension {
+            at,
+            data: part,
+            holes: self.holes(port, ino, at / PAGE..pages_of(end))?,
+            durable,
+        };
         let now = self.now();
-        self.change(|tx| {
-            let mut inode = tx.inode(ino)?;
-            write_pages(tx, &mut inode, at, part, &holes)?;
-            inode.size = inode.size.max(end);
-            inode.mtime = now;
-            inode.ctime = now;
-            if durable {
-                tx.make_durable();
-            }
-            tx.put(ino, &inode)
-        })
+        self.change(|tx| extension.apply(tx, ino, now))
     }
 
     /// Which of a file's pages are not mapped. The caller holds the file alone.

@@ -19,9 +19,11 @@ mod cache;
 mod core;
 mod data;
 mod error;
+mod extend;
 mod format;
 mod free;
 mod growth;
+mod hash;
 mod held;
 mod io;
 mod left;
@@ -216,8 +218,16 @@ impl Fs {
 
     /// Runs an operation and waits until it is committed. It may run more than
     /// once: what it does outside of the transaction must bear that.
-    fn change<T>(&self, mut run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut core = self.core();
+    fn change<T>(&self, run: impl FnMut(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        self.change_from(self.core(), run)
+    }
+
+    /// The same for a caller that has the lock already.
+    fn change_from<'a, T>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        mut run: impl FnMut(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<T> {
         loop {
             core.check_running()?;
             let mut tx = core.begin();
@@ -262,15 +272,21 @@ impl Fs {
     /// Takes the batch along, or waits for the one that is on its way.
     fn carry<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> MutexGuard<'a, Core> {
         if core.is_busy() {
+            core.waiting += 1;
             let ended = self.ended.wait(core);
-            return ended.unwrap_or_else(PoisonError::into_inner);
+            let mut core = ended.unwrap_or_else(PoisonError::into_inner);
+            core.waiting -= 1;
+            return core;
         }
         let (batch, request) = core.take_batch();
         drop(core);
         let result = self.send(&request);
         let mut core = self.core();
         core.end(batch, result.map(drop));
-        self.ended.notify_all();
+        // Each notification is a system call.
+        if core.waiting > 0 {
+            self.ended.notify_all();
+        }
         core
     }
 

@@ -137,7 +137,7 @@ impl Fs {
         };
         let numbers = Numbers::new(found.free, found.next);
         let mut core = Core::new(head, pages, found.used, numbers, spans, port);
-        core.distrusted = found.damages.distrusted;
+        core.distrusted.extend(found.damages.distrusted);
         core.shares = found.shares;
         let is_sound = damage.is_none();
         if let Some(damage) = damage {

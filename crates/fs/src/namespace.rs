@@ -372,9 +372,35 @@ impl Fs {
         mode: u16,
         caller: Caller,
     ) -> Result<Attr> {
+        self.create_with(0, parent, name, (make, mode), caller)
+    }
+
+    /// Makes an empty file, opened as by [`Fs::open`].
+    ///
+    /// # Errors
+    /// As [`Fs::create`].
+    pub fn create_opened(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u16,
+        caller: Caller,
+    ) -> Result<Attr> {
+        self.create_with(1, parent, name, (Make::File, mode), caller)
+    }
+
+    /// The same with so many opens.
+    fn create_with(
+        &self,
+        opens: u64,
+        parent: Ino,
+        name: &[u8],
+        (make, mode): (Make<'_>, u16),
+        caller: Caller,
+    ) -> Result<Attr> {
         check_name(name)?;
         let now = self.now();
-        self.make(0, |tx| {
+        self.make(opens, |tx| {
             let mut parent_inode = living_directory(tx, parent)?;
             let key = Tree::new(tx, &mut parent_inode).vacant_key(name)?;
             let of = (parent, &parent_inode);
@@ -597,10 +623,10 @@ impl Fs {
     /// `ENOTDIR`.
     pub fn list(&self, ino: Ino, after: u64, mut visit: impl FnMut(&Listed) -> bool) -> Result<()> {
         let now = self.now();
-        self.core().note_read(ino, now);
         self.look(|core| {
             let tx = &mut core.begin();
             let mut inode = directory(tx, ino)?;
+            tx.core.note_read(ino, &inode, now);
             let dots: [(&[u8], Ino); 2] = [(b".", ino), (b"..", inode.parent)];
             for (cookie, (name, ino)) in (1..).zip(dots) {
                 let listed = Listed {

@@ -38,6 +38,8 @@ struct Spare {
 struct Spares {
     /// Given back in this order. The last is lent first, so that the others get idle.
     ports: VecDeque<Spare>,
+    /// Calls that wait for one.
+    waiting: usize,
     /// Until then nobody opens a further one.
     full_until: Option<Instant>,
 }
@@ -74,10 +76,12 @@ impl Ports {
                 spares.full_until = Some(now + OPEN_RETRY);
                 return None;
             }
+            spares.waiting += 1;
             let woken = self
                 .changed
                 .wait_timeout(spares, full_until.min(until) - now);
             spares = woken.unwrap_or_else(PoisonError::into_inner).0;
+            spares.waiting -= 1;
         }
     }
 
@@ -91,8 +95,14 @@ impl Ports {
     }
 
     fn put(&self, spare: Spare) {
-        self.spares().ports.push_back(spare);
-        self.changed.notify_one();
+        let mut spares = self.spares();
+        spares.ports.push_back(spare);
+        let is_awaited = spares.waiting > 0;
+        drop(spares);
+        // A system call.
+        if is_awaited {
+            self.changed.notify_one();
+        }
     }
 
     fn take_first(&self) -> Option<Spare> {

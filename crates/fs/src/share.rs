@@ -16,13 +16,13 @@ use crate::board::Data;
 use crate::core::Core;
 use crate::error::Result;
 use crate::format::{Ino, Inode, Place, RESERVED, SMALL_PAGES, TRIM};
+use crate::hash::NumberMap;
 use crate::io::{Port, strange};
 use crate::map::{self, Piece};
 use crate::spans::Span;
 use bytes::Bytes;
 use pagemesh_base::space::{Reply, Request};
 use pagemesh_base::units::PAGE_BYTES;
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ const CHUNK_BYTES: u64 = SMALL_PAGES * PAGE;
 
 /// Places that name a span as a shared one, by its first page.
 #[derive(Debug, Default)]
-pub(crate) struct Shares(HashMap<u64, i64>);
+pub(crate) struct Shares(NumberMap<u64, i64>);
 
 impl Shares {
     pub(crate) fn new(shares: impl Iterator<Item = (u64, i64)>) -> Shares {
@@ -346,7 +346,7 @@ impl Fs {
             let (one, other) = (core.file(from)?, core.file(to)?);
             let of_source = core.pieces(&one, source / PAGE, SHARED_AT_ONCE_MAX)?;
             let of_target = core.pieces(&other, target / PAGE, SHARED_AT_ONCE_MAX)?;
-            core.note_read(from, now);
+            core.note_read(from, &one, now);
             Ok((one, other, of_source, of_target))
         })?;
         let mut alike = Alike {

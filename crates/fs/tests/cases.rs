@@ -494,3 +494,57 @@ fn a_full_volume_with_an_orphan_is_mounted() {
     let (fs, _) = mounted(&left);
     assert_eq!(fs.usage().inodes, 3);
 }
+
+#[test]
+fn file_created_opened_lives_without_name_until_release() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let inodes = fs.usage().inodes;
+    let made = fs.create_opened(Ino::ROOT, b"file", 0o600, OWNER).unwrap();
+    fs.write(
+        &mut port,
+        made.ino,
+        Some(0),
+        &Bytes::from_static(b"there"),
+        false,
+    )
+    .unwrap();
+    fs.unlink(Ino::ROOT, b"file").unwrap();
+    fs.forget(made.ino, 1);
+    assert_eq!(fs.read(&mut port, made.ino, 0, 9).unwrap(), b"there");
+    fs.release(made.ino);
+    assert_eq!(fs.usage().inodes, inodes);
+    assert_eq!(fs.attr(made.ino), Err(FsError::Posix(Errno::STALE)));
+}
+
+/// Each goes another way: what makes a file without holes longer, what leaves a hole, what
+/// fills it, and what ends beyond all of that.
+#[test]
+fn writes_beside_holes_read_back_as_written() {
+    let memory = Memory::new(SIZE);
+    let (fs, mut port) = made(&memory);
+    let made = fs.create(Ino::ROOT, b"file", Make::File, 0o600, OWNER);
+    let ino = made.unwrap().ino;
+    let mut model = Vec::new();
+    let writes = [
+        (None, 300),
+        (None, 5_000),
+        (Some(5_200), 400),
+        (Some(6 * PAGE), 10),
+        (Some(2 * PAGE + 7), 9_000),
+        (None, 60 * 4096),
+        (Some(0), 3),
+    ];
+    for (number, (offset, len)) in (1u8..).zip(writes) {
+        let bytes = vec![number; len];
+        let at = offset.unwrap_or(model.len() as u64);
+        let end = at + len as u64;
+        let written = fs.write(&mut port, ino, offset, &bytes.clone().into(), false);
+        assert_eq!(written, Ok(at..end));
+        model.resize(model.len().max(end as usize), 0);
+        model[at as usize..end as usize].copy_from_slice(&bytes);
+        assert_eq!(fs.read(&mut port, ino, 0, 1 << 20).unwrap(), model);
+    }
+    let (fs, mut port) = mounted(&memory);
+    assert_eq!(fs.read(&mut port, ino, 0, 1 << 20).unwrap(), model);
+}

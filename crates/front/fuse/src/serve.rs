@@ -309,8 +309,8 @@ impl Asked<'_> {
     fn answer_name(&self, request: Request<'_>) -> Result<Answer> {
         match request {
             Request::Create { name, mode, flags } => {
-                let made = self.make(name, Make::File, mode)?;
-                let opened = self.fs.open(made.ino)?;
+                let mode = (mode & PERMISSIONS) as u16;
+                let opened = self.fs.create_opened(self.ino, name, mode, self.caller)?;
                 Ok(Answer::both(&answer::entry(&opened), &self.opened(flags)))
             }
             Request::CreateUnnamed { mode, flags } => {
