@@ -41,6 +41,8 @@ mod rows;
 mod signals;
 #[path = "direct/stacks.rs"]
 mod stacks;
+#[path = "direct/stopped.rs"]
+mod stopped;
 mod support;
 #[path = "direct/two.rs"]
 mod two;

@@ -1,8 +1,8 @@
 //! Words everything shares: ids, units and checksums; and listening sockets.
 //!
 //! Invariants: no I/O but reading a key file, binding a unix socket, keeping processors awake,
-//! asking what processes map and what is mounted, and handing a socket to a mount; no clock but that
-//! of a wait, no randomness; one `unsafe` each in `wait`, `peer` and `contact`. Numbers that mean different things have different types, so
+//! asking what processes map and what is mounted, and handing a socket to a mount, and running a stopped process for a moment; no clock but that
+//! of a wait, no randomness; `unsafe` in `wait`, `peer`, `contact` and `resume`. Numbers that mean different things have different types, so
 //! that a page is never used as a frame, nor a seq as an epoch.
 
 #![deny(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod layout;
 pub mod mapping;
 pub mod mounts;
 pub mod peer;
+pub mod resume;
 pub mod slice;
 pub mod socket;
 pub mod space;

@@ -13,6 +13,7 @@ use crate::still::Still;
 use pagemesh_base::defect::{self, Defect};
 use pagemesh_base::ids::{Epoch, ObjectId};
 use pagemesh_base::layout::{BrickId, SliceId};
+use pagemesh_base::resume::{self, Stop};
 use pagemesh_base::slice::{
     BrickControl, BrickStatus, LISTED_MAX, SliceError, SliceInfo, SliceReply, SliceRequest,
 };
@@ -34,6 +35,12 @@ const STUCK_MAX: usize = 8;
 /// How long a session may stay inside an operation that the brick waits for: far longer
 /// than any takes, even on a loaded machine. Then its process is ended.
 pub(crate) const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// How long a session of a process that a signal stopped may stay inside an operation that others wait
+/// for; then the process runs for a moment, until it is outside.
+pub(crate) const RESUME_AFTER: Duration = Duration::from_millis(100);
+/// The same for one that a debugger stopped: below the ten seconds that a client waits for a
+/// barrier, or for a lock.
+pub(crate) const TRACED_MAX: Duration = Duration::from_secs(7);
 /// How long the pool is left to others between two looks at such a session.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// How long after its process's end a connection is expected to close.
@@ -286,6 +293,9 @@ impl<M: Media> Brick<M> {
         let is_there = || process::is_running(pid, started) && !self.is_left_by(pid);
         while self.is_inside(number) && is_there() {
             let waited = began.elapsed();
+            if waited >= RESUME_AFTER {
+                self.resume(number, pid);
+            }
             if !is_told && waited > LEAVE_LIMIT {
                 is_told = true;
                 tracing::warn!(number, pid, "ending a process that stays in an operation");
@@ -327,7 +337,17 @@ impl<M: Media> Brick<M> {
                 return result;
             };
             self.note_awaited(&pool);
-            if still.note(session, operation).since.elapsed() < WINDOW_MAX {
+            let waited = still.note(session, operation).since.elapsed();
+            if waited >= RESUME_AFTER {
+                let stopped = stopped_inside(&pool);
+                // Others need the pool meanwhile.
+                drop(pool);
+                for (session, pid) in stopped {
+                    self.resume(session, pid);
+                }
+                pool = self.pool();
+            }
+            if waited < WINDOW_MAX || is_traced_inside(&pool) && waited < TRACED_MAX {
                 // Who cleans up behind the dead needs the pool.
                 let waited = self.closed.wait_timeout(pool, LOOK_PAUSE);
                 pool = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -350,6 +370,24 @@ impl<M: Media> Brick<M> {
             }
             pool = self.await_close(pool, session);
         }
+    }
+
+    /// Lets a process that a signal stopped run until its session is outside of every operation.
+    pub(crate) fn resume(&self, session: u32, pid: u32) {
+        if resume::stop_of(pid) != Some(Stop::Signal) {
+            return;
+        }
+        let control = self.view.control();
+        let is_outside = || control.operation(session).is_none();
+        let is_out = resume::run(pid, &is_outside);
+        let name = resume::name_of(pid);
+        tracing::info!(
+            session,
+            pid,
+            name,
+            is_out,
+            "a stopped process ran until it was outside of an operation"
+        );
     }
 
     /// Of those inside of operations, who holds up the others, and its process: one that is
@@ -579,6 +617,25 @@ fn warn_of_damage(path: &Path, pool: Uuid, found: &Recovered) {
             "the medium has damaged the pool; {way_out}"
         );
     }
+}
+
+/// Sessions inside of operations whose processes a signal stopped.
+fn stopped_inside<M: Media>(pool: &Pool<M>) -> Vec<(u32, u32)> {
+    let inside = pool.inside().into_iter();
+    let all = inside.map(|session| (session, pool.process(session)));
+    all.filter(|&(_, pid)| resume::stop_of(pid) == Some(Stop::Signal))
+        .collect()
+}
+
+/// Whether a debugger holds a process inside of an operation.
+fn is_traced_inside<M: Media>(pool: &Pool<M>) -> bool {
+    let mut inside = pool.inside().into_iter();
+    inside.any(|session| {
+        matches!(
+            resume::stop_of(pool.process(session)),
+            Some(Stop::Tracer(_))
+        )
+    })
 }
 
 /// A session that is inside of an operation though its process has ended.

@@ -5,15 +5,18 @@
 //! barriers are rare. Invariants: nobody is ended in whose way nobody is. Who runs may wait for
 //! the lock of another: of those that stay for long, whoever was told of first is ended.
 
-use crate::brick::{Brick, WINDOW_MAX};
+use crate::brick::{Brick, RESUME_AFTER, WINDOW_MAX};
 use crate::process;
+use pagemesh_base::resume;
 use pagemesh_pmem::Media;
 use pagemesh_store::pool::Pool;
 use std::time::{Duration, Instant};
 
-/// How long one that does not stop may be waited for: its container is frozen, or its memory
-/// does not come. Who waits gives the leg up a little later.
+/// How long one that does not come out may be waited for: a debugger stopped it, its container is
+/// frozen, or its memory does not come. Who waits gives the leg up a little later.
 const LATE_MAX: Duration = Duration::from_secs(8);
+/// The same for one that a signal stopped, and that did not come out when it ran.
+const STOPPED_MAX: Duration = Duration::from_secs(4);
 /// So often must others have told of it meanwhile, ten times a second: the machine may have
 /// stood still as a whole.
 const TOLD_MIN: u32 = 40;
@@ -65,15 +68,21 @@ impl Still {
 }
 
 impl Awaited {
+    /// Whether its process is run for a moment if it is stopped. That takes a fifth of a second where it does
+    /// not help, and others must be looked at meanwhile.
+    fn is_to_run(&self) -> bool {
+        self.told <= 4 || self.told.is_multiple_of(10)
+    }
+
     fn is_late(&self) -> bool {
         self.since.elapsed() >= LATE_MAX && self.told >= TOLD_MIN
     }
 }
 
 impl<M: Media> Brick<M> {
-    /// Ends processes that are stopped inside of an operation others have waited for as long
-    /// as one may take, and of those that stay there for very long the first. They tell again
-    /// and again.
+    /// Lets processes that a signal stopped inside of an operation others wait for run until they are
+    /// outside, and of those that stay there for very long kills the first. Others tell of them again and
+    /// again.
     pub(crate) fn end_still(&self) {
         let noted: Vec<_> = {
             let pool = self.pool();
@@ -82,7 +91,11 @@ impl<M: Media> Brick<M> {
         };
         let mut first_late: Option<Awaited> = None;
         for (awaited, pid) in noted {
-            if awaited.since.elapsed() >= WINDOW_MAX && process::is_stopped(pid) {
+            if awaited.since.elapsed() >= RESUME_AFTER && awaited.is_to_run() {
+                self.resume(awaited.session, pid);
+            }
+            let stopped = resume::stop_of(pid) == Some(resume::Stop::Signal);
+            if stopped && awaited.since.elapsed() >= STOPPED_MAX {
                 self.end_awaited(awaited);
             } else if awaited.is_late() && first_late.is_none_or(|it| awaited.since < it.since) {
                 first_late = Some(awaited);
@@ -114,9 +127,13 @@ impl<M: Media> Brick<M> {
             (pool.process(session), pool.started(session))
         };
         let waited = awaited.since.elapsed();
+        let name = resume::name_of(pid);
+        let stopped = resume::stop_of(pid);
         tracing::warn!(
             session,
             pid,
+            name,
+            ?stopped,
             ?waited,
             "ending a process that stands still in an operation others wait for"
         );

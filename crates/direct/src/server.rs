@@ -13,6 +13,7 @@ use crate::wire::{self, Answer, Hidden, Question};
 use pagemesh_base::contact;
 use pagemesh_base::mapping::maps;
 use pagemesh_base::peer::{Peer, peer, reach};
+use pagemesh_base::resume::{self, Stop};
 use pagemesh_fs::{Board, Fs, Ino};
 use pagemesh_volume::Volume;
 use pagemesh_volume::guests::{ROWS, Segment, Wound};
@@ -47,11 +48,13 @@ const BOARDS_MAX: usize = 4096;
 const SPINS: u32 = 200;
 /// Between two later looks.
 const NAP: Duration = Duration::from_micros(50);
-/// How long a stopped guest may stay inside of an operation that somebody waits for; then its
-/// process is ended, as bricks do.
-const STILL_MAX: Duration = Duration::from_secs(2);
-/// The same for one that runs: longer than it waits for a brick, or for the lock of one that
-/// is stopped, before it gives up.
+/// How long a guest that a signal stopped may stay inside of an operation that another process waits
+/// for; then it runs for a moment, until it is outside.
+const RESUME_AFTER: Duration = Duration::from_millis(100);
+/// How long the end of a process that was killed is waited for.
+const KILLED_MAX: Duration = Duration::from_secs(2);
+/// How long one that runs, or that a debugger stopped, may stay there; then it is killed: longer
+/// than it waits for a brick, or for the lock of one that is stopped, before it gives up.
 const LATE_MAX: Duration = Duration::from_secs(15);
 
 /// How long those who are inside may take to come out of a mount that is taken away.
@@ -220,8 +223,8 @@ fn look_after(host: &Host, ended: &Receiver<()>) {
             let waited = since.1.elapsed();
             if waited >= LATE_MAX {
                 host.end(number, "it did not come out of an operation");
-            } else if waited >= STILL_MAX && host.is_stopped(number) {
-                host.end(number, "it stood still inside of an operation");
+            } else if waited >= RESUME_AFTER {
+                host.resume(segment, number);
             }
         }
     }
@@ -533,15 +536,16 @@ impl Host {
             let since = *looked.get_or_insert_with(Instant::now);
             self.await_row(segment, number);
             // Whoever cleans up behind a dead one waits for the others, too.
-            if since.elapsed() >= STILL_MAX {
+            if since.elapsed() >= RESUME_AFTER {
                 looked = Some(Instant::now());
-                self.end_stopped(segment);
+                self.resume_stopped(segment);
             }
             !self.is_ending.load(Ordering::Acquire)
         });
     }
 
-    /// Waits until a guest has left its operation or is gone, and ends whoever stands still.
+    /// Waits until a guest has left its operation or is gone. A guest that is stopped runs for a
+    /// moment.
     /// Who is gone is cleaned up behind by the thread of its connection.
     fn await_row(&self, segment: &Segment, number: usize) {
         let row = segment.row(number);
@@ -562,20 +566,38 @@ impl Host {
                 return std::thread::sleep(NAP);
             }
             // It may only wait for a lock of another that is stopped.
-            if waited >= looked + STILL_MAX {
+            if waited >= looked + RESUME_AFTER {
                 looked = waited;
-                self.end_stopped(segment);
+                self.resume_stopped(segment);
             }
             std::thread::sleep(NAP);
         }
     }
 
-    fn end_stopped(&self, segment: &Segment) {
-        let inside = segment.active();
-        let stopped = inside.filter(|&(number, _)| self.is_stopped(number));
-        stopped.for_each(|(number, _)| {
-            self.end(number, "it stood still inside of an operation");
-        });
+    /// Guests that a signal stopped inside of an operation run until they are outside.
+    fn resume_stopped(&self, segment: &Segment) {
+        segment
+            .active()
+            .for_each(|(number, _)| self.resume(segment, number));
+    }
+
+    fn resume(&self, segment: &Segment, number: usize) {
+        let Some(guest) = self.guest(number) else {
+            return;
+        };
+        let pid = guest.pid.as_raw_pid().cast_unsigned();
+        if resume::stop_of(pid) != Some(Stop::Signal) {
+            return;
+        }
+        let is_outside = || segment.row(number).place().is_none();
+        let is_out = resume::run(pid, &is_outside);
+        let name = guest.client.name();
+        tracing::info!(
+            pid,
+            name,
+            is_out,
+            "a stopped client ran until it was outside of an operation"
+        );
     }
 
     /// Whether nothing of a guest is left that could use its row: its process has ended, or
@@ -591,10 +613,6 @@ impl Host {
 
     fn guest(&self, row: usize) -> Option<Arc<Guest>> {
         guard(&self.rows)[row].clone()
-    }
-
-    fn is_stopped(&self, row: usize) -> bool {
-        self.guest(row).is_some_and(|guest| guest.is_stopped())
     }
 
     fn end(&self, row: usize, why: &str) {
@@ -617,7 +635,7 @@ impl Host {
             if let Some(place) = row.place() {
                 if !self.has_left(guest) {
                     guest.end("it was inside of an operation when its connection ended");
-                    guest.is_gone(STILL_MAX);
+                    guest.is_gone(KILLED_MAX);
                 }
                 self.heal(segment, number, guest);
                 let board = guard(&self.boards).get(&Ino(place.file)).cloned();
@@ -663,12 +681,6 @@ impl Guest {
         is_gone
     }
 
-    /// By a signal or a debugger, proc(5).
-    fn is_stopped(&self) -> bool {
-        let path = format!("/proc/{}/stat", self.pid.as_raw_pid());
-        matches!(stat(path.as_ref(), 0).as_deref(), Some("T" | "t"))
-    }
-
     /// Whether it is there to be answered, and has not begun to end: that is so before
     /// anything of it is closed or given back that another process may notice.
     fn is_waiting(&self) -> bool {
@@ -682,6 +694,16 @@ impl Guest {
     fn end(&self, why: &str) {
         if !self.has_ended() {
             let (pid, name) = (self.pid.as_raw_pid(), self.client.name());
+            let why = &match resume::stop_of(pid.cast_unsigned()) {
+                Some(Stop::Tracer(tracer)) => {
+                    let tracer_name = resume::name_of(tracer);
+                    format!("{why}; process {tracer} ({tracer_name}) had stopped it, see ptrace(2)")
+                }
+                Some(Stop::Signal) => {
+                    format!("{why}; it was stopped, and did not leave it when it ran")
+                }
+                None => why.to_owned(),
+            };
             tracing::warn!(pid, name, why, "a guest is ended");
             self.client.note_end(why);
             // It may have ended by itself meanwhile.

@@ -351,6 +351,13 @@ impl Control {
         Some((session, self.cells(session).active().load(Ordering::SeqCst)))
     }
 
+    /// The number of the operation that a session is inside of, by its own count.
+    #[must_use]
+    pub fn operation(&self, session: u32) -> Option<u64> {
+        let active = self.cells(session).active().load(Ordering::SeqCst);
+        (active % 2 == 1).then_some(active)
+    }
+
     /// Takes the sessions whose lock words are waited for for long, for the owner. Others
     /// wrote them: some may hold none, or not be open.
     pub fn take_awaited(&self) -> Vec<u32> {

@@ -676,9 +676,7 @@ impl<M: Media> Pool<M> {
     /// The number of the operation that a session is inside of, by its own count.
     #[must_use]
     pub fn operation(&self, number: u32) -> Option<u64> {
-        let active = self.view.control.cells(number).active();
-        let active = active.load(Ordering::SeqCst);
-        (active % 2 == 1).then_some(active)
+        self.view.control.operation(number)
     }
 
     /// Sessions that are inside an operation now.

@@ -8,8 +8,10 @@ use super::{Child, Direct, direct, filled, guest};
 use pagemesh_volume::guests::Segment;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,15 +23,15 @@ const CLEAR_MAX: Duration = Duration::from_millis(50);
 /// From one acknowledgement of another guest to its next, whatever happens to the one.
 const GAP_MAX: Duration = Duration::from_secs(1);
 /// Guests that stand still inside of an operation.
-const STILLS: usize = 5;
+const STILLS: usize = 3;
 /// From one acknowledgement of another guest to its next beside one that stands still, for
-/// half of them: far below the second after which that one is ended (`WINDOW_MAX` of the
+/// half of them: far below the 8 s after which that one is ended (`LATE_MAX` of the
 /// brick), whatever it holds up.
 const HELD_MAX: Duration = Duration::from_millis(250);
-/// When one that stands still is ended, and cleaned up behind, at the latest: the brick does
-/// so a second after somebody has begun to wait for its page, the mount two seconds
-/// (`STILL_MAX`) after somebody came by the kernel.
-const ENDED_MAX: Duration = Duration::from_secs(5);
+/// When one that a debugger holds is ended, and cleaned up behind, at the latest: the brick does
+/// so 8 s after another client has begun to wait for its page, the mount 15 s after a request came
+/// by the kernel (`LATE_MAX` of both).
+const ENDED_MAX: Duration = Duration::from_secs(30);
 /// What the others rest between two writes, so that processors are left.
 const REST: Duration = Duration::from_micros(20);
 /// What the others write beside one that stands still, at least: no checkpoint passes that
@@ -45,27 +47,27 @@ const PEER: [u64; 3] = [1, 40, PAGES];
 const FAR: [u64; 3] = [0, 0, 1];
 
 /// A row, and what its guest said when it went in.
-type Inside = (usize, u64);
+pub type Inside = (usize, u64);
 
 /// One guest that dies or stands still, and a peer, write pages of a file; another one writes
 /// a file of its own.
 ///
 /// In the order of its end: what lies in the mount's directory can be removed only once it is
 /// none.
-struct Case {
+pub struct Case {
     peer: Child,
     far: Child,
-    file: File,
+    pub file: File,
     mount: Mounted,
     programs: Programs,
     segment: Segment,
     model: Model,
     far_model: Model,
-    cluster: Cluster,
+    pub cluster: Cluster,
 }
 
 impl Case {
-    fn new() -> Option<Case> {
+    pub fn new() -> Option<Case> {
         let cluster = mounted::cluster(&[256, 256], "200M")?;
         let mount = Mounted::by(&cluster, "files", "map", "auto");
         let programs = Programs::build(&cluster);
@@ -88,7 +90,7 @@ impl Case {
         })
     }
 
-    fn victim(&self) -> Child {
+    pub fn victim(&self) -> Child {
         let path = self.mount.path("file");
         self.programs.start_guest(&path, &self.model, VICTIM)
     }
@@ -101,8 +103,12 @@ impl Case {
         self.model.did(PEER[0]).writes
     }
 
+    pub fn victim_writes(&self) -> u64 {
+        self.model.did(VICTIM[0]).writes
+    }
+
     /// Both others go on from now on.
-    fn await_others(&self) {
+    pub fn await_others(&self) {
         let before = self.writes();
         until("the others go on", || {
             let now = self.writes();
@@ -113,13 +119,17 @@ impl Case {
     /// Stops a guest, again and again, until it stands still inside of an operation on the
     /// file.
     fn stop_inside(&self, victim: &Child) -> Inside {
+        self.stop_inside_by(victim, Signal::STOP)
+    }
+
+    pub fn stop_inside_by(&self, victim: &Child, stop: Signal) -> Inside {
         let pid = Pid::from_child(&victim.0);
         let ino = self.file.metadata().unwrap().ino();
         let mut found = None;
         until("it stands still inside of an operation", || {
             let before = self.model.did(VICTIM[0]).writes;
             until("it works", || self.model.did(VICTIM[0]).writes > before);
-            kill_process(pid, Signal::STOP).unwrap();
+            kill_process(pid, stop).unwrap();
             until("it is stopped", || is_stopped(victim));
             let active = self.segment.active();
             let of_file = active.filter(|(_, place)| place.file == ino);
@@ -141,7 +151,7 @@ impl Case {
         found.unwrap()
     }
 
-    fn is_inside(&self, (row, said): Inside) -> bool {
+    pub fn is_inside(&self, (row, said): Inside) -> bool {
         self.segment.row(row).active() == said
     }
 
@@ -155,7 +165,7 @@ impl Case {
         self.far_model.forget_longest(FAR[0]);
     }
 
-    fn end(mut self) {
+    pub fn end(mut self) {
         for other in [&mut self.peer, &mut self.far] {
             assert!(other.0.try_wait().unwrap().is_none(), "it found a fault");
             other.kill();
@@ -164,6 +174,40 @@ impl Case {
         drop(self.file);
         self.mount.stop(&self.cluster);
         self.cluster.check_identical("files");
+    }
+}
+
+/// Traces a process that is stopped, as a debugger does, until this is dropped. So nobody lets it run.
+pub struct Debugger(std::process::Child);
+
+impl Debugger {
+    fn attach(victim: &Child) -> Debugger {
+        const TRACES: &str = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+pid = int(sys.argv[1])
+assert libc.ptrace(0x4206, pid, None, None) == 0, ctypes.get_errno()
+os.waitpid(pid, 0x40000000)
+print('traced', flush=True)
+sys.stdin.read()
+"#;
+        let mut command = std::process::Command::new("python3");
+        command.args(["-c", TRACES, &victim.0.id().to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut said)
+            .unwrap();
+        assert_eq!(said, "traced\n");
+        Debugger(child)
+    }
+}
+
+impl Drop for Debugger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -214,10 +258,11 @@ fn stop_in_the_way<'s, 'e>(
     case: &'e Case,
     direct: &'e Direct,
     victim: &Child,
-) -> (Inside, ScopedJoinHandle<'s, Option<usize>>) {
+) -> (Inside, ScopedJoinHandle<'s, Option<usize>>, Debugger) {
     let mut found = None;
     until("another one waits for it", || {
         let inside = case.stop_inside(victim);
+        let debugger = Debugger::attach(victim);
         let same = scope.spawn(|| write_same(case, direct));
         let began = Instant::now();
         while !same.is_finished() && began.elapsed() < AT_ONCE {
@@ -225,11 +270,12 @@ fn stop_in_the_way<'s, 'e>(
         }
         if same.is_finished() {
             // It holds nothing yet, or no more.
+            drop(debugger);
             kill_process(Pid::from_child(&victim.0), Signal::CONT).unwrap();
             same.join().unwrap();
             return false;
         }
-        found = Some((inside, same));
+        found = Some((inside, same, debugger));
         true
     });
     found.unwrap()
@@ -240,7 +286,7 @@ fn stop_in_the_way<'s, 'e>(
 fn stand_still(case: &Case, direct: &Direct) -> ([Duration; 2], bool) {
     let mut victim = case.victim();
     std::thread::scope(|scope| {
-        let (inside, same) = stop_in_the_way(scope, case, direct, &victim);
+        let (inside, same, debugger) = stop_in_the_way(scope, case, direct, &victim);
         case.forget_longest();
         let (before, began) = (case.writes(), Instant::now());
         let mut have_filled = false;
@@ -260,6 +306,7 @@ fn stand_still(case: &Case, direct: &Direct) -> ([Duration; 2], bool) {
             "{have_filled}, waited {longest:?}, it was ended after {:?}",
             began.elapsed()
         );
+        drop(debugger);
         let ended = victim.0.wait().unwrap();
         assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
         let written = same.join().unwrap();
@@ -313,6 +360,7 @@ fn who_stands_still_is_in_the_way_of_the_kernel_not_for_long() {
     };
     let mut victim = case.victim();
     let inside = case.stop_inside(&victim);
+    let debugger = Debugger::attach(&victim);
     case.forget_longest();
     // Who comes by the kernel needs all of the file.
     let began = Instant::now();
@@ -320,6 +368,7 @@ fn who_stands_still_is_in_the_way_of_the_kernel_not_for_long() {
     let (waited, longest) = (began.elapsed(), case.longest());
     println!("{waited:?} by the kernel, {longest:?} meanwhile");
     assert!(waited <= ENDED_MAX, "{waited:?}");
+    drop(debugger);
     let ended = victim.0.wait().unwrap();
     assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
     assert!(!case.is_inside(inside), "it is cleaned up behind");
