@@ -6,6 +6,11 @@
 /// changes the file past the kernel any more; as `_IO('P', 'M')`.
 pub const WILL_MAP: u32 = (b'P' as u32) << 8 | b'M' as u32;
 
+/// `O_ASYNC`, with which the preload library opens every file: the kernel passes the flag to the
+/// mount, and it has no other effect on a regular file. The mount asks the kernel for a message
+/// whenever a descriptor of such an open file is closed, also past the library (RFD 022).
+pub const OPENED_BY_LIBRARY: u32 = 0o20000;
+
 /// Whether a process has this inode mapped; none: it cannot be looked at, or is gone. One that
 /// has executed another program has nothing mapped any more of what it had before, and none of
 /// the threads.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!     0  magic 8, version 4
-//!    64  closed 8 (how many keep guests away), outdated 8 (0: no), spans 8
+//!    64  closed 8 (how many keep guests away), outdated 8 (0: no), spans 8,
+//!        closes 8 (how often a descriptor of the file was closed)
 //!   128  time of the last write, nanoseconds since 1970; untold 8 (0: the mount has taken
 //!        note of all writes)
 //!   192  append lock 4 (the number of the row that holds it, and one), zero 4, end 8,
@@ -13,7 +14,7 @@
 //! ```
 //!
 //! Invariants: everything but time, untold, lock, end and last page is changed by the mount alone,
-//! while guests are away. End and last page are changed by who holds the lock: first the page. A guest
+//! while guests are away. The mount counts closes at any time. End and last page are changed by who holds the lock: first the page. A guest
 //! holds it inside of its row's operation only. The memory is as long as for the longest file,
 //! and costs what is used of it.
 
@@ -25,11 +26,12 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmboard\0");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const VERSION_AT: usize = 8;
 const CLOSED_AT: usize = 64;
 const OUTDATED_AT: usize = 72;
 const SPANS_AT: usize = 80;
+const CLOSES_AT: usize = 88;
 const WRITTEN_AT: usize = 128;
 const UNTOLD_AT: usize = 136;
 const LOCK_AT: usize = 192;
@@ -178,6 +180,18 @@ impl Board {
     /// What it says is not so any more.
     pub fn outdate(&self) {
         self.word(OUTDATED_AT).store(1, Ordering::SeqCst);
+    }
+
+    /// A descriptor of the file was closed.
+    pub fn note_closed(&self) {
+        self.word(CLOSES_AT).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often a descriptor of the file was closed.
+    #[inline]
+    #[must_use]
+    pub fn closes(&self) -> u64 {
+        self.word(CLOSES_AT).load(Ordering::SeqCst)
     }
 
     /// Whether it says how the file is. A guest that is inside may believe it.

@@ -1080,6 +1080,51 @@ impl File {
         self.joined().is_some_and(is_followed)
     }
 
+    /// A count that changes whenever a descriptor of the file was closed, and whenever a process
+    /// with direct clients opened a file of the mount past its preload library. Callers that know
+    /// the file by a descriptor number check the number when the count has changed. 0 is never
+    /// returned. None: the file is not on the direct path yet, so that no operation of this file
+    /// will be done here.
+    #[inline]
+    #[must_use]
+    pub fn changes(&self) -> Option<u64> {
+        let (mount, board) = (self.joined()?, self.board.get()?);
+        Some(1 + board.closes() + mount.segment.opens())
+    }
+
+    /// The same, if nothing has to be asked for before reading or writing.
+    #[inline]
+    #[must_use]
+    pub fn ready(&self) -> Option<u64> {
+        self.changes().filter(|_| self.is_shown())
+    }
+
+    /// The same for a caller that wants to read or write: joins the mount and asks for the file,
+    /// now and then.
+    #[inline]
+    #[must_use]
+    pub fn prepare(&self) -> Option<u64> {
+        let prepared = self.try_prepare();
+        prepared.map_err(|why| self.note(why)).ok()
+    }
+
+    #[inline]
+    fn try_prepare(&self) -> Result<u64, Why> {
+        let mount = self.mount()?;
+        if mount.is_gone.load(Ordering::Relaxed) {
+            return Err(Why::MountGone);
+        }
+        if !self.is_shown() {
+            self.renew()?;
+        }
+        self.changes().ok_or(Why::Asking)
+    }
+
+    #[inline]
+    fn is_shown(&self) -> bool {
+        self.board.get().is_some_and(|board| !board.is_outdated())
+    }
+
     /// Does an operation, if guests may, and this one can. `is_done` tells whether what came of
     /// it counts.
     #[inline]
@@ -1096,9 +1141,7 @@ impl File {
         if mount.is_gone.load(Ordering::Relaxed) {
             return Err(Why::MountGone);
         }
-        let is_shown = |board: &Arc<Board>| !board.is_outdated();
-        let has_it = self.board.get().is_some_and(is_shown);
-        if !has_it {
+        if !self.is_shown() {
             self.renew()?;
         }
         let board = self.board.get().ok_or(Why::Asking)?;

@@ -81,6 +81,10 @@ impl pagemesh_fs::Board for FileBoard {
         self.board.is_outdated()
     }
 
+    fn note_closed(&self) {
+        self.board.note_closed();
+    }
+
     fn lend(&self, growth: Growth, tail: &[u8]) {
         self.board.lend(growth, tail);
     }

@@ -143,6 +143,12 @@ impl Server {
         let looks = thread.spawn(move || look_after(&looked_after, &ended))?;
         server.threads.push(looks);
         server.looking = Some(looking);
+        let told = Arc::downgrade(&server.host);
+        fs.tell_opens(move |thread| {
+            if let Some(host) = told.upgrade() {
+                host.note_open(thread);
+            }
+        });
         Ok(server)
     }
 
@@ -397,6 +403,24 @@ impl Host {
         match found() {
             Some(socket) => (Answer::Yes, Some(socket)),
             None => (Answer::No, None),
+        }
+    }
+
+    /// A thread opens a file, and not through the preload library. If it belongs to a direct
+    /// client, a descriptor number may come to lead to that file before the mount hears that the
+    /// number was closed.
+    fn note_open(&self, thread: u32) {
+        if self.guests.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let rows = guard(&self.rows);
+        let mut clients: Vec<Pid> = rows.iter().flatten().map(|guest| guest.pid).collect();
+        drop(rows);
+        clients.dedup();
+        if is_of_one(&clients, thread)
+            && let Some(segment) = self.segment()
+        {
+            segment.note_open();
         }
     }
 
@@ -710,6 +734,26 @@ impl Guest {
             let _ = pidfd_send_signal(&self.process, Signal::KILL);
         }
     }
+}
+
+/// Whether a thread belongs to one of these processes. The kernel gives 0 for a thread in a PID
+/// namespace that this process does not see: such a thread may belong to any process.
+fn is_of_one(processes: &[Pid], thread: u32) -> bool {
+    let Some(pid) = Pid::from_raw(thread.cast_signed()) else {
+        return !processes.is_empty();
+    };
+    if processes.is_empty() || processes.contains(&pid) {
+        return !processes.is_empty();
+    }
+    // The kernel gives a descriptor only for the first thread of a process.
+    if pidfd_open(pid, PidfdFlags::empty()).is_ok() {
+        return false;
+    }
+    let is_of = |process: &Pid| {
+        let process = process.as_raw_pid();
+        Path::new(&format!("/proc/{process}/task/{thread}")).exists()
+    };
+    processes.iter().any(is_of)
 }
 
 /// What the kernel tells of a process or thread, counted from its state on, proc(5).

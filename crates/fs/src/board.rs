@@ -45,6 +45,9 @@ pub trait Board: Send + Sync {
     fn end(&self, _growth: Growth) -> Option<u64> {
         None
     }
+    /// A descriptor of the file was closed. From now on direct clients check which file a
+    /// descriptor number leads to before they use the number again.
+    fn note_closed(&self) {}
 }
 
 /// In which span of a file its page lies, and where in it.
@@ -357,6 +360,19 @@ impl Fs {
     pub fn maps(&self, ino: Ino) -> bool {
         let data = self.data_lock(ino);
         data.is_ok_and(|data| data.is_mapped() || data.has_held())
+    }
+
+    /// A program closed a descriptor of a file: before this returns, the direct clients of the
+    /// file are told to check their descriptor numbers.
+    pub fn note_closed(&self, ino: Ino) {
+        let data = self
+            .core()
+            .live
+            .get(&ino)
+            .map(|live| Arc::clone(&live.data));
+        if let Some(board) = data.as_ref().and_then(|data| data.board.get()) {
+            board.note_closed();
+        }
     }
 
     /// Lets go of the board of a file that only the caller has open, who closes it, if closed

@@ -274,6 +274,20 @@ impl Fs {
         // A second one has nothing to tell.
         let _ = self.on_growth.set(Box::new(tell));
     }
+
+    /// Calls `tell` before each open that did not come through the preload library, with the
+    /// thread number that the kernel gives. Once.
+    pub fn tell_opens(&self, tell: impl Fn(u32) + Send + Sync + 'static) {
+        // A second one has nothing to tell.
+        let _ = self.on_open.set(Box::new(tell));
+    }
+
+    /// A thread opens a file, and not through the preload library.
+    pub fn note_open(&self, thread: u32) {
+        if let Some(tell) = self.on_open.get() {
+            tell(thread);
+        }
+    }
 }
 
 #[cfg(test)]

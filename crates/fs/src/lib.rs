@@ -101,6 +101,7 @@ pub struct Fs {
     ports: Ports,
     /// Told of files that guests begin to make longer, or of which pages begin to be held.
     on_growth: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
+    on_open: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
 }

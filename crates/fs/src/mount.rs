@@ -111,6 +111,7 @@ impl Fs {
             is_given_up: AtomicBool::new(false),
             ports: Ports::default(),
             on_growth: OnceLock::new(),
+            on_open: OnceLock::new(),
         })
     }
 

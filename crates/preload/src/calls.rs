@@ -12,6 +12,7 @@
 //! reads it only where it was.
 
 use crate::data::{self, BY_KERNEL};
+use crate::descriptors::announced;
 use crate::process::Since;
 use crate::{
     descriptors, engine, messages, real, report, signals, table, thread, vector, withdraw,
@@ -131,30 +132,40 @@ macro_rules! seek {
 
 seek! { lseek lseek64 }
 
+/// The real one gets the flags with which the library opens files.
 macro_rules! opening {
-    ($($name:ident($($arg:ident: $kind:ty),*) with $flags:expr;)*) => {
+    ($($name:ident($($arg:ident: $kind:ty),*) with $flags:expr => $real:expr;)*) => {
         export! {
             $($name($($arg: $kind),*) -> c_int {
                 let since = Since::now();
                 // SAFETY: the arguments are the caller's.
-                let fd = unsafe { real::$name($($arg),*) };
+                let fd = unsafe { $real };
                 descriptors::opened(fd, $flags, &since)
             })*
         }
     };
 }
 
+/// `creat` as `open`.
+const CREATES: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+
 opening! {
-    open(path: Path, flags: c_int, mode: mode_t) with flags;
-    open64(path: Path, flags: c_int, mode: mode_t) with flags;
-    openat(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags;
-    openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags;
-    creat(path: Path, mode: mode_t) with libc::O_WRONLY;
-    creat64(path: Path, mode: mode_t) with libc::O_WRONLY;
-    __open_2(path: Path, flags: c_int) with flags;
-    __open64_2(path: Path, flags: c_int) with flags;
-    __openat_2(at: c_int, path: Path, flags: c_int) with flags;
-    __openat64_2(at: c_int, path: Path, flags: c_int) with flags;
+    open(path: Path, flags: c_int, mode: mode_t) with flags
+        => real::open(path, announced(flags), mode);
+    open64(path: Path, flags: c_int, mode: mode_t) with flags
+        => real::open64(path, announced(flags), mode);
+    openat(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags
+        => real::openat(at, path, announced(flags), mode);
+    openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) with flags
+        => real::openat64(at, path, announced(flags), mode);
+    creat(path: Path, mode: mode_t) with CREATES => real::open(path, announced(CREATES), mode);
+    creat64(path: Path, mode: mode_t) with CREATES => real::open64(path, announced(CREATES), mode);
+    __open_2(path: Path, flags: c_int) with flags => real::__open_2(path, announced(flags));
+    __open64_2(path: Path, flags: c_int) with flags => real::__open64_2(path, announced(flags));
+    __openat_2(at: c_int, path: Path, flags: c_int) with flags
+        => real::__openat_2(at, path, announced(flags));
+    __openat64_2(at: c_int, path: Path, flags: c_int) with flags
+        => real::__openat64_2(at, path, announced(flags));
 }
 
 /// A new descriptor. It is not looked at closer, but that its number is nobody else's.

@@ -14,11 +14,11 @@
 //! whether the number still leads to the description (`table`).
 
 use crate::engine::{File, Why};
-use crate::entry::{Entry, Mode};
+use crate::entry::Mode;
 use crate::lock::Held;
 use crate::table::{self, Use};
 use crate::thread::{self, Inside};
-use crate::{buffer, engine, process, sys};
+use crate::{buffer, descriptors, engine, process, sys};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -81,9 +81,10 @@ impl Call {
         self.inside.thread().is_handling()
     }
 
-    /// The file, if the engine has it now and may do this with it.
+    /// The file, if the engine has it now and may do this with it, and the number still leads to
+    /// it.
     #[inline]
-    pub fn file(&self, is_write: bool) -> Option<&File> {
+    pub fn file(&self, fd: c_int, is_write: bool) -> Option<&File> {
         if self.entry.mode() != Mode::Direct {
             return self.by_kernel(Why::Flags);
         }
@@ -98,8 +99,53 @@ impl Call {
             true => facts.is_writable,
             false => facts.is_readable,
         };
+        if !may {
+            return None;
+        }
         // SAFETY: it is used, and the mode was looked at.
-        may.then(|| unsafe { self.entry.file() })
+        let file = unsafe { self.entry.file() };
+        let changes = file.prepare()?;
+        self.leads(fd, changes).then_some(file)
+    }
+
+    /// The file, for what neither a right to read nor one to write is needed.
+    #[inline]
+    fn any_file(&self) -> Option<&File> {
+        let is_direct = self.entry.mode() == Mode::Direct && !self.is_handling();
+        // SAFETY: it is used, and the mode was looked at.
+        is_direct.then(|| unsafe { self.entry.file() })
+    }
+
+    /// The same, if it is on the direct path and the number still leads to it.
+    fn any_sure_file(&self, fd: c_int) -> Option<&File> {
+        let file = self.any_file()?;
+        let changes = file.changes()?;
+        self.leads(fd, changes).then_some(file)
+    }
+
+    /// Whether the number is known to lead elsewhere: it was closed past this library.
+    #[inline]
+    fn is_lost(&self, fd: c_int) -> bool {
+        let changes = self.any_file().and_then(File::changes);
+        changes.is_some_and(|changes| !self.leads(fd, changes))
+    }
+
+    /// Whether the number leads to the file, by what was seen since the last change.
+    #[inline]
+    fn leads(&self, fd: c_int, changes: u64) -> bool {
+        self.entry.is_seen(fd, changes) || self.look(fd, changes)
+    }
+
+    /// Asks the kernel where the number leads. The count was read before. A number that leads
+    /// elsewhere is the kernel's from now on.
+    #[cold]
+    fn look(&self, fd: c_int, changes: u64) -> bool {
+        let leads = descriptors::leads_to(fd, &self.entry.facts());
+        match leads {
+            true => self.entry.note_seen(fd, changes),
+            false => self.entry.leave(fd),
+        }
+        leads
     }
 
     /// The kernel gets this operation.
@@ -184,7 +230,7 @@ pub fn fill(file: &File, into: *mut c_void, len: usize, at: u64) -> Option<usize
 /// The engine writes from a program's memory. None: the kernel has to.
 #[inline]
 pub fn put(call: &Call, fd: c_int, from: *const c_void, len: usize, place: Place) -> Option<Done> {
-    let file = call.file(true)?;
+    let file = call.file(fd, true)?;
     if !buffer::is_readable(from, len) {
         return None;
     }
@@ -235,7 +281,7 @@ pub fn settle(call: &Call, fd: c_int, is_durable: bool, written: usize) -> isize
     if !is_durable && !call.entry.facts().is_durable {
         return written as isize;
     }
-    if call.file(true).is_some_and(is_synced) {
+    if call.file(fd, true).is_some_and(is_synced) {
         return written as isize;
     }
     match sys::fdatasync(fd) {
@@ -250,7 +296,7 @@ pub extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64
         let call = Call::begin(fd)?;
         let at = call.start(len, offset)?;
         call.ask(fd);
-        fill(call.file(false)?, into, len, at)
+        fill(call.file(fd, false)?, into, len, at)
     };
     read().map_or(BY_KERNEL, |n| n as isize)
 }
@@ -310,6 +356,10 @@ fn in_turn(
         note_turn(&call, len);
         return BY_KERNEL;
     }
+    // Before the offset is moved by number.
+    if call.is_lost(fd) {
+        return BY_KERNEL;
+    }
     let done = if is_direct(len) && !call.is_handling() {
         moved(fd, len, |at| direct(&call, at))
     } else if is_direct(len) {
@@ -360,7 +410,7 @@ fn moved(fd: c_int, len: usize, direct: impl FnOnce(u64) -> Option<Done>) -> Opt
 
 #[inline(never)]
 pub extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> isize {
-    let direct = |call: &Call, at| fill(call.file(false)?, into, len, at).map(Done::at_offset);
+    let direct = |call: &Call, at| fill(call.file(fd, false)?, into, len, at).map(Done::at_offset);
     // SAFETY: the arguments are the caller's.
     at_offset(fd, len, direct, || unsafe { sys::read(fd, into, len) })
 }
@@ -419,7 +469,7 @@ pub extern "C" fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> isize {
 /// other processes. None: the kernel's.
 fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
     let turn = Turn::begin(fd)?;
-    let Some(file) = any_file(&turn.call) else {
+    let Some(file) = turn.call.any_sure_file(fd) else {
         // Has the kernel look.
         sys::fstat(fd);
         return None;
@@ -430,16 +480,8 @@ fn seek_from_end(fd: c_int, offset: off64_t) -> Option<isize> {
 
 #[inline(never)]
 pub extern "C" fn sync(fd: c_int) -> isize {
-    let sync = || Some(is_synced(any_file(&Call::begin(fd)?)?));
+    let sync = || Some(is_synced(Call::begin(fd)?.any_sure_file(fd)?));
     if sync() == Some(true) { 0 } else { BY_KERNEL }
-}
-
-/// Neither syncing nor asking for the size needs a right to read or write.
-fn any_file(call: &Call) -> Option<&File> {
-    let entry: &Entry = &call.entry;
-    let is_direct = entry.mode() == Mode::Direct && !call.is_handling();
-    // SAFETY: it is used, and the mode was looked at.
-    is_direct.then(|| unsafe { entry.file() })
 }
 
 // What stack these take, they take from here on.

@@ -10,6 +10,7 @@ use crate::process::Since;
 use crate::thread::{self, Changing};
 use crate::{buffer, engine, messages, process, report, signals, stack, sys, table, withdraw};
 use libc::{c_int, c_long, c_uint, c_void};
+use pagemesh_base::mapping::OPENED_BY_LIBRARY;
 use pagemesh_direct::account::{self, Why};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -61,16 +62,48 @@ fn facts_of(flags: c_int) -> Option<Facts> {
     })
 }
 
-/// A file was opened; gives its descriptor.
+/// The flags with which the kernel opens a file: the mount of a file that may come to the engine
+/// is asked to hear of each descriptor that is closed. What is asked for is undone by [`opened`].
+#[inline]
+pub fn announced(flags: c_int) -> c_int {
+    match facts_of(flags) {
+        Some(_) if !withdraw::is_withdrawn() => flags | ANNOUNCE,
+        _ => flags,
+    }
+}
+
+/// [`OPENED_BY_LIBRARY`]
+const ANNOUNCE: c_int = OPENED_BY_LIBRARY as c_int;
+
+/// The signal of descriptions that were opened so, and whose mount hears of closed descriptors.
+/// Of those that were not the library would not know when a number leads elsewhere. It is the
+/// signal that the kernel sends in any case where none is set.
+const MARK: c_int = libc::SIGIO;
+
+/// A file was opened with [`announced`] flags; gives its descriptor.
 #[inline(never)]
 pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
     came(fd);
     if fd >= 0
         && let Some(facts) = facts_of(flags)
     {
+        // A filter of system calls may have come in between. The flag does nothing.
+        if flags & ANNOUNCE == 0 && !withdraw::is_withdrawn() {
+            sys::set_flags(fd, flags);
+        }
         consider(fd, facts, since);
     }
     fd
+}
+
+/// Whether a number leads to a description of this file, opened in the same way, of which the
+/// mount hears when a descriptor of it is closed.
+pub fn leads_to(fd: c_int, facts: &Facts) -> bool {
+    let opened = sys::flags_of(fd).and_then(facts_of);
+    let is_alike = opened.is_some_and(|opened| opened.is_opened_as(facts));
+    is_alike
+        && sys::file_of(fd) == Some((facts.dev, facts.ino))
+        && sys::signal_of(fd) == MARK as isize
 }
 
 fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
@@ -85,6 +118,9 @@ fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
     }
     if !stack::on_own(withdraw::may_begin)? {
         account::note(account::slot_of(stat.st_dev, stat.st_ino), Why::Confined);
+        return None;
+    }
+    if !sys::set_signal(fd, MARK) {
         return None;
     }
     table::sweep();

@@ -83,6 +83,28 @@ pub fn may_be_on(fs_type: i64) -> bool {
 }
 
 impl File {
+    /// A count that changes when a descriptor of the file may have been closed past this library:
+    /// then descriptors are looked at again. None: the kernel does everything of this file.
+    #[inline]
+    pub fn changes(&self) -> Option<u64> {
+        match self {
+            File::Mounted(file) => file.changes(),
+            // The tests' engine sees all that is closed.
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(_) => Some(0),
+        }
+    }
+
+    /// The same before reading or writing, for which the engine gets what it needs.
+    #[inline]
+    pub fn prepare(&self) -> Option<u64> {
+        match self {
+            File::Mounted(file) => file.ready().or_else(|| stack::on_own(|| file.prepare())?),
+            #[cfg(any(debug_assertions, feature = "probe"))]
+            File::Probed(_) => Some(0),
+        }
+    }
+
     /// Short at the end of the file. None: by the kernel.
     #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {

@@ -54,6 +54,16 @@ pub struct Facts {
     pub is_durable: bool,
 }
 
+impl Facts {
+    /// Whether both allow the same, whatever file they are of.
+    pub fn is_opened_as(&self, other: &Facts) -> bool {
+        let rights = |facts: &Facts| (facts.is_readable, facts.is_writable);
+        rights(self) == rights(other)
+            && self.appends == other.appends
+            && self.is_durable == other.is_durable
+    }
+}
+
 #[repr(align(64))]
 struct Stripe(AtomicU32);
 

@@ -80,6 +80,21 @@ pub fn open(device: u64, ino: u64, fd: RawFd) -> File {
 
 impl File {
     #[inline]
+    pub fn changes(&self) -> Option<u64> {
+        self.0.changes()
+    }
+
+    #[inline]
+    pub fn ready(&self) -> Option<u64> {
+        self.0.ready()
+    }
+
+    #[cold]
+    pub fn prepare(&self) -> Option<u64> {
+        self.0.prepare()
+    }
+
+    #[inline]
     pub fn read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
         self.0.read(into, offset)
     }

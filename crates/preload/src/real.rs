@@ -77,8 +77,6 @@ real! {
     open64(path: Path, flags: c_int, mode: mode_t) -> c_int;
     openat(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
     openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
-    creat(path: Path, mode: mode_t) -> c_int;
-    creat64(path: Path, mode: mode_t) -> c_int;
     __open_2(path: Path, flags: c_int) -> c_int;
     __open64_2(path: Path, flags: c_int) -> c_int;
     __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;

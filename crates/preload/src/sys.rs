@@ -31,6 +31,10 @@ unsafe fn call(number: c_long, args: [usize; 6]) -> isize {
     result
 }
 
+/// `fcntl` (Linux, `include/uapi/asm-generic/fcntl.h`)
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+
 fn int(value: c_int) -> usize {
     value as isize as usize
 }
@@ -140,6 +144,55 @@ pub fn fs_type(fd: c_int) -> Option<i64> {
     }
     // SAFETY: the kernel filled it.
     Some(unsafe { stat.assume_init() }.f_type)
+}
+
+/// Device and inode that a descriptor leads to, as the kernel knows them: the file system is not
+/// asked.
+pub fn file_of(fd: c_int) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::statx>::uninit();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let (empty, into) = (c"".as_ptr() as usize, stat.as_mut_ptr() as usize);
+    let mask = libc::STATX_INO as usize;
+    // SAFETY: an empty string, and a structure that the kernel fills.
+    if unsafe { call(libc::SYS_statx, [int(fd), empty, int(flags), mask, into, 0]) } != 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled it.
+    let stat = unsafe { stat.assume_init() };
+    let dev = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Some((dev, stat.stx_ino))
+}
+
+/// Access mode and flags of an open description.
+pub fn flags_of(fd: c_int) -> Option<c_int> {
+    c_int::try_from(control(fd, libc::F_GETFL, 0))
+        .ok()
+        .filter(|flags| *flags >= 0)
+}
+
+/// Sets those flags of an open description that can be changed. The rest stays.
+pub fn set_flags(fd: c_int, flags: c_int) {
+    control(fd, libc::F_SETFL, flags);
+}
+
+/// The signal of an open description for input and output, or 0.
+pub fn signal_of(fd: c_int) -> isize {
+    control(fd, F_GETSIG, 0)
+}
+
+/// Sets that signal. False: the kernel refuses.
+pub fn set_signal(fd: c_int, signal: c_int) -> bool {
+    control(fd, F_SETSIG, signal) == 0
+}
+
+fn control(fd: c_int, command: c_int, argument: c_int) -> isize {
+    // SAFETY: these commands touch no memory.
+    unsafe {
+        call(
+            libc::SYS_fcntl,
+            [int(fd), int(command), int(argument), 0, 0, 0],
+        )
+    }
 }
 
 /// Tells the mount of a file that the kernel will keep pages of it. Others do not know what is

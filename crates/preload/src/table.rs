@@ -37,6 +37,10 @@ const AWAITED: u32 = CHANGING - 1;
 static SLOTS: [AtomicU32; FDS_MAX] = [const { AtomicU32::new(0) }; FDS_MAX];
 static ENTRIES: [Entry; ENTRIES_MAX] = [const { Entry::new() }; ENTRIES_MAX];
 
+/// The [`File::changes`] at which a descriptor was last seen to lead to its entry's file; 0: it
+/// was not looked at.
+static SEEN: [AtomicU64; FDS_MAX] = [const { AtomicU64::new(0) }; FDS_MAX];
+
 /// Entries below it were used at least once.
 static TOUCHED: AtomicU32 = AtomicU32::new(0);
 /// Descriptors from here on never were in the table, nor about to be.
@@ -81,6 +85,32 @@ impl Use {
     #[inline]
     pub fn is_of(&self, fd: c_int) -> bool {
         slot(fd).is_some_and(|slot| slot.load(SeqCst) == self.number)
+    }
+
+    /// Whether a descriptor was seen to lead to this entry's file since this count.
+    #[inline]
+    pub fn is_seen(&self, fd: c_int, changes: u64) -> bool {
+        let seen = SEEN.get(fd as u32 as usize);
+        seen.is_some_and(|seen| seen.load(SeqCst) == changes)
+    }
+
+    /// It leads here, as was seen after the count was read.
+    pub fn note_seen(&self, fd: c_int, changes: u64) {
+        if let Some(seen) = SEEN.get(fd as u32 as usize) {
+            seen.store(changes, SeqCst);
+            // The number may have been given another entry meanwhile.
+            if !self.is_of(fd) {
+                seen.store(0, SeqCst);
+            }
+        }
+    }
+
+    /// The kernel's descriptor leads elsewhere, and nobody said so: the number is the kernel's.
+    pub fn leave(&self, fd: c_int) {
+        let left = slot(fd).map(|slot| slot.compare_exchange(self.number, 0, SeqCst, SeqCst));
+        if let Some(Ok(_)) = left {
+            self.entry.drop_name();
+        }
     }
 
     /// Others may move the offset from now on. Behind it, nobody moves it who thinks otherwise.
@@ -144,6 +174,7 @@ pub fn change(fd: c_int) -> Option<Change> {
         let began = slot.compare_exchange(before, CHANGING, SeqCst, SeqCst);
         drop(held);
         if began.is_ok() {
+            SEEN[fd as u32 as usize].store(0, SeqCst);
             return Some(Change { slot, before });
         }
     }
@@ -331,7 +362,9 @@ pub fn inherit() {
     FREE.store(0, SeqCst);
     let entries = &ENTRIES[..touched() as usize];
     entries.iter().for_each(Entry::inherit);
-    for slot in SLOTS.iter().take(FDS_END.load(SeqCst) as usize) {
+    for (slot, seen) in SLOTS.iter().zip(&SEEN).take(FDS_END.load(SeqCst) as usize) {
+        // The mount may count anew for a file that is asked for again.
+        seen.store(0, SeqCst);
         let number = slot.load(SeqCst);
         if let Some(entry) = entries.get((number as usize).wrapping_sub(1)) {
             entry.add_name();

@@ -64,23 +64,23 @@ impl<'a> Parts<'a> {
         self.parts.iter().filter(|part| part.iov_len != 0)
     }
 
-    fn read(self, call: &Call, at: u64) -> Option<usize> {
+    fn read(self, call: &Call, fd: c_int, at: u64) -> Option<usize> {
         match self.parts {
-            [part] => data::fill(call.file(false)?, part.iov_base, part.iov_len, at),
+            [part] => data::fill(call.file(fd, false)?, part.iov_base, part.iov_len, at),
             // What was interrupted may be allocating.
             _ if call.is_handling() => None,
-            _ => stack::on_own(|| self.scatter(call, at))?,
+            _ => stack::on_own(|| self.scatter(call, fd, at))?,
         }
     }
 
-    fn scatter(self, call: &Call, at: u64) -> Option<usize> {
+    fn scatter(self, call: &Call, fd: c_int, at: u64) -> Option<usize> {
         if !self
             .some()
             .all(|part| buffer::is_writable(part.iov_base, part.iov_len))
         {
             return None;
         }
-        let file = call.file(false)?;
+        let file = call.file(fd, false)?;
         let mut gathered = room(self.len)?;
         let read = file.read(&mut gathered, at)?;
         let mut rest = gathered.get(..read)?;
@@ -102,7 +102,7 @@ impl<'a> Parts<'a> {
     }
 
     fn gather(self, call: &Call, fd: c_int, place: Place) -> Option<Done> {
-        let file = call.file(true)?;
+        let file = call.file(fd, true)?;
         let mut gathered = room(self.len)?;
         let mut end = 0;
         for part in self.some() {
@@ -180,7 +180,7 @@ pub extern "C" fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: o
         let parts = Parts::of(parts, count).or_else(|| call.by_kernel(Why::Long))?;
         let at = data::start(parts.len, offset)?;
         call.ask(fd);
-        parts.read(&call, at)
+        parts.read(&call, fd, at)
     };
     read().map_or(BY_KERNEL, |n| n as isize)
 }
@@ -206,7 +206,7 @@ fn write_at(fd: c_int, parts: *const iovec, count: c_int, offset: off64_t, flags
 pub extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int, flags: c_int) -> isize {
     let some = Parts::of(parts, count);
     let len = some.map_or(TOO_LONG, |some| some.len);
-    let direct = |call: &Call, at| some?.read(call, at).map(Done::at_offset);
+    let direct = |call: &Call, at| some?.read(call, fd, at).map(Done::at_offset);
     // SAFETY: the arguments are the caller's.
     data::at_offset(fd, len, direct, || unsafe {
         sys::vector_here(libc::SYS_preadv2, fd, parts, count, flags)

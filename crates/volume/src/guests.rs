@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!     0  magic 8, version 4, rows 4
-//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away), why nobody may 8
+//!    64  generation 8 (0: nobody may), closed 8 (how many keep guests away), why nobody may 8,
+//!        opens 8 (how often a process with guest threads opened a file past its preload library)
 //!   128  number of the last operation 8           (every writer's shared line)
 //!  4096  rows of 64 bytes:
 //!     0  active 8 (odd inside of an operation), file 8, first byte 8, bytes 8,
@@ -43,12 +44,13 @@ pub const SEGMENT_BYTES: usize = ring::END_AT;
 pub const RUNS_MAX: usize = TRANSACTION_PAGES_MAX as usize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pmdirct\0");
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const VERSION_AT: usize = 8;
 const ROWS_NUMBER_AT: usize = 12;
 const GENERATION_AT: usize = 64;
 const CLOSED_AT: usize = 72;
 const HINDRANCE_AT: usize = 80;
+const OPENS_AT: usize = 88;
 const OPS_AT: usize = 128;
 const ROWS_AT: usize = PAGE_BYTES;
 const ROW_BYTES: usize = 64;
@@ -241,6 +243,18 @@ impl Segment {
     pub fn reopen(&self) {
         let before = self.closed().fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before > 0, "it was closed");
+    }
+
+    /// A process with guest threads opens a file of the mount past its preload library.
+    pub fn note_open(&self) {
+        self.0.word(OPENS_AT).fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often a process with guest threads opened a file past its preload library.
+    #[inline]
+    #[must_use]
+    pub fn opens(&self) -> u64 {
+        self.0.word(OPENS_AT).load(Ordering::SeqCst)
     }
 
     /// The number of a new operation of a guest, or of the volume.

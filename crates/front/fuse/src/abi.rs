@@ -36,6 +36,7 @@ pub(crate) mod op {
     pub(crate) const GETXATTR: u32 = 22;
     pub(crate) const LISTXATTR: u32 = 23;
     pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const FLUSH: u32 = 25;
     pub(crate) const INIT: u32 = 26;
     pub(crate) const OPENDIR: u32 = 27;
     pub(crate) const READDIR: u32 = 28;
@@ -93,6 +94,8 @@ pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// How an opened file is used.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
+/// No `FLUSH` when a descriptor is closed. Linux 5.16.
+pub(crate) const OPEN_NO_FLUSH: u32 = 1 << 5;
 pub(crate) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 macro_rules! structures {
@@ -143,6 +146,7 @@ structures! {
     OpenIn { flags: u32, open_flags: u32 }
     CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     ReleaseIn { file: u64, flags: u32, release_flags: u32, owner: u64 }
+    FlushIn { file: u64, unused: u32, padding: u32, owner: u64 }
     ReadIn { file: u64, offset: u64, size: u32, read_flags: u32, owner: u64, flags: u32, unused: u32 }
     WriteIn { file: u64, offset: u64, size: u32, write_flags: u32, owner: u64, flags: u32, unused: u32 }
     FsyncIn { file: u64, flags: u32, unused: u32 }
@@ -221,6 +225,7 @@ pub(crate) fn op_bytes(opcode: u32) -> Option<usize> {
         op::OPEN | op::OPENDIR => size_of::<OpenIn>(),
         op::CREATE | op::TMPFILE => size_of::<CreateIn>(),
         op::RELEASE | op::RELEASEDIR => size_of::<ReleaseIn>(),
+        op::FLUSH => size_of::<FlushIn>(),
         op::READ | op::READDIR | op::READDIRPLUS => size_of::<ReadIn>(),
         op::WRITE => size_of::<WriteIn>(),
         op::FSYNC | op::FSYNCDIR => size_of::<FsyncIn>(),

@@ -7,16 +7,21 @@ use crate::files::{DATA_BYTES_MAX, Files};
 use crate::near::Near;
 use crate::request::Incoming;
 use bytes::{Bytes, BytesMut};
+use pagemesh_base::wait::until_readable;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// The kernel wants room for the longest write and its headers, and leaves a page
 /// for those.
 const BUFFER_BYTES: usize = DATA_BYTES_MAX as usize + 4096;
+
+/// Between two looks whether a further thread is needed.
+const NEED_EVERY: Duration = Duration::from_millis(20);
 
 /// What a look at the device found.
 #[allow(clippy::large_enum_variant, reason = "it is passed on at once")]
@@ -204,17 +209,37 @@ fn forget_from(device: &OwnedFd, node: u64, offset: i64) {
 /// Serves one request after the other, until the mount is no more.
 pub(crate) fn serve(line: &mut Classic, files: &dyn Files) -> io::Result<()> {
     while let Some(incoming) = line.receive()? {
-        let header = incoming.header;
-        let answer = match incoming.decode() {
-            Ok(request) => files.handle(&header, request),
-            Err(errno) => Answer::Error(errno),
-        };
-        if incoming.is_one_way() {
-            continue;
+        handle(line, files, incoming);
+    }
+    Ok(())
+}
+
+/// The same as long as requests are there, or the thread is needed for those that come.
+pub(crate) fn serve_while(
+    line: &mut Classic,
+    files: &dyn Files,
+    is_needed: impl Fn() -> bool,
+) -> io::Result<()> {
+    loop {
+        match line.look()? {
+            Look::Found(incoming) => handle(line, files, incoming),
+            Look::Nothing if is_needed() => {
+                until_readable(&[line.descriptor()], Some(Instant::now() + NEED_EVERY))?;
+            }
+            Look::Nothing | Look::Over => return Ok(()),
         }
+    }
+}
+
+fn handle(line: &mut Classic, files: &dyn Files, incoming: Incoming) {
+    let header = incoming.header;
+    let answer = match incoming.decode() {
+        Ok(request) => files.handle(&header, request),
+        Err(errno) => Answer::Error(errno),
+    };
+    if !incoming.is_one_way() {
         // With it goes what holds the line's memory.
         drop(incoming);
         line.answer(header.unique, &answer);
     }
-    Ok(())
 }

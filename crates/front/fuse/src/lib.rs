@@ -39,6 +39,7 @@ mod near;
 mod null;
 mod opened;
 mod request;
+mod reserve;
 mod ring;
 mod serve;
 mod session;

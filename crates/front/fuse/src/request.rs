@@ -114,6 +114,8 @@ pub(crate) enum Request<'r> {
     Release {
         file: u64,
     },
+    /// A descriptor is closed.
+    Flush,
     Fsync {
         file: u64,
     },
@@ -297,6 +299,7 @@ impl Incoming {
             op::RELEASE | op::RELEASEDIR => Request::Release {
                 file: header::<abi::ReleaseIn>(op)?.file,
             },
+            op::FLUSH => Request::Flush,
             op::FSYNC | op::FSYNCDIR => Request::Fsync {
                 file: header::<abi::FsyncIn>(op)?.file,
             },

@@ -14,7 +14,7 @@ use crate::request::{Request, SetAttr, Span};
 use crate::{Connect, Room, Trouble};
 use bytes::Bytes;
 use pagemesh_base::contact::CONNECT;
-use pagemesh_base::mapping::WILL_MAP;
+use pagemesh_base::mapping::{OPENED_BY_LIBRARY, WILL_MAP};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
@@ -37,7 +37,7 @@ const XATTR_REPLACE: u32 = 2;
 const PERMISSIONS: u32 = 0o7777;
 pub(crate) const OPENED: abi::OpenOut = abi::OpenOut {
     file: 0,
-    flags: abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES,
+    flags: abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES | abi::OPEN_NO_FLUSH,
     backing: 0,
 };
 
@@ -293,6 +293,10 @@ impl Asked<'_> {
                 self.fs.release(self.ino);
                 Ok(Answer::DONE)
             }
+            Request::Flush => {
+                self.fs.note_closed(self.ino);
+                Ok(Answer::DONE)
+            }
             Request::Fsync { file } => {
                 self.sync(self.ino, file)?;
                 Ok(Answer::DONE)
@@ -448,10 +452,17 @@ impl Asked<'_> {
 
     fn opened(&self, flags: u32) -> abi::OpenOut {
         let is_synced = has(flags, OFlags::DSYNC);
-        abi::OpenOut {
-            file: self.served.opened.add(self.fs.seen(), is_synced),
-            ..OPENED
+        let file = self.served.opened.add(self.fs.seen(), is_synced);
+        if flags & OPENED_BY_LIBRARY != 0 {
+            let flags = OPENED.flags & !abi::OPEN_NO_FLUSH;
+            return abi::OpenOut {
+                file,
+                flags,
+                ..OPENED
+            };
         }
+        self.fs.note_open(self.thread);
+        abi::OpenOut { file, ..OPENED }
     }
 
     fn sync(&self, ino: Ino, file: u64) -> Result<()> {

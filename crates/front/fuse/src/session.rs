@@ -5,9 +5,10 @@ use crate::answer::Answer;
 use crate::busy::Keeper;
 use crate::classic::{self, Classic};
 use crate::collect::{self, Turns};
-use crate::crew::{self, Crew};
+use crate::crew::{self, Crew, Role};
 use crate::device::{Device, How};
 use crate::files::{DATA_BYTES_MAX, Files};
+use crate::reserve::{Reserve, Start, Watched};
 use crate::ring::{self, Queues};
 use crate::{MountError, MountOptions, THREADS_MAX, Transport};
 use pagemesh_base::awake;
@@ -56,6 +57,7 @@ pub(crate) struct Session {
     turns: Arc<Turns>,
     keeper: Keeper,
     ended: Receiver<usize>,
+    watch: Option<Watch>,
 }
 
 /// Why there is no session.
@@ -125,16 +127,24 @@ impl Session {
             turns: Arc::new(Turns::new(processors)),
             keeper: Keeper::start(options.may_keep_awake.then(|| awake::DEVICE.into()))?,
             ended,
+            watch: None,
         };
         // From here on a drop unmounts.
         let is_offered = greet(&session.device.file, queues.is_some())?;
         let threads = options.threads.clamp(1, THREADS_MAX);
+        let each = queues.map_or(threads, |queues| ring::entries(queues, threads).first);
+        let reserve = Arc::new(Reserve::new(queues.unwrap_or(1), each));
+        let files: &Arc<dyn Files> = &(Arc::new(Watched {
+            files: Arc::clone(files),
+            reserve: Arc::clone(&reserve),
+        }) as Arc<dyn Files>);
+        let mut crews = Vec::new();
         match queues {
             Some(_) if !is_offered => {
                 let cause = io::Error::other("it does not offer it for this mount");
                 return Err(Refused::Ring(cause));
             }
-            Some(queues) => session.start_rings(&ending, files, queues, threads)?,
+            Some(queues) => crews = session.start_rings(&ending, files, queues, threads)?,
             None => {
                 for _ in 1..threads {
                     let device = Arc::new(session.device.another()?);
@@ -144,7 +154,50 @@ impl Session {
         }
         let device = Arc::clone(&session.device.file);
         session.start_classic(&ending, files, device)?;
+        session.start_watch(files, &reserve, crews)?;
         Ok(session)
+    }
+
+    /// Starts the thread that starts more threads where all others are stuck.
+    fn start_watch(
+        &mut self,
+        files: &Arc<dyn Files>,
+        reserve: &Arc<Reserve>,
+        crews: Vec<Arc<Crew>>,
+    ) -> io::Result<()> {
+        let (device, files) = (Arc::clone(&self.device), Arc::clone(files));
+        let noter = self.keeper.noter();
+        let watched = Arc::clone(reserve);
+        let reserve = Arc::clone(reserve);
+        let start: Start = Box::new(move |line| {
+            let files = Arc::clone(&files);
+            let thread = std::thread::Builder::new().name("fuse-more".into());
+            let ended = |served: io::Result<()>| {
+                if let Err(cause) = served {
+                    tracing::warn!(%cause, "a further thread of the mount ended");
+                }
+            };
+            match crews.get(line / ring::QUEUES_OF_A_CREW) {
+                Some(crew) => {
+                    let (crew, role) = (Arc::clone(crew), Role::Follower(line as u16));
+                    thread.spawn(move || ended(crew::serve(&crew, &*files, role, |_| {})))
+                }
+                None => {
+                    let mut more = Classic::new(Arc::new(device.another()?), noter.clone());
+                    let reserve = Arc::clone(&reserve);
+                    thread.spawn(move || {
+                        let is_needed = || reserve.needs_more(line);
+                        ended(classic::serve_while(&mut more, &*files, is_needed));
+                        reserve.note_less(line);
+                    })
+                }
+            }
+        });
+        let thread = std::thread::Builder::new().name("fuse-reserve".into());
+        let ended = Arc::clone(&watched);
+        let thread = thread.spawn(move || watched.watch(&start))?;
+        self.watch = Some(Watch(ended, Some(thread)));
+        Ok(())
     }
 
     fn start_classic(
@@ -173,14 +226,16 @@ impl Session {
         files: &Arc<dyn Files>,
         queues: usize,
         threads: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<Vec<Arc<Crew>>, Refused> {
         self.transport = Transport::IoUring;
         let entries = ring::entries(queues, threads);
         let (told, answers) = channel();
         let queues: Vec<u16> = (0..queues as u16).collect();
+        let mut crews = Vec::new();
         for queues in queues.chunks(ring::QUEUES_OF_A_CREW) {
             let device = Queues(Arc::clone(&self.device.file));
             let crew = Arc::new(Crew::new(device, self.keeper.noter(), queues, entries));
+            crews.push(Arc::clone(&crew));
             for role in crew.roles() {
                 let (crew, files, told) = (Arc::clone(&crew), Arc::clone(files), told.clone());
                 self.spawn("fuse-ring", ending, move || {
@@ -195,7 +250,7 @@ impl Session {
         drop(told);
         match answers.iter().flatten().next() {
             Some(cause) => Err(Refused::Ring(cause)),
-            None => Ok(()),
+            None => Ok(crews),
         }
     }
 
@@ -236,7 +291,21 @@ impl Session {
                 return Err(cause);
             }
         }
+        self.watch = None;
         Ok(())
+    }
+}
+
+/// The thread that starts others. Dropped, those have ended, as the mount has.
+struct Watch(Arc<Reserve>, Option<JoinHandle<()>>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.end();
+        if let Some(thread) = self.1.take() {
+            // A panic was told already.
+            let _ = thread.join();
+        }
     }
 }
 

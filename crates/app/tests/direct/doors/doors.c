@@ -6,8 +6,8 @@
 //
 // DIRECTORY is the one under test; ELSEWHERE is on another file system.
 // here: io_uring reads and writes at the current position, too.
-// ends: the other doors also seek from the end, and append, where the C library may have made
-//       the file longer.
+// ends: seeks from the end, and appends, without a look at the size before: the kernel may not
+//       have heard that the direct path made the file longer.
 // no-ring: without io_uring.
 #include "doors.h"
 #include "../must.h"
@@ -17,6 +17,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -403,13 +404,21 @@ static void do_dup(int fd)
     }
 }
 
+// The kernel asks the mount for the size.
+static void look_at_size(int fd)
+{
+    struct stat stat;
+    if (!is_ends)
+        raw(SYS_fstat, fd, (long)&stat, 0, 0, 0);
+}
+
 static void do_lseek(int fd)
 {
     enum door door = some_door();
     int whence = (int)below(3);
     struct description *one = of(fd);
-    if (whence == SEEK_END && !is_ends && door != LIBC)
-        whence = SEEK_CUR;
+    if (whence == SEEK_END)
+        look_at_size(fd);
     long offset = (long)below(SIZE_MAX_ / 2);
     if (whence != SEEK_SET)
         offset = below(3) ? 0 : offset - SIZE_MAX_ / 4;
@@ -515,8 +524,8 @@ static void do_write(int fd)
         return;
     struct file *file = one ? &model->files[one->file] : NULL;
     int appends = one && one->flags & O_APPEND;
-    if (appends && at < 0 && !is_ends && door != LIBC)
-        door = LIBC;
+    if (appends && at < 0)
+        look_at_size(fd);
     long to = at;
     if (one && one->kind == REGULAR)
         to = appends ? (long)file->size : at < 0 ? one->at : at;
