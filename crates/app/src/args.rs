@@ -697,6 +697,11 @@ pub struct Mount {
     /// process may open /dev/cpu_dma_latency: faster, but it costs power.
     #[arg(long)]
     pub no_keep_awake: bool,
+    /// Let the kernel cache pages of files. Programs that use io_uring at the current position
+    /// (offset -1) need it, and no program can use the direct path. Otherwise each call is a
+    /// request.
+    #[arg(long)]
+    pub page_cache: bool,
     #[command(flatten)]
     pub scrubs: Scrubs,
     #[command(flatten)]
@@ -730,6 +735,9 @@ pub struct NullMount {
     /// process may open /dev/cpu_dma_latency: faster, but it costs power.
     #[arg(long)]
     pub no_keep_awake: bool,
+    /// Let the kernel cache pages of files.
+    #[arg(long)]
+    pub page_cache: bool,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -817,6 +825,9 @@ pub enum Bench {
         /// How requests come from the kernel to every mount.
         #[arg(long, value_enum, default_value = "classic")]
         fuse: Fuse,
+        /// Let the kernel cache pages of files on every mount; there is no direct path then.
+        #[arg(long)]
+        page_cache: bool,
     },
     /// Programs that reach the files of a mount directly, with one copy and two, beside the
     /// same on a tmpfs and through the kernel.

@@ -217,6 +217,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             plain,
             threads,
             fuse,
+            page_cache,
         } => {
             let options = mirror::Options {
                 rounds: measure.rounds,
@@ -230,6 +231,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             let serving = files::Serving {
                 threads: *threads,
                 fuse: *fuse,
+                page_cache: *page_cache,
             };
             finish(&files::mirror(measure, &options, serving)?, measure)
         }
@@ -294,6 +296,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             let serving = files::Serving {
                 threads: *threads,
                 fuse: *fuse,
+                page_cache: false,
             };
             finish(&small_files::run(measure, &options, serving)?, measure)
         }

@@ -43,9 +43,10 @@ const VALUED: [(&str, &str); 7] = [
     ("scrub_every", "--scrub-every"),
     ("scrub_rate", "--scrub-rate"),
 ];
-const FLAGS: [(&str, &str); 2] = [
+const FLAGS: [(&str, &str); 3] = [
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
+    ("page_cache", "--page-cache"),
 ];
 /// Options of the mount point that the kernel keeps.
 const OF_MOUNT: [(&str, MountFlags); 4] = [

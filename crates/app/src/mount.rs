@@ -15,7 +15,7 @@ use pagemesh_base::space::{Space, SpaceError};
 use pagemesh_brick::room;
 use pagemesh_direct::server::{IsMounted, Server};
 use pagemesh_fs::{Fs, FsError};
-use pagemesh_fuse::{MountOptions, Transport, Unmounter};
+use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter};
 use pagemesh_manage::wire::{Content, VolumeDetail};
 use pagemesh_volume::Volume;
 use std::path::{Path, PathBuf};
@@ -91,6 +91,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         allow_other: args.allow_other,
         transport: transport(args.fuse),
         may_keep_awake: !args.no_keep_awake,
+        caching: caching(args.page_cache),
     };
     let on_trouble = fenced.clone();
     let trouble = move |error: &FsError| on_trouble.take_in(error);
@@ -109,8 +110,10 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         is_mounted: &is_mounted,
     };
     let waiting = device.as_deref().map(|device| listen(device, &patience));
+    // Direct clients change files without the kernel, which must not cache pages of them.
     let guests = device
         .as_deref()
+        .filter(|_| !args.page_cache)
         .and_then(|device| let_guests_in(&volume, &guests_of, device, &patience));
     if let Some(guests) = &guests {
         mounted.connect_by(Box::new(guests.connector()));
@@ -242,6 +245,13 @@ fn watch_room(
     }))
 }
 
+fn caching(page_cache: bool) -> Caching {
+    match page_cache {
+        true => Caching::PageCache,
+        false => Caching::Direct,
+    }
+}
+
 /// Mounts a file system that does nothing, as [`run`] does.
 pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
     let dir = check_dir(&args.dir)?;
@@ -252,6 +262,7 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         allow_other: false,
         transport: transport(args.fuse),
         may_keep_awake: !args.no_keep_awake,
+        caching: caching(args.page_cache),
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     println!("ready {}", dir.display());

@@ -104,7 +104,8 @@ fn helper_fails_with_codes_of_mount() {
     let mount = |words: &[&str]| helpers.run("mount.pagemesh", words);
     failed(&mount(&["files"]), 1, "name the file system");
     failed(&mount(&["files", dir, "-o", "what"]), 1, "what");
-    failed(&mount(&["files", dir, "-o", "threads=no"]), 1, "threads");
+    let bad_threads = format!("{options},threads=no");
+    failed(&mount(&["files", dir, "-o", &bad_threads]), 1, "threads");
     failed(&mount(&["none", dir, "-o", &options]), 32, "no volume none");
     failed(
         &mount(&["files", "/nowhere/x", "-o", &options]),

@@ -203,6 +203,12 @@ pub trait Space: Send + Sync {
         false
     }
 
+    /// Whether a flush may have anything to do or to wait for: bytes that are buffered, or an
+    /// asynchronous replica.
+    fn flush_waits(&self) -> bool {
+        self.buffers()
+    }
+
     /// How often what was acknowledged and not flushed may have been lost, since the
     /// space was opened. It only rises.
     fn losses(&self) -> u64 {

@@ -149,6 +149,12 @@ impl Data {
         !self.held().pages.is_empty()
     }
 
+    /// Whether nothing that was stored into mappings waits for a sync, or was refused.
+    pub(crate) fn holds_nothing(&self) -> bool {
+        let held = self.held();
+        held.pages.is_empty() && !held.is_refused
+    }
+
     /// Lays what is held over bytes that were read.
     pub(crate) fn lay_over(&self, offset: u64, bytes: &mut [u8]) {
         let range = offset..offset + bytes.len() as u64;

@@ -50,6 +50,29 @@ impl Fs {
         but_for_room(noted)
     }
 
+    /// Whether a sync of an opened file behind a durable write through it has nothing to do.
+    #[must_use]
+    pub fn is_synced(&self, ino: Ino, seen: &Seen) -> bool {
+        let is_told = seen.0.load(Ordering::Acquire) == self.space.losses();
+        if !is_told || self.space.flush_waits() {
+            return false;
+        }
+        let core = self.core();
+        let live = core.live.get(&ino);
+        live.is_some_and(|live| live.data.holds_nothing())
+    }
+
+    /// The same behind a durable write through an opened file, for the sync that a kernel sends
+    /// then: it need not put down the time of that write, as the write itself does not.
+    ///
+    /// # Errors
+    /// As [`Fs::sync_opened`].
+    pub fn sync_written(&self, port: &mut Port, ino: Ino, seen: &Seen) -> Result<()> {
+        self.check_refused(ino)?;
+        self.put_held(port, ino, How::Whole)?;
+        self.flush(port, seen)
+    }
+
     /// Puts all noted times into their inodes, and makes everything durable.
     ///
     /// # Errors

@@ -266,6 +266,10 @@ impl Space for Volume {
         self.hub.view().1.buffers()
     }
 
+    fn flush_waits(&self) -> bool {
+        self.buffers() || self.hub.ship.last() != 0
+    }
+
     fn losses(&self) -> u64 {
         self.hub.losses.all()
     }

@@ -43,17 +43,25 @@ pub struct Serving {
     pub threads: usize,
     /// How requests come from the kernel.
     pub fuse: args::Fuse,
+    /// Whether the kernel caches pages of files.
+    pub page_cache: bool,
 }
 
 impl Serving {
     pub fn auto(threads: usize) -> Serving {
         let fuse = args::Fuse::Auto;
-        Serving { threads, fuse }
+        Serving {
+            threads,
+            fuse,
+            page_cache: false,
+        }
     }
 
-    fn args(self) -> [String; 4] {
+    fn args(self) -> Vec<String> {
         let (threads, fuse) = (self.threads.to_string(), self.fuse.name().to_owned());
-        ["--threads".into(), threads, "--fuse".into(), fuse]
+        let mut args = vec!["--threads".into(), threads, "--fuse".into(), fuse];
+        args.extend(self.page_cache.then(|| "--page-cache".into()));
+        args
     }
 }
 
@@ -248,11 +256,13 @@ pub fn mirror(
     let (_daemons, mut places): (Vec<Daemon>, Vec<Place>) = served.unzip();
     let mapped = places.iter().find(|place| place.name == "map");
     let direct = mapped.context("there is a mount over map")?.clone();
-    places.push(Place {
-        name: "map, directly".into(),
-        prefix: direct_prefix()?,
-        ..direct
-    });
+    if !serving.page_cache {
+        places.push(Place {
+            name: "map, directly".into(),
+            prefix: direct_prefix()?,
+            ..direct
+        });
+    }
     // Each number of jobs has files of its own, and there must be room for what is not
     // yet freed.
     let options = mirror::Options {
@@ -269,9 +279,14 @@ pub fn mirror(
     let peer = glusterfs.as_ref().map(FilePeer::place);
     let mut report = mirror::run_mirror(&places, peer.as_ref(), &options)?;
     report.note(format!(
-        "mounts are served by {} threads each, --fuse {}",
+        "mounts are served by {} threads each, --fuse {}{}",
         serving.threads,
-        serving.fuse.name()
+        serving.fuse.name(),
+        if serving.page_cache {
+            " --page-cache"
+        } else {
+            ""
+        }
     ));
     Ok(report)
 }

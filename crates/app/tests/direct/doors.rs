@@ -37,10 +37,16 @@ fn build(cluster: &Cluster, name: &str) -> [PathBuf; 2] {
 }
 
 fn run(is_direct: bool) {
+    run_on(is_direct, &[], |cluster| {
+        Mounted::by(cluster, "files", "map", "auto")
+    });
+}
+
+fn run_on(is_direct: bool, always: &[&str], mount: impl FnOnce(&Cluster) -> Mounted) {
     let Some(cluster) = mounted::cluster(&[256, 256], "128M") else {
         return;
     };
-    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mount = mount(&cluster);
     let elsewhere = cluster.dir().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [doors, plugin] = build(&cluster, "doors");
@@ -65,7 +71,7 @@ fn run(is_direct: bool) {
         .arg(given.as_deref().unwrap_or(OPERATIONS))
         .arg(&seed);
     let with = std::env::var("PAGEMESH_DOORS_WITH").unwrap_or_default();
-    command.args(with.split_whitespace());
+    command.args(with.split_whitespace().chain(always.iter().copied()));
     let status = command.status().unwrap();
     assert!(status.success(), "seed {seed}: {status}");
     mount.stop(&cluster);
@@ -75,6 +81,14 @@ fn run(is_direct: bool) {
 #[test]
 fn doors_by_the_kernel_agree_with_a_model() {
     run(false);
+}
+
+/// `here`: io_uring at the current position, too.
+#[test]
+fn doors_through_the_page_cache_agree_with_a_model() {
+    run_on(false, &["here"], |cluster| {
+        Mounted::with_page_cache(cluster, "files")
+    });
 }
 
 #[test]

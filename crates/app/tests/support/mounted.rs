@@ -81,6 +81,21 @@ impl Mounted {
             .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
     }
 
+    /// The same, with the kernel caching pages of files.
+    pub fn with_page_cache(cluster: &Cluster, name: &str) -> Mounted {
+        let dir = cluster.dir().join("mnt");
+        std::fs::create_dir_all(&dir).unwrap();
+        let dir_arg = dir.to_str().unwrap();
+        let args = ["mount", name, dir_arg, "--allow-other", "--page-cache"];
+        let daemon = cluster.try_daemon("mount-mnt", &args, 1);
+        Mounted {
+            daemon: Some(daemon.unwrap_or_else(|ended| panic!("no mount: {ended:?}"))),
+            dir,
+            fuse: CLASSIC,
+            _switch: None,
+        }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }

@@ -61,6 +61,7 @@ pub(crate) mod init {
     pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub(crate) const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub(crate) const ASYNC_DIO: u64 = 1 << 15;
@@ -92,10 +93,15 @@ pub(crate) const WRITE_CACHE: u32 = 1 << 0;
 /// The writer may not keep set-id bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
+/// In the flags of a write: it goes past the page cache.
+pub(crate) const WRITE_LOCK_OWNER: u32 = 1 << 1;
+
 /// How an opened file is used.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// No `FLUSH` when a descriptor is closed. Linux 5.16.
 pub(crate) const OPEN_NO_FLUSH: u32 = 1 << 5;
+/// Pages that the kernel caches stay valid when the file is opened.
+pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 pub(crate) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 macro_rules! structures {

@@ -6,8 +6,9 @@
 //!
 //! [RFD 013]: ../../../../docs/rfd/013-fuse-transports.md
 //!
-//! What is kept where. Contents are never cached: every file is opened for direct
-//! I/O, and a write is answered when every in-sync copy has it. Names and attributes
+//! What is kept where. Contents are cached only where [`Caching::PageCache`] is asked for:
+//! else every file is opened for direct I/O. A write is answered when every in-sync copy has
+//! it. Names and attributes
 //! are kept by the kernel until it changes them itself, because nothing changes
 //! except through this mount: whoever mounts has attached the volume exclusively.
 //! A mount elsewhere fences this one, and then every request fails.
@@ -94,6 +95,18 @@ pub struct MountOptions {
     pub transport: Transport,
     /// Whether idle processors may be kept from sleeping while the mount is busy.
     pub may_keep_awake: bool,
+    /// Whether the kernel caches pages of files.
+    pub caching: Caching,
+}
+
+/// How the kernel reads and writes files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// Each call is a request; no page is cached, so direct clients may change files. Linux 6.18
+    /// and before do not move the position of such a file for io_uring with offset -1 (RFD 023).
+    Direct,
+    /// Through the page cache. Nothing but the kernel may change files.
+    PageCache,
 }
 
 /// Why there is no mount.
@@ -183,7 +196,13 @@ pub fn mount(
     room: Room,
 ) -> Result<Mounted, MountError> {
     let connect = Arc::default();
-    let served = Served::new(Arc::clone(&fs), trouble, room, Arc::clone(&connect));
+    let served = Served::new(
+        Arc::clone(&fs),
+        trouble,
+        room,
+        Arc::clone(&connect),
+        options.caching,
+    );
     let served: Arc<dyn files::Files> = Arc::new(served);
     let session = Session::start(dir, options, &served)?;
     let device = Arc::downgrade(&session.device.file);

@@ -5,9 +5,9 @@ use crate::abi;
 use crate::answer::{self, Answer};
 use crate::files::Files;
 use crate::request::Request;
-use crate::serve::OPENED;
+use crate::serve::opened_as;
 use crate::session::Session;
-use crate::{MountError, MountOptions, Transport, Unmounter};
+use crate::{Caching, MountError, MountOptions, Transport, Unmounter};
 use pagemesh_fs::{Attr, Ino, Kind, Time};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -25,7 +25,10 @@ pub struct NullMount(Session);
 /// # Errors
 /// When the kernel refuses.
 pub fn mount_null(dir: &Path, options: &MountOptions) -> Result<NullMount, MountError> {
-    let files: Arc<dyn Files> = Arc::new(Null::default());
+    let files: Arc<dyn Files> = Arc::new(Null {
+        known: Mutex::default(),
+        caching: options.caching,
+    });
     Session::start(dir, options, &files).map(NullMount)
 }
 
@@ -61,12 +64,14 @@ struct Known {
     files: HashMap<u64, Attr>,
 }
 
-#[derive(Default)]
-struct Null(Mutex<Known>);
+struct Null {
+    known: Mutex<Known>,
+    caching: Caching,
+}
 
 impl Null {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn attr(&self, number: u64) -> Result<Attr, Errno> {
@@ -109,11 +114,11 @@ impl Null {
                 Some(_) => Answer::DONE,
                 None => return Err(Errno::NOENT),
             },
-            Request::Open { .. } => Answer::of(&OPENED),
+            Request::Open { .. } => Answer::of(&opened_as(self.caching)),
             Request::OpenDir => Answer::of(&abi::OpenOut::default()),
             Request::Create { name, .. } => {
                 let made = self.make(node, name, Kind::File);
-                Answer::both(&answer::entry(&made), &OPENED)
+                Answer::both(&answer::entry(&made), &opened_as(self.caching))
             }
             Request::Write { data, .. } => Answer::of(&abi::WriteOut {
                 size: data.len() as u32,

@@ -1,11 +1,35 @@
 //! Files that the kernel has open, by the number that it gives back with each request.
 
+use crate::abi;
 use pagemesh_fs::Seen;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// In the number of a file that was opened with O_DSYNC or O_SYNC.
 const SYNCED: u64 = 1;
+
+/// An open file.
+pub(crate) struct OpenFile {
+    /// The losses that it was told of.
+    pub(crate) seen: Seen,
+    /// Writes for each of which the kernel sends a sync.
+    expected_syncs: AtomicU32,
+}
+
+impl OpenFile {
+    pub(crate) fn expects_sync(&self) -> bool {
+        self.expected_syncs.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a sync may be the one that the kernel sends behind a write to a file opened with
+    /// O_DSYNC or O_SYNC. A sync by another thread can be taken for it, and the other way round.
+    pub(crate) fn take_expected_sync(&self) -> bool {
+        let less = |syncs: u32| syncs.checked_sub(1);
+        let order = Ordering::Relaxed;
+        self.expected_syncs.fetch_update(order, order, less).is_ok()
+    }
+}
 
 /// As many as the kernel has open. 0 is none of them.
 #[derive(Default)]
@@ -14,7 +38,7 @@ pub(crate) struct Opened(Mutex<Files>);
 #[derive(Default)]
 struct Files {
     last: u64,
-    seen: HashMap<u64, Arc<Seen>>,
+    open: HashMap<u64, Arc<OpenFile>>,
 }
 
 impl Opened {
@@ -24,23 +48,39 @@ impl Opened {
 
     /// The number of a file that is opened now.
     pub(crate) fn add(&self, seen: Seen, is_synced: bool) -> u64 {
+        let open = OpenFile {
+            seen,
+            expected_syncs: AtomicU32::new(0),
+        };
         let mut files = self.files();
         files.last += 1;
         let file = files.last << 1 | if is_synced { SYNCED } else { 0 };
-        files.seen.insert(file, Arc::new(seen));
+        files.open.insert(file, Arc::new(open));
         file
     }
 
     pub(crate) fn remove(&self, file: u64) {
-        self.files().seen.remove(&file);
+        self.files().open.remove(&file);
     }
 
-    /// What it was told; nothing: it is a directory.
-    pub(crate) fn get(&self, file: u64) -> Option<Arc<Seen>> {
-        self.files().seen.get(&file).cloned()
+    /// None: it is a directory.
+    pub(crate) fn get(&self, file: u64) -> Option<Arc<OpenFile>> {
+        self.files().open.get(&file).cloned()
     }
 
     pub(crate) fn is_synced(file: u64) -> bool {
         file & SYNCED != 0
+    }
+
+    /// Notes a write through the page cache, behind which the kernel sends a sync if the file
+    /// was opened with O_DSYNC or O_SYNC.
+    pub(crate) fn expect_sync(&self, file: u64, write_flags: u32) {
+        let is_cached = write_flags & (abi::WRITE_LOCK_OWNER | abi::WRITE_CACHE) == 0;
+        if is_cached
+            && Opened::is_synced(file)
+            && let Some(open) = self.get(file)
+        {
+            open.expected_syncs.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }

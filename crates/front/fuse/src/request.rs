@@ -103,6 +103,7 @@ pub(crate) enum Request<'r> {
     ReadDir(Span),
     ReadDirPlus(Span),
     Write {
+        file: u64,
         offset: u64,
         data: Bytes,
         /// As the file was opened.
@@ -359,6 +360,7 @@ impl Incoming {
             false => self.payload.slice(..len),
         };
         Ok(Request::Write {
+            file: write.file,
             offset: write.offset,
             data,
             flags: write.flags,
@@ -446,6 +448,7 @@ mod tests {
             ..abi::WriteIn::default()
         };
         let written = Request::Write {
+            file: 0,
             offset: 5,
             data: Bytes::from_static(b"xyz"),
             flags: 0,

@@ -9,9 +9,9 @@ use crate::attr::{kind_of_entry, time};
 use crate::collect::{Begun, Hand};
 use crate::files::Files;
 use crate::names;
-use crate::opened::Opened;
+use crate::opened::{OpenFile, Opened};
 use crate::request::{Request, SetAttr, Span};
-use crate::{Connect, Room, Trouble};
+use crate::{Caching, Connect, Room, Trouble};
 use bytes::Bytes;
 use pagemesh_base::contact::CONNECT;
 use pagemesh_base::mapping::{OPENED_BY_LIBRARY, WILL_MAP};
@@ -35,11 +35,19 @@ const SEEK_HOLE: u32 = 4;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const PERMISSIONS: u32 = 0o7777;
-pub(crate) const OPENED: abi::OpenOut = abi::OpenOut {
-    file: 0,
-    flags: abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES | abi::OPEN_NO_FLUSH,
-    backing: 0,
-};
+
+/// How the kernel uses a file that it opens.
+pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
+    let how = match caching {
+        Caching::Direct => abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES,
+        Caching::PageCache => abi::OPEN_KEEP_CACHE,
+    };
+    abi::OpenOut {
+        file: 0,
+        flags: how | abi::OPEN_NO_FLUSH,
+        backing: 0,
+    }
+}
 
 pub(crate) struct Served {
     fs: Arc<Fs>,
@@ -47,6 +55,7 @@ pub(crate) struct Served {
     room: Room,
     connect: Arc<OnceLock<Connect>>,
     opened: Opened,
+    caching: Caching,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
@@ -125,6 +134,7 @@ impl Served {
         trouble: Trouble,
         room: Room,
         connect: Arc<OnceLock<Connect>>,
+        caching: Caching,
     ) -> Served {
         Served {
             fs,
@@ -132,6 +142,7 @@ impl Served {
             room,
             connect,
             opened: Opened::default(),
+            caching,
         }
     }
 
@@ -154,7 +165,11 @@ struct Writes<'s> {
 
 impl Hand for Writes<'_> {
     fn begin(&mut self, header: &abi::InHeader, request: &Request<'_>) -> Begun {
+        if let Request::Fsync { file } = request {
+            return self.begin_sync(Ino(header.node), *file);
+        }
         let Request::Write {
+            file,
             offset,
             data,
             flags,
@@ -177,7 +192,11 @@ impl Hand for Writes<'_> {
         let (ino, is_durable) = (Ino(header.node), has(*flags, OFlags::DSYNC));
         let fs = &self.served.fs;
         let begun = match fs.begin_write(pipe, header.unique, ino, at, data, is_durable) {
-            Ok(true) => Begun::UnderWay,
+            Ok(true) => {
+                // The kernel syncs behind the answer.
+                self.served.opened.expect_sync(*file, *how);
+                Begun::UnderWay
+            }
             Ok(false) => Begun::Not,
             Err(error) => Begun::Ended(Answer::Error(self.served.errno(&error))),
         };
@@ -211,6 +230,18 @@ impl Hand for Writes<'_> {
 }
 
 impl Writes<'_> {
+    /// Ends the sync behind a durable write, if it has nothing to do.
+    fn begin_sync(&self, ino: Ino, file: u64) -> Begun {
+        let opened = self.served.opened.get(file);
+        let is_done = |opened: &OpenFile| {
+            opened.expects_sync() && self.served.fs.is_synced(ino, &opened.seen)
+        };
+        match opened.filter(|opened| is_done(opened)) {
+            Some(opened) if opened.take_expected_sync() => Begun::Ended(Answer::DONE),
+            _ => Begun::Not,
+        }
+    }
+
     /// A port that nobody has takes part in what the volume does meanwhile.
     fn put_away(&mut self) {
         if self.len() == 0 {
@@ -252,11 +283,12 @@ impl Asked<'_> {
     fn answer(&self, request: Request<'_>) -> Result<Answer> {
         match request {
             Request::Write {
+                file,
                 offset,
                 data,
                 flags,
                 how,
-            } => self.write(offset, &data, flags, how),
+            } => self.write(file, offset, &data, flags, how),
             Request::Read(Span { offset, size }) => {
                 let mut port = self.fs.borrow()?;
                 let bytes = self.fs.read(&mut port, self.ino, offset, size)?;
@@ -453,22 +485,26 @@ impl Asked<'_> {
     fn opened(&self, flags: u32) -> abi::OpenOut {
         let is_synced = has(flags, OFlags::DSYNC);
         let file = self.served.opened.add(self.fs.seen(), is_synced);
+        let opened = opened_as(self.served.caching);
         if flags & OPENED_BY_LIBRARY != 0 {
-            let flags = OPENED.flags & !abi::OPEN_NO_FLUSH;
+            let flags = opened.flags & !abi::OPEN_NO_FLUSH;
             return abi::OpenOut {
                 file,
                 flags,
-                ..OPENED
+                ..opened
             };
         }
         self.fs.note_open(self.thread);
-        abi::OpenOut { file, ..OPENED }
+        abi::OpenOut { file, ..opened }
     }
 
     fn sync(&self, ino: Ino, file: u64) -> Result<()> {
         let port = &mut *self.fs.borrow()?;
         match self.served.opened.get(file) {
-            Some(seen) => self.fs.sync_opened(port, ino, &seen),
+            Some(opened) if opened.take_expected_sync() => {
+                self.fs.sync_written(port, ino, &opened.seen)
+            }
+            Some(opened) => self.fs.sync_opened(port, ino, &opened.seen),
             // A directory, all of which is durable in any case.
             None => self.fs.sync(port, ino),
         }
@@ -516,7 +552,7 @@ impl Asked<'_> {
         self.fs.set_attr(self.ino, changes)
     }
 
-    fn write(&self, offset: u64, data: &Bytes, flags: u32, how: u32) -> Result<Answer> {
+    fn write(&self, file: u64, offset: u64, data: &Bytes, flags: u32, how: u32) -> Result<Answer> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
             self.fs.disarm(self.ino)?;
         }
@@ -528,6 +564,7 @@ impl Asked<'_> {
         let at = place_of(offset, flags);
         let is_durable = has(flags, OFlags::DSYNC);
         let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
+        self.served.opened.expect_sync(file, how);
         Ok(written((bytes.end - bytes.start) as usize))
     }
 

@@ -10,7 +10,7 @@ use crate::device::{Device, How};
 use crate::files::{DATA_BYTES_MAX, Files};
 use crate::reserve::{Reserve, Start, Watched};
 use crate::ring::{self, Queues};
-use crate::{MountError, MountOptions, THREADS_MAX, Transport};
+use crate::{Caching, MountError, MountOptions, THREADS_MAX, Transport};
 use pagemesh_base::awake;
 use rustix::io::Errno;
 use std::io;
@@ -31,7 +31,7 @@ const PAGES_MAX: u16 = (DATA_BYTES_MAX / 4096) as u16;
 const INITS_MAX: usize = 2;
 
 /// What is settled with the kernel, where it can.
-const WANTED: [(u64, &str); 12] = [
+const WANTED: [(u64, &str); 10] = [
     (init::ASYNC_READ, "asynchronous reads"),
     (init::BIG_WRITES, "writes of more than a page"),
     (init::MAX_PAGES, "requests of 1 MiB"),
@@ -43,11 +43,22 @@ const WANTED: [(u64, &str); 12] = [
         "listings with attributes when they help",
     ),
     (init::ASYNC_DIO, "asynchronous direct I/O"),
-    (init::AUTO_INVAL_DATA, "forgetting of what changed"),
     (init::CACHE_SYMLINKS, "keeping of symbolic links"),
     (init::HANDLE_KILLPRIV_V2, "taking away of set-id bits here"),
+];
+
+/// The same for files that are opened for direct I/O.
+const WANTED_DIRECT: [(u64, &str); 2] = [
+    (init::AUTO_INVAL_DATA, "forgetting of what changed"),
     (init::DIRECT_IO_ALLOW_MMAP, "shared mappings"),
 ];
+
+/// The same for files that are read and written through the page cache. Nothing but the kernel
+/// changes them, so no change of a time makes it drop pages.
+const WANTED_CACHED: [(u64, &str); 1] = [(
+    init::EXPLICIT_INVAL_DATA,
+    "cached pages that stay valid when a file changes",
+)];
 
 /// A mount that is served.
 pub(crate) struct Session {
@@ -130,7 +141,7 @@ impl Session {
             watch: None,
         };
         // From here on a drop unmounts.
-        let is_offered = greet(&session.device.file, queues.is_some())?;
+        let is_offered = greet(&session.device.file, queues.is_some(), options.caching)?;
         let threads = options.threads.clamp(1, THREADS_MAX);
         let each = queues.map_or(threads, |queues| ring::entries(queues, threads).first);
         let reserve = Arc::new(Reserve::new(queues.unwrap_or(1), each));
@@ -341,7 +352,7 @@ fn without_ring(options: &MountOptions, why: String) -> Result<(), MountError> {
 }
 
 /// Answers the first request. Whether the ring was wanted and is offered.
-fn greet(device: &OwnedFd, wants_ring: bool) -> io::Result<bool> {
+fn greet(device: &OwnedFd, wants_ring: bool, caching: Caching) -> io::Result<bool> {
     // It must hold the longest request that could be.
     let mut buffer = vec![0; DATA_BYTES_MAX as usize];
     for _ in 0..INITS_MAX {
@@ -376,7 +387,7 @@ fn greet(device: &OwnedFd, wants_ring: bool) -> io::Result<bool> {
                 abi::MINOR_MIN
             )));
         }
-        let (answer, has_ring) = settle(&told, wants_ring);
+        let (answer, has_ring) = settle(&told, wants_ring, caching);
         classic::write(device, header.unique, &Answer::of(&answer));
         return Ok(has_ring);
     }
@@ -386,13 +397,17 @@ fn greet(device: &OwnedFd, wants_ring: bool) -> io::Result<bool> {
 }
 
 /// What both sides can.
-fn settle(told: &abi::InitIn, wants_ring: bool) -> (abi::InitOut, bool) {
+fn settle(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::InitOut, bool) {
     let mut offered = u64::from(told.flags);
     if offered & init::EXT != 0 {
         offered |= u64::from(told.flags2) << 32;
     }
     let mut flags = offered & init::EXT;
-    for (flag, what) in WANTED {
+    let by_caching: &[(u64, &str)] = match caching {
+        Caching::Direct => &WANTED_DIRECT,
+        Caching::PageCache => &WANTED_CACHED,
+    };
+    for &(flag, what) in WANTED.iter().chain(by_caching) {
         match offered & flag {
             0 => tracing::info!(what, "the kernel does without"),
             flag => flags |= flag,
@@ -430,15 +445,15 @@ mod tests {
             flags2: u32::MAX,
             ..abi::InitIn::default()
         };
-        let (answer, has_ring) = settle(&told, true);
+        let (answer, has_ring) = settle(&told, true, Caching::Direct);
         assert_eq!((answer.flags, answer.flags2), (told.flags, 0));
         assert!(!has_ring);
         let told = abi::InitIn {
             flags: u32::MAX,
             ..told
         };
-        assert!(settle(&told, true).1);
-        let (answer, has_ring) = settle(&told, false);
+        assert!(settle(&told, true, Caching::Direct).1);
+        let (answer, has_ring) = settle(&told, false, Caching::Direct);
         assert!(!has_ring);
         assert_eq!(answer.flags2, (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32);
     }

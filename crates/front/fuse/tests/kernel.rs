@@ -15,7 +15,7 @@ use bytes::Bytes;
 use memory::Memory;
 use pagemesh_base::space::{Channel, Completion, Request, Space, SpaceError, Token};
 use pagemesh_fs::{Caller, Fs, Ino, MakeOptions, Wait, make};
-use pagemesh_fuse::{MountOptions, Transport, Unmounter, mount, mount_null, now};
+use pagemesh_fuse::{Caching, MountOptions, Transport, Unmounter, mount, mount_null, now};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
@@ -103,6 +103,7 @@ impl Mount {
             allow_other: true,
             transport,
             may_keep_awake: false,
+            caching: Caching::Direct,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -395,6 +396,7 @@ fn io_uring_is_used_where_it_is() {
         allow_other: false,
         transport: Transport::Auto,
         may_keep_awake: true,
+        caching: Caching::Direct,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);

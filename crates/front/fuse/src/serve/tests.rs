@@ -34,6 +34,7 @@ impl Kernel {
             Box::new(|_| {}),
             Box::new(|| None),
             Arc::default(),
+            crate::Caching::Direct,
         );
         Kernel(served, space)
     }
@@ -132,6 +133,7 @@ fn who_may_not_loses_set_id_bits() {
     );
     let mode = || kernel.0.fs.attr(Ino(node)).map(|attr| attr.mode).ok();
     let write = |how| Request::Write {
+        file: 0,
         offset: 0,
         data: Bytes::from_static(b"x"),
         flags: 0,
@@ -157,6 +159,7 @@ fn appended_is_what_did_not_come_from_a_mapping() {
     );
     let size = || kernel.0.fs.attr(Ino(node)).map(|attr| attr.size).ok();
     let write = |how| Request::Write {
+        file: 0,
         offset: 0,
         data: Bytes::from_static(b"xyz"),
         flags: OFlags::APPEND.bits(),
