@@ -155,7 +155,7 @@ pub enum Command {
         /// ends with the last of them. Nobody waits for that.
         #[arg(long)]
         lazy: bool,
-        /// Take it from everybody who uses it, in all mount namespaces: their calls fail from
+        /// Take it from all processes that use it, in all mount namespaces: their calls fail from
         /// then on.
         #[arg(long, conflicts_with = "lazy")]
         force: bool,

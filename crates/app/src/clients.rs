@@ -136,7 +136,7 @@ fn processes(all: &[Process]) -> String {
     table(&head, all.iter().map(row))
 }
 
-/// What a code of a reason means.
+/// The meaning of a reason's code.
 fn said(code: &str) -> String {
     let known = Why::ALL.iter().find(|why| why.code() == code);
     known.map_or_else(|| code.to_owned(), |why| why.text().to_owned())

@@ -83,7 +83,7 @@ const IGNORED: [&str; 23] = [
 ];
 const IGNORED_VALUED: [&str; 5] = ["x-", "X-", "comment=", "user=", "helper="];
 
-/// What a helper is asked for.
+/// The request to a helper.
 #[derive(Debug, Default, PartialEq)]
 struct Asked {
     name: String,
@@ -344,13 +344,13 @@ impl Server {
         }
     }
 
-    /// What it has said.
+    /// Its output so far.
     fn said(&mut self) -> String {
         let mut said = String::new();
         if let Some((log, from)) = &mut self.log
             && log.seek(SeekFrom::Start(*from)).is_ok()
         {
-            // What cannot be read is in the log for people.
+            // An unreadable part is in the log for people.
             let _ = log.read_to_string(&mut said);
         }
         said

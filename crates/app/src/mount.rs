@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// What the source of a mount begins with.
 const SOURCE: &str = "pagemesh:";
-/// What a mount of a small file system takes of memory at least.
+/// Bytes of memory that a mount of a small file system takes at least.
 const MEMORY_MIN: u64 = 64 << 20;
 /// How often the manager is asked what the pools still have.
 const ROOM_EVERY: Duration = Duration::from_secs(5);
@@ -319,7 +319,9 @@ impl<U: Fn() -> bool, C: Fn(), E: Fn()> End<'_, U, C, E> {
                     let holders = holders.unwrap_or_else(|| "programs with open files".into());
                     tracing::warn!(%dir, holders, "the mount is in use elsewhere, and is cut off");
                 }
-                Err(_) => tracing::warn!(%dir, "files are open; whoever has them is cut off"),
+                Err(_) => {
+                    tracing::warn!(%dir, "files are open; the processes that have them are cut off")
+                }
             }
         }
         (self.before_cut)();
@@ -368,7 +370,7 @@ fn serve<U: Fn() -> bool, C: Fn(), E: Fn()>(
     })
 }
 
-/// What can be saved by a process that must end amid serving.
+/// The state that a process can save when it must end amid serving.
 fn save(fs: &Weak<Fs>, volume: &Volume) {
     if let Some(fs) = fs.upgrade() {
         let saved = fs.borrow().and_then(|mut port| fs.sync_all(&mut port));

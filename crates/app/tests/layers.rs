@@ -15,7 +15,7 @@ use support::mounted::{self, Mounted};
 use support::program;
 use support::skip::skip;
 
-/// What happens in an overlay. Each line is told by what [`TELL`] finds.
+/// Changes in an overlay. [`TELL`] prints the result of each line.
 const CHANGES: &str = "\
     cd $top; rm gone; rm -r gonedir; mv old new; mkdir made; echo x > made/f; echo more >> kept; \
     rm -r again; mkdir again; echo y > again/only; mv dir moved; ln kept hard; \

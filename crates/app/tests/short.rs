@@ -119,6 +119,6 @@ fn killed_creation_leaves_no_file_in_the_way() {
     until("the file has its name", || pool.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    // What has a name is a whole pool.
+    // Only a whole pool has a name.
     program::ok(PAGEMESH, &["pool", "check", pool.to_str().unwrap()]);
 }

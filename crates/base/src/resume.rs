@@ -9,8 +9,8 @@
 //!
 //! Where tracing is not permitted, SIGCONT and SIGSTOP do the same. The parent sees both then.
 //!
-//! Invariants: all is done by a thread of its own, whose end lets go of everything that it traces.
-//! A process that somebody else traces is left alone. Every wait is bounded.
+//! Invariants: a thread of its own does all of it; the end of the thread lets go of all that it traces.
+//! A process that another one traces is left alone. Every wait is bounded.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::time::{Duration, Instant};
@@ -242,7 +242,7 @@ mod traced {
     pub(super) fn run(pid: u32, is_outside: &dyn Fn() -> bool) -> Ran {
         let mut threads = Vec::new();
         if !seize_all(pid, &mut threads) {
-            // What is traced already is let go with this thread.
+            // The end of this thread lets go of what is traced already.
             return Ran::Refused;
         }
         let began = Instant::now();
@@ -281,7 +281,7 @@ mod tests {
         command.spawn().expect("a shell")
     }
 
-    /// What it has written, proc(5).
+    /// Bytes that it has written, proc(5).
     fn written(pid: u32) -> u64 {
         let told = std::fs::read_to_string(format!("/proc/{pid}/io")).expect("it is there");
         let mut lines = told.lines();

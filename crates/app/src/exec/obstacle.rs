@@ -1,4 +1,4 @@
-//! What stands in the way of the direct path in a program, by its file.
+//! Obstacles to the direct path in a program's file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Interpreters that lead to each other by `#!`: as many as the kernel follows.
 const SCRIPTS_MAX: usize = 5;
-/// What the kernel reads of a script's first line.
+/// Bytes of a script's first line that the kernel reads.
 const LINE_MAX: usize = 256;
 
 /// Why the library cannot be in a program.
