@@ -8,6 +8,7 @@ use super::support::{Cluster, PAGEMESH, program, until};
 use super::{Child, Random, rounds};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -141,6 +142,9 @@ impl Programs {
         command.arg(way.name).arg(file).arg(&model.1);
         command.args(numbers.map(|number| number.to_string()));
         command.stdin(Stdio::null());
+        // The kernel drops SIGTSTP to a group of processes whose parents are all outside of its
+        // session: so it can be that of the tests.
+        command.process_group(0);
         command
     }
 
