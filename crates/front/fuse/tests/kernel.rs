@@ -24,7 +24,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -241,7 +243,6 @@ fn renames_have_flags(transport: Transport) {
     let cwd = File::open(mount.dir.path()).unwrap();
     let rename = |flags| rustix::fs::renameat_with(&cwd, "one", &cwd, "two", flags);
     assert_eq!(rename(RenameFlags::NOREPLACE), Err(Errno::EXIST));
-    assert_eq!(rename(RenameFlags::WHITEOUT), Err(Errno::INVAL));
     rename(RenameFlags::EXCHANGE).unwrap();
     // The kernel would answer by itself.
     drop(cwd);
@@ -249,6 +250,15 @@ fn renames_have_flags(transport: Transport) {
     let mount = Mount::new(&memory, transport).unwrap();
     assert_eq!(fs::read(mount.path("one")).unwrap(), b"2");
     assert_eq!(fs::read(mount.path("two")).unwrap(), b"1");
+    // A character device with number 0 is in the old place.
+    let cwd = File::open(mount.dir.path()).unwrap();
+    rustix::fs::renameat_with(&cwd, "one", &cwd, "two", RenameFlags::WHITEOUT).unwrap();
+    drop(cwd);
+    drop(mount);
+    let mount = Mount::new(&memory, transport).unwrap();
+    assert_eq!(fs::read(mount.path("two")).unwrap(), b"2");
+    let left = fs::symlink_metadata(mount.path("one")).unwrap();
+    assert!(left.file_type().is_char_device() && left.rdev() == 0);
 }
 
 fn appends_of_many_do_not_overlap(transport: Transport) {
