@@ -48,6 +48,10 @@ impl Core {
         len: u64,
     ) -> Result<Option<(u64, BTreeSet<u64>)>> {
         let inode = self.file(ino)?;
+        // The write may have to take capabilities away.
+        if inode.has_xattrs() {
+            return Ok(None);
+        }
         let at = offset.unwrap_or(inode.size);
         let Some(end) = at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX) else {
             return Ok(None);
