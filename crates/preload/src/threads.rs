@@ -33,6 +33,9 @@ static THREADS: [AtomicI32; THREADS_MAX] = [const { AtomicI32::new(NONE) }; THRE
 /// The C library's number of threads, or null where it does not show it.
 static COUNTED: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
+/// Counts beginnings and ends of engine threads.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
+
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
 /// The word that the kernel clears, and wakes, when the main thread ends. Null: it did not tell.
 static MAIN: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
@@ -132,6 +135,7 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
     // SAFETY: `create` made it for this thread.
     let begin = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
     THREADS[begin.place].store(sys::gettid(), SeqCst);
+    CHANGES.fetch_add(1, SeqCst);
     if let Some(counted) = counted()
         && counted.fetch_sub(1, SeqCst) == 1
     {
@@ -140,6 +144,7 @@ extern "C" fn run(begin: *mut c_void) -> *mut c_void {
         unsafe { libc::exit(0) };
     }
     let result = (begin.start)(begin.argument);
+    CHANGES.fetch_add(1, SeqCst);
     THREADS[begin.place].store(NONE, SeqCst);
     if let Some(counted) = counted()
         && counted.fetch_add(1, SeqCst) == 0
@@ -211,8 +216,15 @@ fn await_end() {
         }
     }
     let mut is_last = true;
+    let mut seen = CHANGES.load(SeqCst);
     while !withdraw::is_withdrawn() {
-        match others(main) {
+        let found = others(main);
+        let now = CHANGES.load(SeqCst);
+        let is_settled = now == seen && !is_own(STARTING);
+        seen = now;
+        match found {
+            // An engine thread that starts or ends is listed without its mark.
+            Some(_) if !is_settled => std::thread::sleep(LOOK_OFTEN),
             Some(thread) => is_last = await_thread(thread),
             None => end(main, is_last),
         }
