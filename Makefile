@@ -114,7 +114,7 @@ fsx: setup
 
 # Random operations through the C library, bare system calls, io_uring and a plug-in at once, by the
 # kernel or, with EXEC=1, on the direct path: make doors OPS=1000000 SEED=7 EXEC=1. Needs root.
-# WITH="here ends" adds operations that are not right everywhere yet.
+# WITH=ends adds appends and seeks behind what the direct path just made longer (RFD 022).
 doors: OPS = 1000000
 WITH ?=
 doors: setup

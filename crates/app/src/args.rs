@@ -697,11 +697,11 @@ pub struct Mount {
     /// process may open /dev/cpu_dma_latency: faster, but it costs power.
     #[arg(long)]
     pub no_keep_awake: bool,
-    /// Let the kernel cache pages of files. Programs that use io_uring at the current position
-    /// (offset -1) need it, and no program can use the direct path. Otherwise each call is a
-    /// request.
+    /// Keep files out of the kernel's page cache: each call is a request, and writes of one file go
+    /// on at the same time. DATA LOSS: a program that uses io_uring at the current position
+    /// (offset -1) overwrites its own bytes.
     #[arg(long)]
-    pub page_cache: bool,
+    pub direct_io: bool,
     #[command(flatten)]
     pub scrubs: Scrubs,
     #[command(flatten)]
@@ -735,9 +735,9 @@ pub struct NullMount {
     /// process may open /dev/cpu_dma_latency: faster, but it costs power.
     #[arg(long)]
     pub no_keep_awake: bool,
-    /// Let the kernel cache pages of files.
+    /// Keep files out of the kernel's page cache.
     #[arg(long)]
-    pub page_cache: bool,
+    pub direct_io: bool,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
@@ -825,9 +825,9 @@ pub enum Bench {
         /// How requests come from the kernel to every mount.
         #[arg(long, value_enum, default_value = "classic")]
         fuse: Fuse,
-        /// Let the kernel cache pages of files on every mount; there is no direct path then.
+        /// Keep files out of the kernel's page cache on every mount.
         #[arg(long)]
-        page_cache: bool,
+        direct_io: bool,
     },
     /// Programs that reach the files of a mount directly, with one copy and two, beside the
     /// same on a tmpfs and through the kernel.

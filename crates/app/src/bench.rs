@@ -217,7 +217,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             plain,
             threads,
             fuse,
-            page_cache,
+            direct_io,
         } => {
             let options = mirror::Options {
                 rounds: measure.rounds,
@@ -231,7 +231,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             let serving = files::Serving {
                 threads: *threads,
                 fuse: *fuse,
-                page_cache: *page_cache,
+                direct_io: *direct_io,
             };
             finish(&files::mirror(measure, &options, serving)?, measure)
         }
@@ -296,7 +296,7 @@ pub fn run(command: &Bench) -> anyhow::Result<()> {
             let serving = files::Serving {
                 threads: *threads,
                 fuse: *fuse,
-                page_cache: false,
+                direct_io: false,
             };
             finish(&small_files::run(measure, &options, serving)?, measure)
         }

@@ -46,7 +46,7 @@ const VALUED: [(&str, &str); 7] = [
 const FLAGS: [(&str, &str); 3] = [
     ("allow_other", "--allow-other"),
     ("no_keep_awake", "--no-keep-awake"),
-    ("page_cache", "--page-cache"),
+    ("direct_io", "--direct-io"),
 ];
 /// Options of the mount point that the kernel keeps.
 const OF_MOUNT: [(&str, MountFlags); 4] = [

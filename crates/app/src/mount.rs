@@ -91,7 +91,7 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         allow_other: args.allow_other,
         transport: transport(args.fuse),
         may_keep_awake: !args.no_keep_awake,
-        caching: caching(args.page_cache),
+        caching: caching(args.direct_io),
     };
     let on_trouble = fenced.clone();
     let trouble = move |error: &FsError| on_trouble.take_in(error);
@@ -110,10 +110,8 @@ pub fn run(args: &Mount) -> anyhow::Result<()> {
         is_mounted: &is_mounted,
     };
     let waiting = device.as_deref().map(|device| listen(device, &patience));
-    // Direct clients change files without the kernel, which must not cache pages of them.
     let guests = device
         .as_deref()
-        .filter(|_| !args.page_cache)
         .and_then(|device| let_guests_in(&volume, &guests_of, device, &patience));
     if let Some(guests) = &guests {
         mounted.connect_by(Box::new(guests.connector()));
@@ -245,10 +243,10 @@ fn watch_room(
     }))
 }
 
-fn caching(page_cache: bool) -> Caching {
-    match page_cache {
-        true => Caching::PageCache,
-        false => Caching::Direct,
+fn caching(direct_io: bool) -> Caching {
+    match direct_io {
+        true => Caching::Bypassed,
+        false => Caching::PageCache,
     }
 }
 
@@ -262,7 +260,7 @@ pub fn run_null(args: &NullMount) -> anyhow::Result<()> {
         allow_other: false,
         transport: transport(args.fuse),
         may_keep_awake: !args.no_keep_awake,
-        caching: caching(args.page_cache),
+        caching: caching(args.direct_io),
     };
     let mounted = pagemesh_fuse::mount_null(&dir, &options)?;
     println!("ready {}", dir.display());

@@ -11,6 +11,8 @@ mod apart;
 mod beside;
 #[path = "direct/bounds.rs"]
 mod bounds;
+#[path = "direct/cached.rs"]
+mod cached;
 #[path = "direct/cancelled.rs"]
 mod cancelled;
 #[path = "direct/crowd.rs"]
@@ -54,14 +56,14 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use support::mounted::{self, Mounted, library};
+use support::mounted::{self, Mounted, as_library, library};
 use support::random::Random;
 use support::{Cluster, program, until};
 
 fn opened(mount: &Mounted, name: &str) -> File {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true);
-    options.open(mount.dir.join(name)).unwrap()
+    as_library(options).open(mount.dir.join(name)).unwrap()
 }
 
 fn direct(guest: &'static Guest, file: &File) -> Direct {
@@ -236,7 +238,8 @@ fn appends_of_several_are_whole_and_each_once() {
         let writers = [0, 1, 2].map(|own| {
             let (path, by_guests) = (&path, &by_guests);
             scope.spawn(move || {
-                let file = OpenOptions::new().append(true).open(path).unwrap();
+                let file = as_library(OpenOptions::new().append(true)).open(path);
+                let file = file.unwrap();
                 let direct = (own < 2).then(|| direct(guest(), &file));
                 // Who goes through the kernel takes the file from guests each time.
                 let count = if own < 2 { RECORDS } else { RECORDS / 20 };
@@ -257,7 +260,9 @@ fn appends_of_several_are_whole_and_each_once() {
         });
         let (path, is_over) = (&path, &is_over);
         let reader = scope.spawn(move || {
-            let file = File::open(path).unwrap();
+            let file = as_library(OpenOptions::new().read(true))
+                .open(path)
+                .unwrap();
             let mut seen = 0;
             while !is_over.load(std::sync::atomic::Ordering::Acquire) {
                 let len = file.metadata().unwrap().len();
@@ -663,7 +668,8 @@ fn count(file: &File, acknowledged: &Acknowledged) {
 
 /// One of several that append to a log.
 fn append(path: &str, acknowledged: &Acknowledged, own: u64) {
-    let mut file = OpenOptions::new().append(true).open(path).unwrap();
+    let file = as_library(OpenOptions::new().append(true)).open(path);
+    let mut file = file.unwrap();
     for seq in 0.. {
         let bytes = record(own, seq);
         let written = std::io::Write::write(&mut file, &bytes).unwrap();
@@ -679,18 +685,13 @@ fn child() {
     let [what, path, acknowledged] = job.split(',').collect::<Vec<_>>()[..] else {
         panic!("{job}");
     };
-    let open = |path: &str| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .unwrap()
-    };
-    let acknowledged = Acknowledged(open(acknowledged));
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let acknowledged = Acknowledged(options.open(acknowledged).unwrap());
     if let Some(own) = what.strip_prefix("append ") {
         return append(path, &acknowledged, own.parse().unwrap());
     }
-    let file = open(path);
+    let file = as_library(&mut options).open(path).unwrap();
     let way = std::env::var_os("LD_PRELOAD").map_or("by the kernel", |_| "directly");
     eprintln!("{what}, {way}: process {}", std::process::id());
     if let Some(own) = what.strip_prefix("pairs") {
@@ -1052,7 +1053,7 @@ fn what_killed_guests_appended_is_there() {
         }
         check(&mount);
         // Nobody who died keeps others from the path.
-        let file = OpenOptions::new().append(true).open(mount.path("file"));
+        let file = as_library(OpenOptions::new().append(true)).open(mount.path("file"));
         let (file, guest) = (file.unwrap(), guest());
         let direct = direct(guest, &file);
         until("guests append again", || {

@@ -27,7 +27,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 use support::Cluster;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, LIBRARY_FLAGS, Mounted};
 
 /// Of a run of all tests.
 const OPERATIONS: u64 = 100_000;
@@ -59,6 +59,8 @@ struct Files {
     mapper: Option<Mapper>,
     /// What those on the direct path did without the kernel.
     direct: u64,
+    /// Files are opened as the library does, so that they have a direct path.
+    is_library: bool,
     dice: Random,
     /// What happened to be done, for a failure.
     last: Vec<String>,
@@ -99,11 +101,15 @@ impl Files {
         bytes
     }
 
-    fn open(mount: &Mounted, at: usize, more: OFlags) -> File {
+    fn open(&self, at: usize, more: OFlags) -> File {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true);
-        options.custom_flags(more.bits().cast_signed());
-        options.open(path_of(mount, at)).unwrap()
+        let flags = match self.is_library {
+            true => more.bits() | LIBRARY_FLAGS,
+            false => more.bits(),
+        };
+        options.custom_flags(flags.cast_signed());
+        options.open(path_of(&self.mount, at)).unwrap()
     }
 
     fn grow(&mut self, at: usize, size: u64) {
@@ -179,7 +185,7 @@ impl Files {
                 if self.models[at].len() as u64 + len < BYTES_MAX {
                     let bytes = self.bytes(len);
                     let end = self.models[at].len() as u64;
-                    let file = Files::open(&self.mount, at, OFlags::APPEND);
+                    let file = self.open(at, OFlags::APPEND);
                     // Where it is told to write does not count.
                     file.write_all_at(&bytes, offset).unwrap();
                     self.put(at, end, &bytes);
@@ -188,7 +194,7 @@ impl Files {
             16 => {
                 self.did(format!("write durably {at} {offset} {len}"));
                 let bytes = self.bytes(len);
-                let file = Files::open(&self.mount, at, OFlags::SYNC);
+                let file = self.open(at, OFlags::SYNC);
                 file.write_all_at(&bytes, offset).unwrap();
                 self.put(at, offset, &bytes);
             }
@@ -199,7 +205,7 @@ impl Files {
             18 => {
                 self.did(format!("reopen {at}"));
                 self.open[at].sync_all().unwrap();
-                self.open[at] = Files::open(&self.mount, at, OFlags::empty());
+                self.open[at] = self.open(at, OFlags::empty());
             }
             19 | 20 if self.mapper.is_some() => self.map(at),
             _ => {
@@ -311,8 +317,7 @@ impl Files {
     }
 
     fn reopen(&mut self) {
-        let mount = &self.mount;
-        let open = (0..FILES).map(|at| Files::open(mount, at, OFlags::empty()));
+        let open = (0..FILES).map(|at| self.open(at, OFlags::empty()));
         self.open = open.collect();
     }
 
@@ -485,6 +490,7 @@ fn work(
         hands: vec![],
         mapper: None,
         direct: 0,
+        is_library: hands.contains(&true),
         dice: Random::new(number("PAGEMESH_FSX_SEED", 1)),
         last: vec![],
     };

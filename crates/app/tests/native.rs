@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use support::mounted::{self, Mounted};
+use support::mounted::{self, Mounted, as_library};
 use support::random::Random;
 use support::{Cluster, Pools, program, until};
 
@@ -90,7 +90,8 @@ fn child() {
 
 /// Tells what the kernel reads where it is asked.
 fn answer(path: &Path) {
-    let file = fs::File::open(path).unwrap();
+    let file = as_library(OpenOptions::new().read(true)).open(path);
+    let file = file.unwrap();
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let (offset, len) = line.split_once(' ').unwrap();
@@ -514,7 +515,8 @@ fn write_sets(dir: &Path, own: usize) {
         .write(true)
         .open(dir.join("acknowledged"))
         .unwrap();
-    let kernel = fs::File::open(&path).unwrap();
+    let kernel = as_library(OpenOptions::new().read(true)).open(&path);
+    let kernel = kernel.unwrap();
     let file = File::open(&path).unwrap();
     let mut value = whole_set(&kernel, own);
     loop {
@@ -578,7 +580,8 @@ fn watch_by_guard(dir: &Path) {
 }
 
 fn watch_by_kernel(dir: &Path) {
-    let file = fs::File::open(dir.join("mnt/file")).unwrap();
+    let file = as_library(OpenOptions::new().read(true)).open(dir.join("mnt/file"));
+    let file = file.unwrap();
     watch("read by the kernel", |set, into| {
         given(file.read_exact_at(into, near(set)), dir);
         true

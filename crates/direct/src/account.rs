@@ -101,6 +101,7 @@ reasons! {
     Renewing Debug "renewing" "the sessions are being renewed";
     Asking Debug "opened" "first accesses after an open or a change by others";
     Mapped Info "mapped" "the file is mapped";
+    Cached Info "page-cache" "a program without the library has the file open, and the kernel caches its pages";
     Shape Info "shape" "the file has holes, shared pages, set-id bits or extended attributes";
     Boards Info "files" "the mount has no place for a further file";
     Busy Debug "busy" "another thread had the same station";
@@ -114,7 +115,7 @@ reasons! {
     AppendAt Debug "append-at" "pwrite with O_APPEND";
     SizeLimit Info "size-limit" "the process has a limit of file sizes";
     Unknown Info "unknown-descriptor" "the descriptor is unknown to the library: inherited, received, or a stream's";
-    Confined Warn "confined" "the process has a limit of memory, memory that is locked, or a filter of system calls, or runs under valgrind or a sanitizer";
+    Confined Warn "confined" "the process has a limit of memory, memory that is locked, a filter of system calls, or an io_uring, or runs under valgrind or a sanitizer";
 }
 
 /// Of a process and a mount.

@@ -559,6 +559,7 @@ impl Mount {
             }
             Ok((Answer::Hidden(hidden), _)) => Err(match hidden {
                 Hidden::Mapped => Why::Mapped,
+                Hidden::Cached => Why::Cached,
                 Hidden::Shape => Why::Shape,
                 Hidden::Full => Why::Boards,
             }),

@@ -490,10 +490,11 @@ impl Host {
     /// Why guests cannot have a file.
     fn why_hidden(&self, fs: &Fs, ino: Ino) -> Hidden {
         let is_full = || guard(&self.boards).len() >= BOARDS_MAX;
-        let (hidden, refused) = match (fs.maps(ino), is_full()) {
-            (true, _) => (Hidden::Mapped, Refused::Mapped),
-            (false, true) => (Hidden::Full, Refused::Files),
-            (false, false) => (Hidden::Shape, Refused::Shape),
+        let (hidden, refused) = match () {
+            () if fs.maps(ino) => (Hidden::Mapped, Refused::Mapped),
+            () if fs.is_cached(ino) => (Hidden::Cached, Refused::Cached),
+            () if is_full() => (Hidden::Full, Refused::Files),
+            () => (Hidden::Shape, Refused::Shape),
         };
         self.clients.refuse(refused);
         hidden

@@ -88,17 +88,19 @@ pub(crate) enum Refused {
     Full,
     Rows,
     Mapped,
+    Cached,
     Shape,
     Files,
 }
 
 impl Refused {
-    const CODES: [&str; 7] = [
+    const CODES: [&str; 8] = [
         "other-user",
         "unseen-process",
         "connections",
         "rows",
         "mapped",
+        "page-cache",
         "shape",
         "files",
     ];

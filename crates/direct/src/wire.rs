@@ -50,7 +50,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"pmdg");
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const QUESTION_BYTES: usize = 16;
 const ANSWER_BYTES: usize = 28;
 /// Bytes of a socket's path, as the kernel has it.
@@ -110,6 +110,8 @@ pub enum Hidden {
     Shape = 2,
     /// As many files as there may be are on the path.
     Full = 3,
+    /// The kernel caches its pages: a program without the library has it open.
+    Cached = 4,
 }
 
 /// Bytes of the longest parts, with what tells of them.
@@ -288,7 +290,7 @@ impl Answer {
             0 if has_none => Ok(Answer::Yes),
             1 if has_none => Ok(Answer::No),
             4 if has_none => {
-                let all = [Hidden::Mapped, Hidden::Shape, Hidden::Full];
+                let all = [Hidden::Mapped, Hidden::Shape, Hidden::Full, Hidden::Cached];
                 let found = all.into_iter().find(|&hidden| hidden as u32 == row);
                 found
                     .map(Answer::Hidden)

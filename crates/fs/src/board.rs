@@ -11,6 +11,7 @@ use crate::data::pages_of;
 use crate::error::Result;
 use crate::format::{Growth, Ino, Kind, SMALL_PAGES, SPANS, Time, span_of, span_order};
 use crate::held::Held;
+use crate::kernel_pages::KernelPages;
 use parking_lot::{
     ArcRwLockReadGuard, ArcRwLockWriteGuard, RawRwLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
@@ -84,6 +85,8 @@ pub(crate) struct Data {
     is_mapped: AtomicBool,
     /// What came from mappings and was not synced.
     pub(crate) held: Mutex<Held>,
+    /// What the kernel's page cache may have of the file.
+    pub(crate) kernel_pages: Arc<KernelPages>,
 }
 
 /// Held, it keeps what changes a file's size or pages away. Of a file without guests.
@@ -168,6 +171,20 @@ impl Data {
     pub(crate) fn try_write(&self) -> Option<ArcRwLockWriteGuard<RawRwLock, ()>> {
         let guard = self.lock.try_write_arc()?;
         (self.board.get().is_none() && !self.has_held()).then_some(guard)
+    }
+
+    /// For the same file, whose board goes.
+    fn without_board(&self) -> Data {
+        Data {
+            kernel_pages: Arc::clone(&self.kernel_pages),
+            ..Data::default()
+        }
+    }
+
+    /// Whether direct clients may know where the file's pages are, or what it is like. The
+    /// caller holds the lock in some way.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.board.get().is_some_and(|board| !board.is_outdated())
     }
 
     /// Whether the kernel keeps pages of it.
@@ -284,6 +301,7 @@ impl Fs {
             // Else it could be closed and freed meanwhile: who asks may be killed.
             live.opens += 1;
         }
+        self.drop_kernel_pages(ino);
         let shown = self.show_open(ino, grows, make);
         self.release(ino);
         shown
@@ -298,7 +316,7 @@ impl Fs {
     ) -> Result<Option<Arc<dyn Board>>> {
         let data = self.data_lock(ino)?;
         let _lock = data.lock.write();
-        if data.is_mapped() {
+        if data.is_mapped() || data.kernel_pages.keep_direct_clients_out() {
             return Ok(None);
         }
         let growth = self.look(|core| core.inode(ino))?.growth;
@@ -328,7 +346,7 @@ impl Fs {
             return Ok(None);
         };
         let lent = match grows {
-            true => self.lend_room(ino)?,
+            true => self.lend_room(ino, &data)?,
             false => None,
         };
         let Some((size, spans)) = self.look(|core| core.plain_spans(ino))? else {
@@ -392,7 +410,7 @@ impl Fs {
         let is_unused = |live: &Live| live.opens == 1 && Arc::strong_count(data) == 2;
         let live = core.live.get_mut(&ino);
         if let Some(live) = live.filter(|live| is_unused(live) && Arc::ptr_eq(&live.data, data)) {
-            live.data = Arc::default();
+            live.data = Arc::new(data.without_board());
             core.boards.remove(&ino);
         } else {
             drop(core);

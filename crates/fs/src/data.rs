@@ -510,6 +510,7 @@ impl Fs {
         // Else it could be closed and freed meanwhile: who asks may be killed.
         self.open(ino)?;
         let written = self.write_open_together(port, ino, parts, is_wanted);
+        let written = written.and_then(|()| self.drop_changed_pages(ino));
         self.release_by(ino, Some(port));
         written
     }
@@ -562,6 +563,7 @@ impl Fs {
             return Err(Errno::FBIG.into());
         }
         let lock = self.data_lock(ino)?;
+        let _telling = lock.kernel_pages.telling();
         let _alone = lock.write();
         self.making_room(|| self.settle_all(port, ino))?;
         self.drop_capabilities(ino)?;

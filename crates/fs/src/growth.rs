@@ -6,6 +6,7 @@
 //! What lies behind its end is seen by nobody.
 
 use crate::Fs;
+use crate::board::Data;
 use crate::core::{Core, Tx, damaged_inode};
 use crate::data::{PAGE, pages_of};
 use crate::error::{FsError, Result};
@@ -223,7 +224,7 @@ impl Fs {
 
     /// Lends a dense file room behind its end, and tells what its last page has below it;
     /// none: there is no room. The caller holds the file alone, with its guests out.
-    pub(crate) fn lend_room(&self, ino: Ino) -> Result<Option<(Growth, Vec<u8>)>> {
+    pub(crate) fn lend_room(&self, ino: Ino, data: &Data) -> Result<Option<(Growth, Vec<u8>)>> {
         let nonce = self.nonce(ino);
         let lent = match self.change(|tx| tx.lend_span(ino, nonce)) {
             Err(error) if error.errno() == Errno::NOSPC => None,
@@ -232,6 +233,7 @@ impl Fs {
         let Some((growth, tail)) = lent else {
             return Ok(None);
         };
+        data.kernel_pages.note_growth();
         // Whoever asks how long the file is goes by what guests say from now on.
         self.tell_unkept(ino);
         let len = (tail.end - tail.start) as usize;

@@ -26,6 +26,7 @@ mod growth;
 mod hash;
 mod held;
 mod io;
+mod kernel_pages;
 mod left;
 mod map;
 mod mount;
@@ -102,6 +103,7 @@ pub struct Fs {
     /// Told of files that guests begin to make longer, or of which pages begin to be held.
     on_growth: OnceLock<Box<dyn Fn(Ino) + Send + Sync>>,
     on_open: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
+    kernel: OnceLock<kernel_pages::Kernel>,
     /// Last, so that its channels are dropped before it: it waits for them.
     space: Arc<dyn Space>,
 }

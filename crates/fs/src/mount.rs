@@ -112,6 +112,7 @@ impl Fs {
             ports: Ports::default(),
             on_growth: OnceLock::new(),
             on_open: OnceLock::new(),
+            kernel: OnceLock::new(),
         })
     }
 

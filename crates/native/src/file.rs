@@ -100,6 +100,7 @@ impl File {
         if flags & libc::O_PATH != 0 {
             return Err(Error::Invalid("it is open as a name only"));
         }
+        process::bypass_cache(file.as_raw_fd(), flags);
         let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
         // What is overwritten is held against it.
@@ -188,12 +189,20 @@ impl File {
                     can_be_short: false,
                 });
             }
-            let read = retried(|| self.file.read_at(part, at));
+            let read = retried(|| self.read_by_kernel(part, at));
             Ok(Gathered {
                 bytes: read.map_err(Error::system("read"))?,
                 can_be_short: !is_moment,
             })
         })
+    }
+
+    /// Up to the end that the file has before: behind that the kernel would go on with what is
+    /// appended meanwhile, by a second request.
+    fn read_by_kernel(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let rest = self.file.metadata()?.len().saturating_sub(offset);
+        let len = usize::try_from(rest).map_or(into.len(), |rest| rest.min(into.len()));
+        self.file.read_at(&mut into[..len], offset)
     }
 
     /// Reads exactly so many bytes.

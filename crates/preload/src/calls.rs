@@ -362,11 +362,16 @@ macro_rules! controlling {
     ($($name:ident)*) => {
         export! {
             $($name(fd: c_int, command: c_int, argument: c_long) -> c_int {
+                let argument = match command {
+                    libc::F_SETFL => descriptors::kept_flags(fd, argument),
+                    _ => argument,
+                };
                 // SAFETY: the arguments are the caller's.
                 let control = || unsafe { real::$name(fd, command, argument) };
                 match command {
                     libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => descriptors::doubled(fd, control),
                     libc::F_SETFL => descriptors::flagged(fd, argument, control()),
+                    libc::F_GETFL => descriptors::shown_flags(fd, control()),
                     // Perhaps it waits for a lock, and is cancelled.
                     _ => control(),
                 }

@@ -73,6 +73,7 @@ mod probe;
 mod process;
 mod real;
 mod report;
+mod rings;
 mod signals;
 mod stack;
 mod sys;

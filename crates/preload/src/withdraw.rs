@@ -2,12 +2,14 @@
 //!
 //! A process withdraws from the direct path before it gets a limit that the engine would break, or
 //! hurt the program by: a filter of system calls, which kills for those that it does not list; a
-//! limit of its memory, which pools would be counted for; memory that is locked as a whole.
+//! limit of its memory, which pools would be counted for; memory that is locked as a whole. It also
+//! withdraws when it makes an `io_uring`, which does not move the positions of files that bypass the
+//! page cache (RFD 023).
 //! Behind that no thread of the engine is left, nothing of pools is mapped, the program's signal
 //! handlers are the kernel's again, and no system call is made but those that the program makes.
 
 use crate::engine::number;
-use crate::{buffer, engine, process, signals, sys, table, thread, threads};
+use crate::{buffer, descriptors, engine, process, signals, sys, table, thread, threads};
 use libc::{c_int, c_long, c_ulong, c_void, pid_t};
 use std::arch::asm;
 use std::sync::atomic::AtomicBool;
@@ -144,6 +146,7 @@ pub extern "C" fn withdraw() {
         };
         table::sweep_all();
     }
+    descriptors::hand_over();
     engine::leave();
     threads::stop_watching();
     waited(|| threads::count() == 0);
@@ -183,6 +186,16 @@ fn filtered() {
     withdraw();
     if is_withdrawn() && !thread::this().is_vforked() {
         IS_FILTERED.store(true, SeqCst);
+    }
+}
+
+/// An `io_uring` was made, with this result: its requests may read and write at the current position,
+/// which the kernel moves only where it caches a file.
+pub extern "C" fn ring_made(result: c_long) {
+    match result < 0 || is_filtered() {
+        true => {}
+        false if is_withdrawn() => descriptors::hand_over(),
+        false => withdraw(),
     }
 }
 

@@ -96,6 +96,11 @@ fn every_name_is_called_by_a_program() {
     let called: BTreeSet<String> = builds.flatten().collect();
     let names = symbols(&library(), "--defined-only");
     assert!(names.len() > 60 && names.contains("pread64"), "{names:?}");
-    let untested: Vec<_> = names.difference(&called).collect();
+    // Those of liburing need that library: crates/app/tests/direct/doors/rings.c.
+    let is_of_liburing = |name: &&String| name.starts_with("io_uring_");
+    let untested: Vec<_> = names
+        .difference(&called)
+        .filter(|name| !is_of_liburing(name))
+        .collect();
     assert!(untested.is_empty(), "no program calls {untested:?}");
 }

@@ -43,8 +43,8 @@ pub struct Serving {
     pub threads: usize,
     /// How requests come from the kernel.
     pub fuse: args::Fuse,
-    /// Whether the kernel caches pages of files.
-    pub page_cache: bool,
+    /// Whether the kernel caches no pages of files.
+    pub direct_io: bool,
 }
 
 impl Serving {
@@ -53,14 +53,14 @@ impl Serving {
         Serving {
             threads,
             fuse,
-            page_cache: false,
+            direct_io: false,
         }
     }
 
     fn args(self) -> Vec<String> {
         let (threads, fuse) = (self.threads.to_string(), self.fuse.name().to_owned());
         let mut args = vec!["--threads".into(), threads, "--fuse".into(), fuse];
-        args.extend(self.page_cache.then(|| "--page-cache".into()));
+        args.extend(self.direct_io.then(|| "--direct-io".into()));
         args
     }
 }
@@ -256,13 +256,11 @@ pub fn mirror(
     let (_daemons, mut places): (Vec<Daemon>, Vec<Place>) = served.unzip();
     let mapped = places.iter().find(|place| place.name == "map");
     let direct = mapped.context("there is a mount over map")?.clone();
-    if !serving.page_cache {
-        places.push(Place {
-            name: "map, directly".into(),
-            prefix: direct_prefix()?,
-            ..direct
-        });
-    }
+    places.push(Place {
+        name: "map, directly".into(),
+        prefix: direct_prefix()?,
+        ..direct
+    });
     // Each number of jobs has files of its own, and there must be room for what is not
     // yet freed.
     let options = mirror::Options {
@@ -282,8 +280,8 @@ pub fn mirror(
         "mounts are served by {} threads each, --fuse {}{}",
         serving.threads,
         serving.fuse.name(),
-        if serving.page_cache {
-            " --page-cache"
+        if serving.direct_io {
+            " --direct-io"
         } else {
             ""
         }

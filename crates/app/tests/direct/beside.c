@@ -139,11 +139,13 @@ static int is_way(const char *name)
     return strcmp(way, name) == 0;
 }
 
+// As the preload library opens files, which the kernel does not cache then.
 static int open_by(const char *path)
 {
+    int flags = O_RDWR | O_ASYNC | O_DIRECT;
     if (is_way("libc"))
-        return open(path, O_RDWR);
-    return raw(SYS_openat, AT_FDCWD, (long)path, O_RDWR, 0, 0, 0);
+        return open(path, flags);
+    return raw(SYS_openat, AT_FDCWD, (long)path, flags, 0, 0, 0);
 }
 
 static void get(int file, void *bytes, uint64_t page)

@@ -1,5 +1,5 @@
-//! Guests beside programs whose calls nobody catches: one without a dynamic loader, one with
-//! system calls of its own, and one with io_uring. All write and read one file, by one model
+//! Guests beside programs whose calls nobody catches, on files that the library opened: one without a
+//! dynamic loader, one with system calls of its own, and one with io_uring. All write and read one file, by one model
 //! (`beside.c`). No program reaches files by NBD: that serves other volumes.
 
 use super::support::mounted::{self, Mounted};

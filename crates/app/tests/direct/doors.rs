@@ -1,17 +1,16 @@
 //! Random operations of one program through four doors at once: the C library, bare system calls,
 //! io_uring, and a plug-in past preloaded libraries. The program compares each result with a model.
 //! PAGEMESH_DOORS_OPS says how many operations, PAGEMESH_DOORS_SEED which, and PAGEMESH_DOORS_WITH
-//! what is done beside the usual (`here`, `ends`; see doors.c):
-//! `make doors OPS=1000000 SEED=7 EXEC=1 WITH="here ends"`. For root with /dev/fuse.
+//! what is done beside the usual (`here`, `ends`; see doors.c): `make doors OPS=1000000 SEED=7 EXEC=1`. For root with /dev/fuse.
 
 use super::support::Cluster;
-use super::support::mounted::{self, Mounted, directly, exec};
+use super::support::mounted::{self, Mounted, as_library, directly, exec};
 use super::support::{PAGEMESH, program};
-use pagemesh_base::mapping::OPENED_BY_LIBRARY;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Of a run of all tests.
 const OPERATIONS: &str = "20000";
@@ -36,17 +35,11 @@ fn build(cluster: &Cluster, name: &str) -> [PathBuf; 2] {
     ]
 }
 
-fn run(is_direct: bool) {
-    run_on(is_direct, &[], |cluster| {
-        Mounted::by(cluster, "files", "map", "auto")
-    });
-}
-
-fn run_on(is_direct: bool, always: &[&str], mount: impl FnOnce(&Cluster) -> Mounted) {
+fn run(is_direct: bool, always: &[&str]) {
     let Some(cluster) = mounted::cluster(&[256, 256], "128M") else {
         return;
     };
-    let mount = mount(&cluster);
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
     let elsewhere = cluster.dir().join("elsewhere");
     std::fs::create_dir(&elsewhere).unwrap();
     let [doors, plugin] = build(&cluster, "doors");
@@ -80,20 +73,60 @@ fn run_on(is_direct: bool, always: &[&str], mount: impl FnOnce(&Cluster) -> Moun
 
 #[test]
 fn doors_by_the_kernel_agree_with_a_model() {
-    run(false);
-}
-
-/// `here`: io_uring at the current position, too.
-#[test]
-fn doors_through_the_page_cache_agree_with_a_model() {
-    run_on(false, &["here"], |cluster| {
-        Mounted::with_page_cache(cluster, "files")
-    });
+    run(false, &["here", "ends"]);
 }
 
 #[test]
 fn doors_under_exec_agree_with_a_model() {
-    run(true);
+    run(true, &[]);
+}
+
+/// The ring is made by the C library, where the preload library sees it.
+#[test]
+fn doors_under_exec_agree_at_the_current_position() {
+    run(true, &["here", "ends"]);
+}
+
+#[test]
+fn ring_of_liburing_takes_a_process_off_the_path() {
+    let Some(cluster) = mounted::cluster(&[64, 64], "24M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/direct/doors");
+    let source = |name: &str| sources.join(name).to_str().unwrap().to_owned();
+    let at = |name: &str| cluster.dir().join(name).to_str().unwrap().to_owned();
+    let options = ["-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"];
+    // As a library that the program is linked with, but by one call within it.
+    let (library, program) = (at("liburing.so"), at("rings"));
+    let mut words = options.to_vec();
+    let from = source("liburing.c");
+    words.extend([
+        library.as_str(),
+        "-shared",
+        "-fPIC",
+        "-Wl,-Bsymbolic",
+        &from,
+    ]);
+    program::ok("cc", &words);
+    let mut words = options.to_vec();
+    let from = source("rings.c");
+    words.extend([program.as_str(), &from, &library]);
+    program::ok("cc", &words);
+    mount.sh("echo something > file");
+    let file = mount.path("file");
+    for name in [
+        "io_uring_queue_init",
+        "io_uring_queue_init_params",
+        "io_uring_queue_init_mem",
+        "io_uring_setup",
+    ] {
+        let words = [program.as_str(), file.to_str().unwrap(), name];
+        let ended = directly(&words).output().unwrap();
+        program::succeeded(name, ended);
+    }
+    mount.stop(&cluster);
+    cluster.check_identical("files");
 }
 
 /// Closes a number past the library, has it lead to something else, and uses it.
@@ -150,24 +183,29 @@ fn opens_and_closes_of_clients_are_counted() {
         return;
     };
     let mount = Mounted::by(&cluster, "files", "map", "auto");
+    // It has no descriptor of the file to close.
+    let mut other = Command::new("sh")
+        .args(["-c", "read go; echo more >> other; cat other"])
+        .current_dir(&mount.dir)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
     let file = super::opened(&mount, "file");
     file.write_all_at(&[1; 40_000], 0).unwrap();
     let direct = super::direct(super::guest(), &file);
     super::check(&direct, &file, 0, &[1; 4096]);
     let first = direct.changes().unwrap();
     let count = || direct.changes().unwrap() - first;
-    mount.sh("cat file > /dev/null; echo more >> other");
+    other.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(other.wait().unwrap().success());
     assert_eq!(count(), 0, "by another process");
     // This thread is not the first one of its process.
-    let past = File::open(mount.path("file")).unwrap();
+    let past = File::open(mount.path("other")).unwrap();
     assert_eq!(count(), 1, "opened past a library");
     drop(past);
     assert_eq!(count(), 1, "closed, without a word to the mount");
-    let mut options = OpenOptions::new();
-    options
-        .read(true)
-        .custom_flags(OPENED_BY_LIBRARY.cast_signed());
-    let announced = options.open(mount.path("file")).unwrap();
+    let announced = as_library(OpenOptions::new().read(true)).open(mount.path("file"));
+    let announced = announced.unwrap();
     let second = announced.try_clone().unwrap();
     assert_eq!(count(), 1, "opened by a library");
     drop(announced);

@@ -5,7 +5,7 @@
 //! answer is an error or 0, whether it was done without the kernel, and a length, 8 bytes
 //! each, and the bytes of a read.
 
-use crate::support::mounted::{self, Mounted};
+use crate::support::mounted::{self, LIBRARY_FLAGS, Mounted};
 use crate::support::{Cluster, PAGEMESH};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -194,7 +194,8 @@ struct Files {
 fn opened(dir: &Path, file: usize, more: OFlags) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
-    options.custom_flags(more.bits().cast_signed());
+    // Else the file would have no direct path as long as a hand by the kernel has it.
+    options.custom_flags((more.bits() | LIBRARY_FLAGS).cast_signed());
     options.open(dir.join(format!("f{file}")))
 }
 

@@ -3,14 +3,26 @@
 use super::daemon::Daemon;
 use super::skip::skip;
 use super::{Cluster, PAGEMESH, Pools, program, switch, until};
+use pagemesh_base::mapping::OPENED_BY_LIBRARY;
+use rustix::fs::OFlags;
 use rustix::mount::UnmountFlags;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub const CLASSIC: &str = "classic";
 pub const IO_URING: &str = "io-uring";
+
+/// Opens files of a mount as the preload library does: the kernel caches nothing of them, and they
+/// stay on the direct path.
+pub fn as_library(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags(LIBRARY_FLAGS.cast_signed())
+}
+
+/// The flags of such an open.
+pub const LIBRARY_FLAGS: u32 = OPENED_BY_LIBRARY | OFlags::DIRECT.bits();
 
 /// Each of these tests for both ways that requests come from the kernel.
 #[macro_export]
@@ -79,21 +91,6 @@ impl Mounted {
     pub fn by(cluster: &Cluster, name: &str, transport: &str, fuse: &'static str) -> Mounted {
         Mounted::try_new(cluster, name, "mnt", transport, fuse)
             .unwrap_or_else(|ended| panic!("no mount: {ended:?}"))
-    }
-
-    /// The same, with the kernel caching pages of files.
-    pub fn with_page_cache(cluster: &Cluster, name: &str) -> Mounted {
-        let dir = cluster.dir().join("mnt");
-        std::fs::create_dir_all(&dir).unwrap();
-        let dir_arg = dir.to_str().unwrap();
-        let args = ["mount", name, dir_arg, "--allow-other", "--page-cache"];
-        let daemon = cluster.try_daemon("mount-mnt", &args, 1);
-        Mounted {
-            daemon: Some(daemon.unwrap_or_else(|ended| panic!("no mount: {ended:?}"))),
-            dir,
-            fuse: CLASSIC,
-            _switch: None,
-        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

@@ -108,7 +108,23 @@ pub fn qemu_io(uri: &str, commands: &[&str]) -> String {
     text
 }
 
-/// Sends a signal, as `INT`, to a process.
+/// Sends a signal, as `INT`, to a process. It starts no program: that would close the descriptors of
+/// this process, and wait for a mount that stands still.
 pub fn signal(pid: u32, signal: &str) {
-    ok("kill", &["-s", signal, &pid.to_string()]);
+    use rustix::process::{Pid, Signal, kill_process};
+    let signal = match signal {
+        "STOP" => Signal::STOP,
+        "CONT" => Signal::CONT,
+        "INT" => Signal::INT,
+        "TERM" => Signal::TERM,
+        "KILL" => Signal::KILL,
+        "HUP" => Signal::HUP,
+        "QUIT" => Signal::QUIT,
+        "USR1" => Signal::USR1,
+        "USR2" => Signal::USR2,
+        "TSTP" => Signal::TSTP,
+        other => panic!("signal {other}"),
+    };
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a process");
+    kill_process(pid, signal).unwrap();
 }

@@ -95,6 +95,8 @@ pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// In the flags of a write: it goes past the page cache.
 pub(crate) const WRITE_LOCK_OWNER: u32 = 1 << 1;
+/// The same of a read.
+pub(crate) const READ_LOCK_OWNER: u32 = 1 << 1;
 
 /// How an opened file is used.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
@@ -116,6 +118,8 @@ macro_rules! structures {
 
 /// In the place of an error, where no request is answered.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+/// Instead of an error: bytes for the page cache. Behind the end they make the file longer there.
+pub(crate) const NOTIFY_STORE: i32 = 4;
 /// An offset of `NotifyInvalInodeOut` for attributes alone.
 pub(crate) const NO_PAGES: i64 = -1;
 
@@ -127,6 +131,7 @@ structures! {
     /// What the kernel keeps of an inode is not so any more: its attributes, and pages from
     /// this offset on, all of them if the length is 0.
     NotifyInvalInodeOut { node: u64, offset: i64, len: i64 }
+    NotifyStoreOut { node: u64, offset: u64, size: u32, unused: u32 }
 
     InitIn { major: u32, minor: u32, readahead_max: u32, flags: u32, flags2: u32, unused: [u32; 11] }
     InitOut {
@@ -263,5 +268,6 @@ mod tests {
         assert_eq!(size_of::<CopyFileRangeIn>(), 56);
         assert_eq!((size_of::<IoctlIn>(), size_of::<IoctlOut>()), (32, 16));
         assert_eq!(size_of::<NotifyInvalInodeOut>(), 24);
+        assert_eq!(size_of::<NotifyStoreOut>(), 24);
     }
 }

@@ -174,35 +174,59 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
     }
 }
 
-/// Has the kernel forget the attributes and pages of an inode that it keeps.
-pub(crate) fn forget(device: &OwnedFd, node: u64) {
-    forget_from(device, node, 0);
+/// Has the kernel forget the attributes and pages of an inode that it keeps. It waits for requests
+/// that read or write pages. Whether it did.
+pub(crate) fn forget(device: &OwnedFd, node: u64) -> bool {
+    forget_from(device, node, 0)
 }
 
 /// The same of attributes alone: it waits for nothing.
-pub(crate) fn forget_attributes(device: &OwnedFd, node: u64) {
-    forget_from(device, node, abi::NO_PAGES);
+pub(crate) fn forget_attributes(device: &OwnedFd, node: u64) -> bool {
+    forget_from(device, node, abi::NO_PAGES)
 }
 
-fn forget_from(device: &OwnedFd, node: u64, offset: i64) {
+fn forget_from(device: &OwnedFd, node: u64, offset: i64) -> bool {
     let body = abi::NotifyInvalInodeOut {
         node,
         offset,
         ..abi::NotifyInvalInodeOut::default()
     };
+    notify(device, node, abi::NOTIFY_INVAL_INODE, &[body.as_bytes()])
+}
+
+/// Tells the kernel that a file is so long at least, with its last byte. No page of it stays.
+pub(crate) fn tell_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
+    let Some(offset) = size.checked_sub(1) else {
+        return;
+    };
+    let body = abi::NotifyStoreOut {
+        node,
+        offset,
+        size: 1,
+        ..abi::NotifyStoreOut::default()
+    };
+    let parts = [body.as_bytes(), &[last]];
+    notify(device, node, abi::NOTIFY_STORE, &parts);
+    // A page of one byte counts as read, and others may have written that byte meanwhile.
+    forget(device, node);
+}
+
+/// Whether the kernel did it, or has no such inode.
+fn notify(device: &OwnedFd, node: u64, code: i32, body: &[&[u8]]) -> bool {
+    let len: usize = body.iter().map(|part| part.len()).sum();
     let header = abi::OutHeader {
-        len: (size_of::<abi::OutHeader>() + size_of_val(&body)) as u32,
-        error: abi::NOTIFY_INVAL_INODE,
+        len: (size_of::<abi::OutHeader>() + len) as u32,
+        error: code,
         unique: 0,
     };
-    let parts = [
-        IoSlice::new(header.as_bytes()),
-        IoSlice::new(body.as_bytes()),
-    ];
+    let mut parts = vec![IoSlice::new(header.as_bytes())];
+    parts.extend(body.iter().map(|part| IoSlice::new(part)));
     match rustix::io::writev(device, &parts) {
-        // It keeps nothing of it.
-        Ok(_) | Err(Errno::NOENT) => {}
-        Err(cause) => tracing::debug!(node, %cause, "the kernel may keep what a guest changed"),
+        Ok(_) | Err(Errno::NOENT) => true,
+        Err(cause) => {
+            tracing::debug!(node, code, %cause, "the kernel takes no message about an inode");
+            false
+        }
     }
 }
 

@@ -27,6 +27,7 @@ mod answer;
 mod attr;
 mod beside;
 mod busy;
+mod caching;
 mod classic;
 mod collect;
 mod crew;
@@ -51,7 +52,7 @@ pub use null::{NullMount, mount_null};
 
 use beside::Beside;
 use device::Device;
-use pagemesh_fs::{Fs, FsError};
+use pagemesh_fs::{Fs, FsError, Ino};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -102,11 +103,11 @@ pub struct MountOptions {
 /// How the kernel reads and writes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// Each call is a request; no page is cached, so direct clients may change files. Linux 6.18
-    /// and before do not move the position of such a file for io_uring with offset -1 (RFD 023).
-    Direct,
-    /// Through the page cache. Nothing but the kernel may change files.
+    /// Through the page cache, but for files that the preload library opens.
     PageCache,
+    /// Each call is a request. Linux 6.18 and before do not move the position of such a file for
+    /// io_uring with offset -1 (RFD 023).
+    Bypassed,
 }
 
 /// Why there is no mount.
@@ -205,12 +206,7 @@ pub fn mount(
     );
     let served: Arc<dyn files::Files> = Arc::new(served);
     let session = Session::start(dir, options, &served)?;
-    let device = Arc::downgrade(&session.device.file);
-    fs.tell_growth(move |ino| {
-        if let Some(device) = device.upgrade() {
-            classic::forget_attributes(&device, ino.0);
-        }
-    });
+    tell_kernel(&fs, &session.device.file);
     Ok(Mounted {
         caretaker: Caretaker::start(&fs, &session.device)?,
         freeing: Beside::free(&fs)?,
@@ -218,6 +214,28 @@ pub fn mount(
         connect,
         fs,
     })
+}
+
+/// Has the file system tell the kernel what direct clients change.
+fn tell_kernel(fs: &Fs, device: &Arc<OwnedFd>) {
+    let device = Arc::downgrade(device);
+    let known = device.clone();
+    fs.tell_growth(move |ino| {
+        if let Some(device) = known.upgrade() {
+            classic::forget_attributes(&device, ino.0);
+        }
+    });
+    let known = device.clone();
+    let drop_pages = move |ino: Ino| {
+        let device = known.upgrade();
+        device.is_some_and(|device| classic::forget(&device, ino.0))
+    };
+    let tell_size = move |ino: Ino, size, last| {
+        if let Some(device) = device.upgrade() {
+            classic::tell_size(&device, ino.0, size, last);
+        }
+    };
+    fs.tell_kernel(Box::new(drop_pages), Box::new(tell_size));
 }
 
 impl Mounted {

@@ -3,9 +3,9 @@
 
 use crate::abi;
 use crate::answer::{self, Answer};
+use crate::caching::opened_as;
 use crate::files::Files;
 use crate::request::Request;
-use crate::serve::opened_as;
 use crate::session::Session;
 use crate::{Caching, MountError, MountOptions, Transport, Unmounter};
 use pagemesh_fs::{Attr, Ino, Kind, Time};

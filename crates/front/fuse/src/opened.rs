@@ -3,7 +3,7 @@
 use crate::abi;
 use pagemesh_fs::Seen;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// In the number of a file that was opened with O_DSYNC or O_SYNC.
@@ -15,9 +15,25 @@ pub(crate) struct OpenFile {
     pub(crate) seen: Seen,
     /// Writes for each of which the kernel sends a sync.
     expected_syncs: AtomicU32,
+    /// It is read and written through the kernel's page cache.
+    is_cached: AtomicBool,
 }
 
 impl OpenFile {
+    pub(crate) fn is_cached(&self) -> bool {
+        self.is_cached.load(Ordering::Acquire)
+    }
+
+    /// From now on the file is read and written through the page cache. Whether it was before.
+    pub(crate) fn use_cache(&self) -> bool {
+        self.is_cached.swap(true, Ordering::AcqRel)
+    }
+
+    /// From now on the file is read and written past the page cache. Whether it was cached before.
+    pub(crate) fn bypass_cache(&self) -> bool {
+        self.is_cached.swap(false, Ordering::AcqRel)
+    }
+
     pub(crate) fn expects_sync(&self) -> bool {
         self.expected_syncs.load(Ordering::Relaxed) > 0
     }
@@ -47,10 +63,11 @@ impl Opened {
     }
 
     /// The number of a file that is opened now.
-    pub(crate) fn add(&self, seen: Seen, is_synced: bool) -> u64 {
+    pub(crate) fn add(&self, seen: Seen, is_synced: bool, is_cached: bool) -> u64 {
         let open = OpenFile {
             seen,
             expected_syncs: AtomicU32::new(0),
+            is_cached: AtomicBool::new(is_cached),
         };
         let mut files = self.files();
         files.last += 1;
@@ -59,8 +76,8 @@ impl Opened {
         file
     }
 
-    pub(crate) fn remove(&self, file: u64) {
-        self.files().open.remove(&file);
+    pub(crate) fn remove(&self, file: u64) -> Option<Arc<OpenFile>> {
+        self.files().open.remove(&file)
     }
 
     /// None: it is a directory.
@@ -72,11 +89,11 @@ impl Opened {
         file & SYNCED != 0
     }
 
-    /// Notes a write through the page cache, behind which the kernel sends a sync if the file
-    /// was opened with O_DSYNC or O_SYNC.
+    /// Notes a write behind which the kernel sends a sync: one through the page cache or with
+    /// `O_DIRECT`, to a file that was opened with O_DSYNC or O_SYNC. (It sends none behind an
+    /// asynchronous one with `O_DIRECT`: a later sync is taken for it.)
     pub(crate) fn expect_sync(&self, file: u64, write_flags: u32) {
-        let is_cached = write_flags & (abi::WRITE_LOCK_OWNER | abi::WRITE_CACHE) == 0;
-        if is_cached
+        if write_flags & abi::WRITE_CACHE == 0
             && Opened::is_synced(file)
             && let Some(open) = self.get(file)
         {

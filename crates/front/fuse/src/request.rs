@@ -99,7 +99,11 @@ pub(crate) enum Request<'r> {
         mode: u32,
         flags: u32,
     },
-    Read(Span),
+    Read {
+        file: u64,
+        span: Span,
+        how: u32,
+    },
     ReadDir(Span),
     ReadDirPlus(Span),
     Write {
@@ -134,6 +138,7 @@ pub(crate) enum Request<'r> {
     },
     RemoveXattr(&'r [u8]),
     Ioctl {
+        file: u64,
         command: u32,
         argument: &'r [u8],
     },
@@ -292,7 +297,14 @@ impl Incoming {
                 let abi::CreateIn { mode, flags, .. } = header(op)?;
                 Request::CreateUnnamed { mode, flags }
             }
-            op::READ => Request::Read(header::<abi::ReadIn>(op)?.into()),
+            op::READ => {
+                let read: abi::ReadIn = header(op)?;
+                Request::Read {
+                    file: read.file,
+                    how: read.read_flags,
+                    span: read.into(),
+                }
+            }
             op::READDIR => Request::ReadDir(header::<abi::ReadIn>(op)?.into()),
             op::READDIRPLUS => Request::ReadDirPlus(header::<abi::ReadIn>(op)?.into()),
             op::WRITE => self.write(header(op)?)?,
@@ -318,10 +330,14 @@ impl Incoming {
                 size: header::<abi::GetXattrIn>(op)?.size,
             },
             op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
-            op::IOCTL => Request::Ioctl {
-                command: header::<abi::IoctlIn>(op)?.command,
-                argument: payload,
-            },
+            op::IOCTL => {
+                let asked: abi::IoctlIn = header(op)?;
+                Request::Ioctl {
+                    file: asked.file,
+                    command: asked.command,
+                    argument: payload,
+                }
+            }
             op::FALLOCATE => {
                 let wished: abi::FallocateIn = header(op)?;
                 Request::Allocate {

@@ -14,7 +14,7 @@ use crate::request::{Request, SetAttr, Span};
 use crate::{Caching, Connect, Room, Trouble};
 use bytes::Bytes;
 use pagemesh_base::contact::CONNECT;
-use pagemesh_base::mapping::{OPENED_BY_LIBRARY, WILL_MAP};
+use pagemesh_base::mapping::{BYPASSES_CACHE, USES_CACHE, WILL_MAP};
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
@@ -36,26 +36,13 @@ const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 const PERMISSIONS: u32 = 0o7777;
 
-/// How the kernel uses a file that it opens.
-pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
-    let how = match caching {
-        Caching::Direct => abi::OPEN_DIRECT_IO | abi::OPEN_PARALLEL_DIRECT_WRITES,
-        Caching::PageCache => abi::OPEN_KEEP_CACHE,
-    };
-    abi::OpenOut {
-        file: 0,
-        flags: how | abi::OPEN_NO_FLUSH,
-        backing: 0,
-    }
-}
-
 pub(crate) struct Served {
     fs: Arc<Fs>,
     trouble: Trouble,
     room: Room,
     connect: Arc<OnceLock<Connect>>,
-    opened: Opened,
-    caching: Caching,
+    pub(crate) opened: Opened,
+    pub(crate) caching: Caching,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
@@ -119,13 +106,13 @@ fn how_to_allocate(mode: u32) -> Option<Allocate> {
 }
 
 /// One request: who asks, and about which inode.
-struct Asked<'a> {
-    served: &'a Served,
-    fs: &'a Fs,
-    ino: Ino,
+pub(crate) struct Asked<'a> {
+    pub(crate) served: &'a Served,
+    pub(crate) fs: &'a Fs,
+    pub(crate) ino: Ino,
     caller: Caller,
     /// By its number in the process namespace of the mounting process.
-    thread: u32,
+    pub(crate) thread: u32,
 }
 
 impl Served {
@@ -182,6 +169,9 @@ impl Hand for Writes<'_> {
             return Begun::Not;
         };
         if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
+            return Begun::Not;
+        }
+        if how & abi::WRITE_LOCK_OWNER == 0 && !self.served.is_cached(*file) {
             return Begun::Not;
         }
         // Who answers it alone may wait for a port, or open one.
@@ -289,9 +279,12 @@ impl Asked<'_> {
                 flags,
                 how,
             } => self.write(file, offset, &data, flags, how),
-            Request::Read(Span { offset, size }) => {
+            Request::Read { file, span, how } => {
+                if how & abi::READ_LOCK_OWNER == 0 {
+                    self.note_cached(file)?;
+                }
                 let mut port = self.fs.borrow()?;
-                let bytes = self.fs.read(&mut port, self.ino, offset, size)?;
+                let bytes = self.fs.read(&mut port, self.ino, span.offset, span.size)?;
                 Ok(Answer::Data(bytes))
             }
             Request::Lookup(name) => Ok(entry(&match name {
@@ -314,14 +307,16 @@ impl Asked<'_> {
             Request::SetAttr(wished) => Ok(attr(&self.set_attr(&wished)?)),
             Request::Open { flags } => {
                 self.fs.open(self.ino)?;
-                Ok(Answer::of(&self.opened(flags)))
+                let opened = self.opened(self.ino, flags);
+                let opened = opened.inspect_err(|_| self.fs.release(self.ino))?;
+                Ok(Answer::of(&opened))
             }
             Request::OpenDir => {
                 self.fs.open(self.ino)?;
                 Ok(Answer::of(&abi::OpenOut::default()))
             }
             Request::Release { file } => {
-                self.served.opened.remove(file);
+                self.released(file);
                 self.fs.release(self.ino);
                 Ok(Answer::DONE)
             }
@@ -346,13 +341,13 @@ impl Asked<'_> {
         match request {
             Request::Create { name, mode, flags } => {
                 let mode = (mode & PERMISSIONS) as u16;
-                let opened = self.fs.create_opened(self.ino, name, mode, self.caller)?;
-                Ok(Answer::both(&answer::entry(&opened), &self.opened(flags)))
+                let made = self.fs.create_opened(self.ino, name, mode, self.caller)?;
+                self.made(&made, flags)
             }
             Request::CreateUnnamed { mode, flags } => {
                 let mode = (mode & PERMISSIONS) as u16;
                 let made = self.fs.create_unnamed(self.ino, mode, self.caller)?;
-                Ok(Answer::both(&answer::entry(&made), &self.opened(flags)))
+                self.made(&made, flags)
             }
             Request::Mknod { name, mode, device } => {
                 let make = match Kind::of_mode(mode as u16) {
@@ -434,6 +429,22 @@ impl Asked<'_> {
                 Ok(Answer::DONE)
             }
             Request::Ioctl {
+                file,
+                command: BYPASSES_CACHE,
+                ..
+            } => {
+                self.bypass_cache(file);
+                Ok(Answer::of(&abi::IoctlOut::default()))
+            }
+            Request::Ioctl {
+                file,
+                command: USES_CACHE,
+                ..
+            } => {
+                self.use_cache(file)?;
+                Ok(Answer::of(&abi::IoctlOut::default()))
+            }
+            Request::Ioctl {
                 command: WILL_MAP, ..
             } => {
                 self.fs.bar_guests(self.ino)?;
@@ -442,6 +453,7 @@ impl Asked<'_> {
             Request::Ioctl {
                 command: CONNECT,
                 argument,
+                ..
             } => {
                 let connect = self.served.connect.get().ok_or(Errno::NOSYS)?;
                 connect(self.thread, argument)?;
@@ -480,22 +492,6 @@ impl Asked<'_> {
             }
             _ => refuse(Errno::NOSYS),
         }
-    }
-
-    fn opened(&self, flags: u32) -> abi::OpenOut {
-        let is_synced = has(flags, OFlags::DSYNC);
-        let file = self.served.opened.add(self.fs.seen(), is_synced);
-        let opened = opened_as(self.served.caching);
-        if flags & OPENED_BY_LIBRARY != 0 {
-            let flags = opened.flags & !abi::OPEN_NO_FLUSH;
-            return abi::OpenOut {
-                file,
-                flags,
-                ..opened
-            };
-        }
-        self.fs.note_open(self.thread);
-        abi::OpenOut { file, ..opened }
     }
 
     fn sync(&self, ino: Ino, file: u64) -> Result<()> {
@@ -561,10 +557,19 @@ impl Asked<'_> {
             self.fs.hold(&mut port, self.ino, offset, data)?;
             return Ok(written(data.len()));
         }
+        if how & abi::WRITE_LOCK_OWNER == 0 {
+            self.note_cached(file)?;
+        }
         let at = place_of(offset, flags);
         let is_durable = has(flags, OFlags::DSYNC);
         let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
+        if how & abi::WRITE_LOCK_OWNER != 0 && bytes.start != offset {
+            self.fs.tell_size(self.ino);
+        }
         self.served.opened.expect_sync(file, how);
+        if how & abi::WRITE_LOCK_OWNER == 0 && !self.served.is_cached(file) {
+            self.fs.note_misplaced(self.ino);
+        }
         Ok(written((bytes.end - bytes.start) as usize))
     }
 

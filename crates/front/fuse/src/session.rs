@@ -47,14 +47,14 @@ const WANTED: [(u64, &str); 10] = [
     (init::HANDLE_KILLPRIV_V2, "taking away of set-id bits here"),
 ];
 
-/// The same for files that are opened for direct I/O.
-const WANTED_DIRECT: [(u64, &str); 2] = [
+/// The same where no file is opened to be cached.
+const WANTED_BYPASSED: [(u64, &str); 2] = [
     (init::AUTO_INVAL_DATA, "forgetting of what changed"),
     (init::DIRECT_IO_ALLOW_MMAP, "shared mappings"),
 ];
 
-/// The same for files that are read and written through the page cache. Nothing but the kernel
-/// changes them, so no change of a time makes it drop pages.
+/// The same for files that are read and written through the page cache. Direct clients change none
+/// of them, so no change of a time makes the kernel drop pages.
 const WANTED_CACHED: [(u64, &str); 1] = [(
     init::EXPLICIT_INVAL_DATA,
     "cached pages that stay valid when a file changes",
@@ -404,7 +404,7 @@ fn settle(told: &abi::InitIn, wants_ring: bool, caching: Caching) -> (abi::InitO
     }
     let mut flags = offered & init::EXT;
     let by_caching: &[(u64, &str)] = match caching {
-        Caching::Direct => &WANTED_DIRECT,
+        Caching::Bypassed => &WANTED_BYPASSED,
         Caching::PageCache => &WANTED_CACHED,
     };
     for &(flag, what) in WANTED.iter().chain(by_caching) {
@@ -445,15 +445,15 @@ mod tests {
             flags2: u32::MAX,
             ..abi::InitIn::default()
         };
-        let (answer, has_ring) = settle(&told, true, Caching::Direct);
+        let (answer, has_ring) = settle(&told, true, Caching::Bypassed);
         assert_eq!((answer.flags, answer.flags2), (told.flags, 0));
         assert!(!has_ring);
         let told = abi::InitIn {
             flags: u32::MAX,
             ..told
         };
-        assert!(settle(&told, true, Caching::Direct).1);
-        let (answer, has_ring) = settle(&told, false, Caching::Direct);
+        assert!(settle(&told, true, Caching::Bypassed).1);
+        let (answer, has_ring) = settle(&told, false, Caching::Bypassed);
         assert!(!has_ring);
         assert_eq!(answer.flags2, (init::DIRECT_IO_ALLOW_MMAP >> 32) as u32);
     }

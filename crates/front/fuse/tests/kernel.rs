@@ -82,10 +82,16 @@ struct Mount {
 impl Mount {
     /// None, and said so, where nobody may mount, or not so.
     fn new(memory: &Memory, transport: Transport) -> Option<Mount> {
-        Mount::of(memory.shared(), memory::wait, transport)
+        let caching = Caching::PageCache;
+        Mount::of(memory.shared(), memory::wait, transport, caching)
     }
 
-    fn of(space: Arc<dyn Space>, wait: Wait, transport: Transport) -> Option<Mount> {
+    fn of(
+        space: Arc<dyn Space>,
+        wait: Wait,
+        transport: Transport,
+        caching: Caching,
+    ) -> Option<Mount> {
         let switch = match transport {
             Transport::IoUring => {
                 let on = switch::on();
@@ -105,7 +111,7 @@ impl Mount {
             allow_other: true,
             transport,
             may_keep_awake: false,
-            caching: Caching::Direct,
+            caching,
         };
         let trouble = |error: &_| panic!("memory fails nothing: {error}");
         let mounted = mount(
@@ -406,7 +412,7 @@ fn io_uring_is_used_where_it_is() {
         allow_other: false,
         transport: Transport::Auto,
         may_keep_awake: true,
-        caching: Caching::Direct,
+        caching: Caching::PageCache,
     };
     let mounted = mount_null(dir.path(), &options).unwrap();
     assert_eq!(mounted.transport(), Transport::IoUring);
@@ -575,7 +581,8 @@ fn writes_go_on_while_others_begin(transport: Transport) {
         inner: made().shared(),
         most: Arc::clone(&most),
     });
-    let Some(mount) = Mount::of(space, look_again, transport) else {
+    // The kernel sends one cached write of a file at a time.
+    let Some(mount) = Mount::of(space, look_again, transport, Caching::Bypassed) else {
         return;
     };
     let shared = mount.path("shared");
@@ -753,7 +760,8 @@ fn who_waits_for_a_write_is_woken_by_another(transport: Transport) {
         inner: made().shared(),
         meeting: Arc::clone(&meeting),
     });
-    let Some(mount) = Mount::of(space, pagemesh_fuse::wait, transport) else {
+    let caching = Caching::Bypassed;
+    let Some(mount) = Mount::of(space, pagemesh_fuse::wait, transport, caching) else {
         return;
     };
     let path = mount.path("file");

@@ -5,7 +5,7 @@
 // usage: doors DIRECTORY ELSEWHERE PLUGIN OPERATIONS SEED [here] [ends] [no-ring]
 //
 // DIRECTORY is the one under test; ELSEWHERE is on another file system.
-// here: io_uring reads and writes at the current position, too.
+// here: io_uring reads and writes at the current position, too; the ring is made by the C library.
 // ends: seeks from the end, and appends, without a look at the size before: the kernel may not
 //       have heard that the direct path made the file longer.
 // no-ring: without io_uring.
@@ -682,7 +682,7 @@ int main(int count, char **args)
     MUST(functions);
     door_functions[LIBC] = &OWN;
     door_functions[PLUGIN] = functions();
-    if (is_ring && !ring_is_there()) {
+    if (is_ring && !ring_is_there(is_here)) {
         printf("without io_uring: the system refuses it\n");
         is_ring = 0;
     }

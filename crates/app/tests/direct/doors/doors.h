@@ -47,7 +47,7 @@ long ring(int operation, int fd, const void *address, unsigned len, uint64_t off
 
 // A child of fork makes its own.
 void ring_forget(void);
-int ring_is_there(void);
+int ring_is_there(int by_c_library);
 
 // Moves a descriptor of this program away from the numbers that are tested.
 int aside(int fd);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 static struct {
     int fd;
@@ -21,11 +22,12 @@ int aside(int fd)
     return (int)high;
 }
 
-static int begin(void)
+static int begin(int by_c_library)
 {
     struct io_uring_params params;
     memset(&params, 0, sizeof params);
-    long fd = raw(SYS_io_uring_setup, 4, (long)&params, 0, 0, 0);
+    long fd = by_c_library ? syscall(SYS_io_uring_setup, 4, &params)
+                           : raw(SYS_io_uring_setup, 4, (long)&params, 0, 0, 0);
     if (fd < 0 || !(params.features & IORING_FEAT_SINGLE_MMAP))
         return -1;
     state.fd = aside((int)fd);
@@ -48,9 +50,9 @@ static int begin(void)
     return 0;
 }
 
-int ring_is_there(void)
+int ring_is_there(int by_c_library)
 {
-    return state.fd >= 0 || begin() == 0;
+    return state.fd >= 0 || begin(by_c_library) == 0;
 }
 
 void ring_forget(void)
@@ -62,7 +64,7 @@ void ring_forget(void)
 
 long ring(int operation, int fd, const void *address, unsigned len, uint64_t offset, int flags)
 {
-    if (!ring_is_there())
+    if (!ring_is_there(0))
         return -ENOSYS;
     unsigned tail = *state.sq_tail, at = tail & *state.sq_mask;
     struct io_uring_sqe *sqe = &state.sqes[at];

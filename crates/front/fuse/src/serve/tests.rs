@@ -34,7 +34,7 @@ impl Kernel {
             Box::new(|_| {}),
             Box::new(|| None),
             Arc::default(),
-            crate::Caching::Direct,
+            crate::Caching::PageCache,
         );
         Kernel(served, space)
     }

@@ -1,0 +1,241 @@
+//! The kernel's page cache beside direct clients (RFD 023).
+//!
+//! Pages that the kernel caches do not change when a direct client writes, and the kernel's size of
+//! a file does not change when a direct client makes the file longer. So the kernel caches a file,
+//! or direct clients know it, and never both:
+//!
+//! - An open that reads and writes through the page cache takes the file from direct clients, until
+//!   it is released. Their growth goes into the inode first, and the kernel is told the size.
+//! - Before direct clients are shown the file again the kernel drops its pages.
+//! - An open that bypasses the cache may cache pages by a single request, such as a page fault. That
+//!   takes the file from direct clients until the kernel has dropped the pages.
+
+use crate::Fs;
+use crate::board::Data;
+use crate::core::Core;
+use crate::data::PAGE;
+use crate::error::Result;
+use crate::format::Ino;
+use crate::map;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What has the kernel drop the pages of a file and forget its attributes. Whether it did. Called
+/// without a lock of the file: the kernel waits for requests that read or write pages.
+pub type DropPages = Box<dyn Fn(Ino) -> bool + Send + Sync>;
+
+/// What tells the kernel that a file is so long at least, with the last byte.
+pub type TellSize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
+
+/// The calls into the kernel.
+pub(crate) struct Kernel {
+    drop_pages: DropPages,
+    tell_size: TellSize,
+}
+
+/// Of one file.
+#[derive(Debug, Default)]
+pub(crate) struct KernelPages {
+    /// Opens that read and write through the page cache.
+    opens: AtomicU64,
+    /// Counts events behind which pages may be in the cache.
+    cached: AtomicU64,
+    /// The last of these whose pages the kernel has dropped.
+    dropped: AtomicU64,
+    /// Direct clients may have made the file longer since the kernel was told its size.
+    is_size_stale: AtomicBool,
+    /// Held while the kernel is told the size. Opens wait for that, and so does what makes the file
+    /// shorter: else the kernel would be told the size of before.
+    telling: Mutex<()>,
+}
+
+impl KernelPages {
+    /// Whether direct clients cannot have the file.
+    pub(crate) fn keep_direct_clients_out(&self) -> bool {
+        self.are_cached_by_open() || self.left().is_some()
+    }
+
+    /// Whether an open reads and writes the file through the page cache.
+    pub(crate) fn are_cached_by_open(&self) -> bool {
+        self.opens.load(Ordering::SeqCst) > 0
+    }
+
+    /// The last event whose pages are to be dropped.
+    fn left(&self) -> Option<u64> {
+        let cached = self.cached.load(Ordering::SeqCst);
+        (cached != self.dropped.load(Ordering::SeqCst)).then_some(cached)
+    }
+
+    fn note_cached(&self) {
+        self.cached.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Held, nobody tells the kernel the size. No lock of the file may be held.
+    pub(crate) fn telling(&self) -> MutexGuard<'_, ()> {
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Direct clients may make the file longer from now on.
+    pub(crate) fn note_growth(&self) {
+        self.is_size_stale.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Fs {
+    /// Has the kernel asked to drop pages, and told sizes, by these. Once.
+    pub fn tell_kernel(&self, drop_pages: DropPages, tell_size: TellSize) {
+        let kernel = Kernel {
+            drop_pages,
+            tell_size,
+        };
+        // A second one has nothing to tell.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// A file is opened to be read and written through the kernel's page cache. Before this returns
+    /// direct clients have left the file, all that they wrote is in it, and the kernel knows its
+    /// size. The caller has the file open, and calls [`Fs::end_caching`] before it closes it.
+    ///
+    /// # Errors
+    /// `ESTALE`, and what the volume says.
+    pub fn begin_caching(&self, ino: Ino) -> Result<()> {
+        let data = self.data_lock(ino)?;
+        let pages = &data.kernel_pages;
+        pages.opens.fetch_add(1, Ordering::SeqCst);
+        let taken = self.take_from_direct_clients(ino, &data);
+        let told = taken.and_then(|()| {
+            let _telling = pages.telling();
+            // Without direct clients nothing sets it again.
+            match pages.is_size_stale.swap(false, Ordering::SeqCst) {
+                true => self.tell_kernel_size(ino, &data),
+                false => Ok(()),
+            }
+        });
+        if told.is_err() {
+            pages.opens.fetch_sub(1, Ordering::SeqCst);
+        }
+        told
+    }
+
+    /// Takes back one [`Fs::begin_caching`]: all requests of that open have been answered.
+    pub fn end_caching(&self, ino: Ino) {
+        // It is open.
+        let Ok(data) = self.data_lock(ino) else {
+            return;
+        };
+        data.kernel_pages.note_cached();
+        data.kernel_pages.opens.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A request caches pages, though its open bypasses the page cache. Before the request is
+    /// answered direct clients have left the file. They have it again when the kernel has dropped
+    /// the pages.
+    ///
+    /// # Errors
+    /// `ESTALE`, and what the volume says.
+    pub fn note_cached(&self, ino: Ino) -> Result<()> {
+        let data = self.data_lock(ino)?;
+        let shared = data.lock.read();
+        data.kernel_pages.note_cached();
+        drop(shared);
+        self.take_from_direct_clients(ino, &data)
+    }
+
+    /// A request wrote to pages of the cache by a size that the kernel may not have known: it drops
+    /// them within a second ([`Fs::note_guests`]).
+    pub fn note_misplaced(&self, ino: Ino) {
+        self.core().note_beside(ino);
+    }
+
+    /// Has direct clients leave a file, and puts their growth into it.
+    fn take_from_direct_clients(&self, ino: Ino, data: &Data) -> Result<()> {
+        let shared = data.lock.read();
+        let is_shown = data.is_shown() || self.look(|core| core.inode(ino))?.growth.is_some();
+        drop(shared);
+        if !is_shown {
+            return Ok(());
+        }
+        let _alone = data.write();
+        self.making_room(|| self.settle(ino))
+    }
+
+    /// Tells the kernel the size of a file, whose end a write past the page cache did not find where
+    /// the kernel took it to be. Before that write is answered.
+    pub fn tell_size(&self, ino: Ino) {
+        let told = self.data_lock(ino).and_then(|data| {
+            let _telling = data.kernel_pages.telling();
+            self.tell_kernel_size(ino, &data)
+        });
+        if let Err(cause) = told {
+            tracing::debug!(%cause, ino = ino.0, "the kernel was not told the size of a file");
+        }
+    }
+
+    fn tell_kernel_size(&self, ino: Ino, data: &Data) -> Result<()> {
+        if let Some(kernel) = self.kernel.get() {
+            let (size, last) = self.look(|core| core.last_byte(ino))?;
+            if size > 0 {
+                let mut byte = [last];
+                data.lay_over(size - 1, &mut byte);
+                (kernel.tell_size)(ino, size, byte[0]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel drop what it may have of a file that no open caches. The caller holds no lock
+    /// of the file: the kernel waits for requests that read or write pages.
+    pub(crate) fn drop_kernel_pages(&self, ino: Ino) {
+        // Its end is noticed by the caller, too.
+        let Ok(data) = self.data_lock(ino) else {
+            return;
+        };
+        let pages = &data.kernel_pages;
+        if !pages.are_cached_by_open()
+            && let Some(left) = pages.left()
+            && let Some(kernel) = self.kernel.get()
+            && (kernel.drop_pages)(ino)
+        {
+            pages.dropped.fetch_max(left, Ordering::SeqCst);
+        }
+    }
+
+    /// The same where the file was changed past the kernel, whatever caches it.
+    ///
+    /// # Errors
+    /// `EIO`: the kernel may show what was there before.
+    pub(crate) fn drop_changed_pages(&self, ino: Ino) -> Result<()> {
+        let data = self.data_lock(ino)?;
+        let may_be_cached = data.kernel_pages.keep_direct_clients_out();
+        let is_dropped = |kernel: &Kernel| (kernel.drop_pages)(ino);
+        match may_be_cached && !self.kernel.get().is_some_and(is_dropped) {
+            true => Err(Errno::IO.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Why direct clients cannot have a file: a program has it open that goes through the
+    /// kernel's page cache.
+    #[must_use]
+    pub fn is_cached(&self, ino: Ino) -> bool {
+        let data = self.data_lock(ino);
+        data.is_ok_and(|data| data.kernel_pages.keep_direct_clients_out())
+    }
+}
+
+impl Core {
+    /// The size of a file and its last byte, without what is held of it.
+    fn last_byte(&mut self, ino: Ino) -> Result<(u64, u8)> {
+        let inode = self.file(ino)?;
+        let Some(last) = inode.size.checked_sub(1) else {
+            return Ok((0, 0));
+        };
+        let run = map::find(&inode.map, last / PAGE, &mut |page| self.page(page))?;
+        let byte = match run {
+            Some(run) => self.data_page(run.page)?[(last % PAGE) as usize],
+            None => 0,
+        };
+        Ok((inode.size, byte))
+    }
+}

@@ -1,0 +1,48 @@
+//! Programs that make an `io_uring` by liburing, whose system calls are not the C library's.
+//!
+//! Each function is looked for when it is called: a plug-in may have loaded liburing for itself.
+
+use crate::binding;
+use crate::elf::Name;
+use crate::withdraw;
+use libc::{c_int, c_uint, c_void, size_t};
+use std::ffi::CStr;
+
+/// A loaded library's, or what fails as the system would without `io_uring`.
+fn find(name: &'static CStr) -> Option<usize> {
+    binding::begin();
+    binding::behind(Name::of(name))
+}
+
+macro_rules! making {
+    ($($name:ident($($arg:ident: $kind:ty),*);)*) => {$(
+        /// # Safety
+        /// As liburing's.
+        unsafe extern "C" fn $name($($arg: $kind),*) -> c_int {
+            const NAME: &CStr = match CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => c"",
+            };
+            let Some(found) = find(NAME) else {
+                return -libc::ENOSYS;
+            };
+            type Function = unsafe extern "C" fn($($kind),*) -> c_int;
+            // SAFETY: the function of this name has this signature.
+            let function = unsafe { std::mem::transmute::<usize, Function>(found) };
+            // SAFETY: the caller's.
+            let result = unsafe { function($($arg),*) };
+            withdraw::ring_made(result.into());
+            result
+        }
+        names! { $name: crate::rings::$name; }
+    )*};
+}
+
+making! {
+    io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint);
+    io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, params: *mut c_void);
+    io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, params: *mut c_void, memory: *mut c_void, bytes: size_t);
+    io_uring_setup(entries: c_uint, params: *mut c_void);
+}
