@@ -48,6 +48,8 @@ mod stopped;
 mod support;
 #[path = "direct/two.rs"]
 mod two;
+#[path = "direct/watched.rs"]
+mod watched;
 #[path = "direct/withdrawn.rs"]
 mod withdrawn;
 

@@ -6,7 +6,7 @@
 //!        closes 8 (how often a descriptor of the file was closed)
 //!   128  time of the last write, nanoseconds since 1970; untold 8 (0: the mount has taken
 //!        note of all writes)
-//!   192  append lock 4 (the number of the row that holds it, and one), zero 4, end 8,
+//!   192  append lock 4 (the number of the row that holds it, and one; all bits: the mount), zero 4, end 8,
 //!        reach 8 (behind the last page that may be written; 0: none was lent), nonce 8,
 //!        torn 8 (0: no), turns 8 (how often the last page was written)
 //!  4096  what the last page of the file has below the end
@@ -42,6 +42,8 @@ const TORN_AT: usize = 224;
 const TURNS_AT: usize = 232;
 const TAIL_AT: usize = PAGE_BYTES;
 const PLACES_AT: usize = 2 * PAGE_BYTES;
+/// The mount holds the append lock.
+const MOUNT: u32 = u32::MAX;
 /// Looks at a held append lock before the kernel does it: an append takes a microsecond or
 /// two, and some may be before this one.
 const SPINS: u32 = 4000;
@@ -281,6 +283,30 @@ impl Board {
         None
     }
 
+    /// The mount takes the append lock, so that the end stays where it is; false: direct clients
+    /// have it for long. Whatever they do without it goes on.
+    #[must_use]
+    pub fn hold_end(&self) -> bool {
+        let take = || {
+            let order = (Ordering::Acquire, Ordering::Relaxed);
+            self.lock().compare_exchange(0, MOUNT, order.0, order.1)
+        };
+        (0..SPINS).any(|_| {
+            let is_taken = take().is_ok();
+            if !is_taken {
+                std::hint::spin_loop();
+            }
+            is_taken
+        })
+    }
+
+    /// The mount gives the append lock back.
+    pub fn release_end(&self) {
+        let order = (Ordering::Release, Ordering::Relaxed);
+        let released = self.lock().compare_exchange(MOUNT, 0, order.0, order.1);
+        debug_assert!(released.is_ok(), "the mount has it");
+    }
+
     /// A guest is gone, and its legs are alike: if it had the append lock, end and last page
     /// say nothing any more. Its row is active yet.
     pub fn tear(&self, row: usize) {
@@ -380,6 +406,22 @@ mod tests {
         let mut page = [0; PAGE_BYTES];
         held.copy_tail(board.size(), &mut page);
         page[..(board.size() % PAGE) as usize].to_vec()
+    }
+
+    #[test]
+    fn end_held_by_the_mount_cannot_be_moved() {
+        let board = Board::create().expect("a board");
+        board.show(100, &[800]);
+        assert!(board.hold_end());
+        assert!(board.hold(0).is_none());
+        // The death of a client is none of the mount's.
+        board.tear(0);
+        assert!(board.hold(0).is_none() && !board.is_outdated());
+        board.release_end();
+        let held = board.hold(0).expect("nobody has it");
+        assert!(!board.hold_end());
+        drop(held);
+        assert!(board.hold_end());
     }
 
     #[test]

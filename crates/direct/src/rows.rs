@@ -92,4 +92,12 @@ impl pagemesh_fs::Board for FileBoard {
     fn end(&self, growth: Growth) -> Option<u64> {
         self.board.end(growth)
     }
+
+    fn hold_end(&self) -> bool {
+        self.board.hold_end()
+    }
+
+    fn release_end(&self) {
+        self.board.release_end();
+    }
 }

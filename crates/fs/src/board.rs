@@ -49,6 +49,13 @@ pub trait Board: Send + Sync {
     /// A descriptor of the file was closed. From now on direct clients check which file a
     /// descriptor number leads to before they use the number again.
     fn note_closed(&self) {}
+    /// Keeps direct clients from making the file longer until [`Board::release_end`]; they go
+    /// on otherwise. False: one of them is about to.
+    fn hold_end(&self) -> bool {
+        true
+    }
+    /// Ends [`Board::hold_end`].
+    fn release_end(&self) {}
 }
 
 /// In which span of a file its page lies, and where in it.
@@ -192,6 +199,11 @@ impl Data {
         self.is_mapped.load(Ordering::Relaxed)
     }
 
+    /// What its direct clients are told.
+    pub(crate) fn board(&self) -> Option<&Arc<dyn Board>> {
+        self.board.get()
+    }
+
     /// Where guests say that the file ends.
     pub(crate) fn end_of_guests(&self, growth: Growth) -> Option<u64> {
         self.board.get()?.end(growth)
@@ -240,6 +252,7 @@ impl Core {
     /// A file was written to, and the kernel does not know it.
     pub(crate) fn note_beside(&mut self, ino: Ino) {
         self.beside.insert(ino);
+        self.unseen.add(ino);
     }
 
     /// Notes when guests wrote to a file, if they did since, and that the kernel is to be

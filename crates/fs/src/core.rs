@@ -31,6 +31,7 @@ use crate::map::{self, Piece};
 use crate::numbers::Numbers;
 use crate::share::Shares;
 use crate::spans::{Span, Spans};
+use crate::unseen::UnseenWrites;
 use bytes::Bytes;
 use pagemesh_base::bytes::put;
 use pagemesh_base::slice::Part;
@@ -145,6 +146,8 @@ pub(crate) struct Core {
     pub(crate) growths: u64,
     /// Files that were written to past the kernel, by the mount, and that it was not told of.
     pub(crate) beside: BTreeSet<Ino>,
+    /// Files that were written past the kernel, and whose watchers were not told of it.
+    pub(crate) unseen: UnseenWrites,
     /// Files that something is held of.
     pub(crate) held: HeldFiles,
     /// Redo logs that were not ended: nobody else has their numbers.
@@ -186,6 +189,7 @@ impl Core {
             boards: BTreeSet::new(),
             growths: 0,
             beside: BTreeSet::new(),
+            unseen: UnseenWrites::default(),
             held: HeldFiles::default(),
             logs: NumberSet::default(),
             going: NumberSet::default(),

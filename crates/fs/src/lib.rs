@@ -42,6 +42,7 @@ mod share;
 mod spans;
 mod sync;
 mod tree;
+mod unseen;
 mod xattrs;
 
 pub use allocate::{Allocate, Seek};
@@ -56,6 +57,7 @@ pub use mount::{MakeOptions, make};
 pub use namespace::{Caller, Changes, Listed, Make, Rename};
 pub use ports::Borrowed;
 pub use sync::Seen;
+pub use unseen::HeldEnd;
 pub use xattrs::SetXattr;
 
 use crate::core::{Core, Tx};

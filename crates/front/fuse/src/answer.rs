@@ -74,6 +74,16 @@ pub(crate) fn attr(attr: &Attr) -> abi::AttrOut {
     }
 }
 
+/// The same for an answer to SETATTR about a file of direct clients. The kernel must not keep it:
+/// a client may have begun to make the file longer since, and the kernel does not compare such an
+/// answer with what it was told meanwhile.
+pub(crate) fn unkept_attr(attr: &Attr) -> abi::AttrOut {
+    abi::AttrOut {
+        attr_s: 0,
+        ..self::attr(attr)
+    }
+}
+
 pub(crate) fn statx(attr: &Attr) -> Answer {
     let told = abi::StatxOut {
         attr_s: kept_s(attr),

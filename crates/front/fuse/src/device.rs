@@ -4,7 +4,7 @@ use crate::{abort, memory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, open_tree, unmount};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::ffi::CString;
 use std::io::{self, IoSliceMut};
@@ -112,6 +112,20 @@ impl Device {
             return Ok(());
         }
         unmount_dir(&self.dir, false)
+    }
+
+    /// The mount in its place, cloned: the clone is nowhere in the name space, and what is open
+    /// on it does not keep the mount itself from being unmounted. None: it is not in its place.
+    pub(crate) fn clone_mount(&self) -> Result<Option<OwnedFd>, Errno> {
+        if !self.is_alive() {
+            return Ok(None);
+        }
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let cloned = open_tree(CWD, &self.dir, flags | OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+        let found = statx(&cloned, c"", flags, StatxFlags::empty())?;
+        let is_own = self.number == Some((found.stx_dev_major, found.stx_dev_minor));
+        Ok(is_own.then_some(cloned))
     }
 
     /// Ends the connection, whoever uses the mount, in whatever mount namespace.

@@ -17,7 +17,8 @@
 //! its own: they hold among the programs of this mount.
 //!
 //! `unsafe` is in two modules: `memory`, for what the kernel writes to behind the
-//! compiler's back, and `wait`. Each block says what it relies on.
+//! compiler's back, and `handle`, for calls that no library makes safe. Each block says what it
+//! relies on.
 
 #![deny(unsafe_code)]
 
@@ -32,9 +33,11 @@ mod classic;
 mod collect;
 mod crew;
 mod device;
+mod events;
 mod files;
 #[cfg(test)]
 mod fuzz;
+mod handle;
 mod memory;
 mod names;
 mod near;
@@ -52,6 +55,7 @@ pub use null::{NullMount, mount_null};
 
 use beside::Beside;
 use device::Device;
+use events::{EventThread, Events};
 use pagemesh_fs::{Fs, FsError, Ino};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
@@ -197,18 +201,21 @@ pub fn mount(
     room: Room,
 ) -> Result<Mounted, MountError> {
     let connect = Arc::default();
+    let event_thread: Arc<EventThread> = Arc::default();
     let served = Served::new(
         Arc::clone(&fs),
         trouble,
         room,
         Arc::clone(&connect),
         options.caching,
+        Arc::clone(&event_thread),
     );
     let served: Arc<dyn files::Files> = Arc::new(served);
     let session = Session::start(dir, options, &served)?;
     tell_kernel(&fs, &session.device.file);
+    let events = Events::start(&fs, &session.device, &event_thread)?;
     Ok(Mounted {
-        caretaker: Caretaker::start(&fs, &session.device)?,
+        caretaker: Caretaker::start(&fs, &session.device, events)?,
         freeing: Beside::free(&fs)?,
         session,
         connect,
@@ -302,13 +309,13 @@ struct Caretaker {
 }
 
 impl Caretaker {
-    fn start(fs: &Arc<Fs>, device: &Arc<Device>) -> io::Result<Caretaker> {
+    fn start(fs: &Arc<Fs>, device: &Arc<Device>, events: Events) -> io::Result<Caretaker> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (fs, told) = (Arc::downgrade(fs), Arc::clone(&end));
         let device = Arc::clone(&device.file);
         let thread = std::thread::Builder::new()
             .name("fuse-care".into())
-            .spawn(move || take_care(&fs, &device, &told))?;
+            .spawn(move || take_care(&fs, &device, &events, &told))?;
         Ok(Caretaker {
             end,
             thread: Some(thread),
@@ -326,7 +333,7 @@ impl Drop for Caretaker {
     }
 }
 
-fn take_care(fs: &Weak<Fs>, device: &OwnedFd, end: &OwnedFd) {
+fn take_care(fs: &Weak<Fs>, device: &OwnedFd, events: &Events, end: &OwnedFd) {
     let mut due = Instant::now() + TIMES_EVERY;
     loop {
         let mut awaited = vec![end.as_raw_fd()];
@@ -337,6 +344,7 @@ fn take_care(fs: &Weak<Fs>, device: &OwnedFd, end: &OwnedFd) {
                     for ino in fs.note_guests() {
                         classic::forget(device, ino.0);
                     }
+                    events.pass_on(&fs);
                     if let Err(cause) = fs.put_times() {
                         tracing::debug!(%cause, "times of files were not put down");
                     }

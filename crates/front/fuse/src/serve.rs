@@ -7,6 +7,7 @@ use crate::abi;
 use crate::answer::{self, Answer, Listing};
 use crate::attr::{kind_of_entry, time};
 use crate::collect::{Begun, Hand};
+use crate::events::{self, EventThread};
 use crate::files::Files;
 use crate::names;
 use crate::opened::{OpenFile, Opened};
@@ -43,6 +44,7 @@ pub(crate) struct Served {
     connect: Arc<OnceLock<Connect>>,
     pub(crate) opened: Opened,
     pub(crate) caching: Caching,
+    events: Arc<EventThread>,
 }
 
 fn refuse<T>(errno: Errno) -> Result<T> {
@@ -122,6 +124,7 @@ impl Served {
         room: Room,
         connect: Arc<OnceLock<Connect>>,
         caching: Caching,
+        events: Arc<EventThread>,
     ) -> Served {
         Served {
             fs,
@@ -130,6 +133,7 @@ impl Served {
             connect,
             opened: Opened::default(),
             caching,
+            events,
         }
     }
 
@@ -304,7 +308,17 @@ impl Asked<'_> {
             }
             Request::GetAttr => Ok(attr(&self.fs.attr(self.ino)?)),
             Request::Statx => Ok(answer::statx(&self.fs.attr(self.ino)?)),
-            Request::SetAttr(wished) => Ok(attr(&self.set_attr(&wished)?)),
+            Request::SetAttr(_) if self.served.events.is(self.thread) => {
+                let attr = events::attr_soon(self.fs, self.ino)?;
+                Ok(Answer::of(&answer::unkept_attr(&attr)))
+            }
+            Request::SetAttr(wished) => {
+                let attr = self.set_attr(&wished)?;
+                Ok(match self.fs.has_direct_clients(self.ino) {
+                    true => Answer::of(&answer::unkept_attr(&attr)),
+                    false => self::attr(&attr),
+                })
+            }
             Request::Open { flags } => {
                 self.fs.open(self.ino)?;
                 let opened = self.opened(self.ino, flags);

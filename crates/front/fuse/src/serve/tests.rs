@@ -35,6 +35,7 @@ impl Kernel {
             Box::new(|| None),
             Arc::default(),
             crate::Caching::PageCache,
+            Arc::default(),
         );
         Kernel(served, space)
     }

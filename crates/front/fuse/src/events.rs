@@ -1,0 +1,309 @@
+//! `IN_MODIFY` for writes that the kernel did not see: direct clients write to the pools without
+//! a system call, so the kernel tells no watcher (inotify, fanotify) of it.
+//!
+//! A thread of its own has the kernel tell them. It opens the inode on a clone of the mount, and
+//! sets its mtime. The kernel sends SETATTR for that, the mount answers with the attributes as
+//! they are, and then the kernel tells the watchers of the file and of its directory
+//! (`notify_change`). Nothing is changed or written.
+//!
+//! Invariants:
+//!
+//! - No thread that serves requests makes such a call: the call waits for an answer.
+//! - The answer carries the size of the file, and the kernel believes it. So nothing moves the end
+//!   meanwhile: programs cannot, as the kernel has the inode's lock, and direct clients cannot, as
+//!   the append lock is held ([`Fs::hold_end`]).
+//! - The mount can be unmounted at any time: the clone lasts for some files, and the thread has
+//!   nothing of the mount itself. The answer waits for no volume.
+//! - At most [`FILES_MAX`] files wait; others stay listed in the file system.
+
+use crate::device::Device;
+use crate::handle::{open_node, unshare_directories};
+use pagemesh_fs::{Attr, Fs, FsError, Ino};
+use rustix::fs::{AtFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
+use rustix::io::Errno;
+use rustix::process::{chdir, fchdir};
+use rustix::thread::gettid;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Files whose watchers are told in one round of the caretaker, one in a second. Each takes some
+/// 0.1 ms.
+const FILES_MAX: usize = 64;
+/// How long an answer may wait for the file system. After that the file's turn comes again.
+const ANSWER_WITHIN: Duration = Duration::from_millis(20);
+/// Between two looks for that.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+/// How long the end of a mount waits for the thread. It lacks nothing if that is not enough.
+const END_WITHIN: Duration = Duration::from_secs(2);
+
+/// The number of the thread that makes the calls, as the kernel names it in requests; 0: there
+/// is none.
+#[derive(Debug, Default)]
+pub(crate) struct EventThread(AtomicU32);
+
+impl EventThread {
+    /// Whether a request with this thread number comes from there.
+    pub(crate) fn is(&self, thread: u32) -> bool {
+        thread != 0 && thread == self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Attributes for the answer to such a call.
+///
+/// # Errors
+/// `EAGAIN` if the file system is busy for long.
+pub(crate) fn attr_soon(fs: &Fs, ino: Ino) -> Result<Attr, FsError> {
+    let until = Instant::now() + ANSWER_WITHIN;
+    loop {
+        match fs.try_attr(ino) {
+            Err(FsError::Posix(Errno::AGAIN)) if Instant::now() < until => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            told => return told,
+        }
+    }
+}
+
+/// Has the kernel tell watchers.
+pub(crate) struct Events(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<Ino>,
+    is_refused: bool,
+    is_over: bool,
+    has_ended: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for files; none: the mount ends.
+    fn await_files(&self) -> Option<Vec<Ino>> {
+        let waits = |state: &mut State| state.files.is_empty() && !state.is_over;
+        let state = self.changed.wait_while(self.state(), waits);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        (!state.is_over).then(|| std::mem::take(&mut state.files))
+    }
+
+    fn is_over(&self) -> bool {
+        self.state().is_over
+    }
+}
+
+impl Events {
+    pub(crate) fn start(
+        fs: &Arc<Fs>,
+        device: &Arc<Device>,
+        thread: &Arc<EventThread>,
+    ) -> io::Result<Events> {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let sender = Sender {
+            fs: Arc::downgrade(fs),
+            device: Arc::downgrade(device),
+            shared: Arc::clone(&shared),
+        };
+        let thread = Arc::clone(thread);
+        std::thread::Builder::new()
+            .name("fuse-events".into())
+            .spawn(move || {
+                let number = gettid().as_raw_nonzero().get();
+                thread.0.store(number.cast_unsigned(), Ordering::Relaxed);
+                sender.run();
+                thread.0.store(0, Ordering::Relaxed);
+            })?;
+        Ok(Events(shared))
+    }
+
+    /// Passes on the files that were written past the kernel since the last time.
+    pub(crate) fn pass_on(&self, fs: &Fs) {
+        // Only this thread adds some.
+        let room = match &*self.0.state() {
+            State { is_refused, .. } if *is_refused => usize::MAX,
+            state => FILES_MAX - state.files.len(),
+        };
+        let files = fs.take_unseen_writes(room);
+        let mut state = self.0.state();
+        if !files.is_empty() && !state.is_refused {
+            state.files.extend(files);
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.is_over = true;
+        self.0.changed.notify_all();
+        let waits = |state: &mut State| !state.has_ended;
+        let waited = self.0.changed.wait_timeout_while(state, END_WITHIN, waits);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !state.has_ended {
+            tracing::debug!("the thread that tells watchers of writes goes on");
+        }
+    }
+}
+
+struct Sender {
+    fs: Weak<Fs>,
+    device: Weak<Device>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.shared.state().has_ended = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+/// Why watchers are not told.
+enum Failed {
+    /// Never: the kernel, or the lack of a capability.
+    Refused(&'static str, Errno),
+    /// Not now.
+    Passing(Errno),
+}
+
+/// Of a call that has to do with no file in particular.
+fn judged(call: &'static str, errno: Errno) -> Failed {
+    match errno {
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP => {
+            Failed::Refused(call, errno)
+        }
+        errno => Failed::Passing(errno),
+    }
+}
+
+impl Sender {
+    fn run(&self) {
+        let mut is_alone = false;
+        while let Some(files) = self.shared.await_files() {
+            if !is_alone {
+                is_alone = true;
+                if let Err(errno) = unshare_directories() {
+                    self.give_up("unshare", errno);
+                    return;
+                }
+            }
+            match self.tell_of(&files) {
+                Ok(()) => {}
+                Err(Failed::Passing(cause)) => {
+                    tracing::debug!(%cause, "watchers are told of direct writes later");
+                    files.iter().for_each(|&ino| self.return_later(ino));
+                }
+                Err(Failed::Refused(call, cause)) => return self.give_up(call, cause),
+            }
+        }
+    }
+
+    fn give_up(&self, call: &str, cause: Errno) {
+        tracing::debug!(
+            call, %cause,
+            "watchers (inotify) are not told of direct writes; that takes CAP_DAC_READ_SEARCH \
+             and CAP_SYS_ADMIN"
+        );
+        let mut state = self.shared.state();
+        state.is_refused = true;
+        state.files.clear();
+    }
+
+    /// Tells the watchers of these files.
+    fn tell_of(&self, files: &[Ino]) -> Result<(), Failed> {
+        let Some(_there) = self.visit()? else {
+            tracing::debug!("the mount is not in its place; no watcher is told of direct writes");
+            return Ok(());
+        };
+        for &ino in files {
+            let Some(fs) = self.fs.upgrade().filter(|_| !self.shared.is_over()) else {
+                break;
+            };
+            match self.tell_of_one(fs, ino) {
+                Ok(()) => {}
+                Err(Failed::Passing(Errno::AGAIN)) => self.return_later(ino),
+                Err(Failed::Passing(cause)) => {
+                    tracing::debug!(ino = ino.0, %cause, "no watcher is told of a direct write");
+                }
+                refused => return refused,
+            }
+        }
+        Ok(())
+    }
+
+    /// None: the mount is not in its place.
+    fn visit(&self) -> Result<Option<Visit>, Failed> {
+        let cloned = self.device.upgrade().map(|device| device.clone_mount());
+        let cloned = cloned.unwrap_or(Ok(None));
+        let cloned = cloned.map_err(|errno| judged("open_tree", errno))?;
+        cloned.map(Visit::begin).transpose()
+    }
+
+    /// Tells the watchers of a file. The file system is given back before what may wait for it:
+    /// else the mount could not end.
+    fn tell_of_one(&self, fs: Arc<Fs>, ino: Ino) -> Result<(), Failed> {
+        let attr = fs
+            .attr(ino)
+            .map_err(|error| Failed::Passing(error.errno()))?;
+        let _held = fs.hold_end(ino).ok_or(Failed::Passing(Errno::AGAIN))?;
+        drop(fs);
+        let node = open_node(ino.0, attr.generation).map_err(|errno| match errno {
+            // The kernel has no such inode any more, so nobody watches it.
+            Errno::STALE => Failed::Passing(errno),
+            errno => judged("open_by_handle_at", errno),
+        })?;
+        touch(&node)
+    }
+
+    fn return_later(&self, ino: Ino) {
+        if let Some(fs) = self.fs.upgrade() {
+            fs.return_unseen_write(ino);
+        }
+    }
+}
+
+/// Sets the mtime of an open inode, and leaves the atime.
+fn touch(node: impl AsFd) -> Result<(), Failed> {
+    let at = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    let times = Timestamps {
+        last_access: at(UTIME_OMIT),
+        last_modification: at(UTIME_NOW),
+    };
+    let told = utimensat(node, c"", &times, AtFlags::EMPTY_PATH);
+    told.map_err(|errno| match errno {
+        // Linux 5.7 and before.
+        Errno::INVAL | Errno::NOSYS => Failed::Refused("utimensat", errno),
+        errno => Failed::Passing(errno),
+    })
+}
+
+/// The working directory of this thread is the clone, which is there as long as this is.
+struct Visit;
+
+impl Visit {
+    fn begin(cloned: impl AsFd) -> Result<Visit, Failed> {
+        fchdir(cloned).map_err(|errno| judged("fchdir", errno))?;
+        Ok(Visit)
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Err(cause) = chdir("/") {
+            tracing::warn!(%cause, "the mount may stay in use until its process ends");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Two calls to the kernel that no library makes safe: opening an inode of the mount by its
+//! file handle, and a working directory for one thread alone.
+
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// `FILEID_INO64_GEN`: the handles of FUSE (Linux, `fuse_encode_fh`).
+const HANDLE_TYPE: i32 = 0x81;
+const HANDLE_WORDS: usize = 3;
+
+/// `struct file_handle` with what FUSE puts into it: the halves of the node's number, the upper
+/// one first, and its generation.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    words: [u32; HANDLE_WORDS],
+}
+
+/// Gives this thread a root and working directory that no other thread shares.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn unshare_directories() -> Result<(), Errno> {
+    // SAFETY: it changes nothing about descriptors or memory, only where this thread's paths
+    // begin.
+    unsafe { unshare_unsafe(UnshareFlags::FS) }
+}
+
+/// Opens an inode of the file system that the working directory is on, without asking for
+/// access to its content.
+///
+/// # Errors
+/// `ESTALE`: the kernel has no such inode any more; `EPERM` without `CAP_DAC_READ_SEARCH`.
+pub(crate) fn open_node(node: u64, generation: u32) -> Result<OwnedFd, Errno> {
+    let mut handle = Handle {
+        bytes: size_of::<[u32; HANDLE_WORDS]>() as u32,
+        kind: HANDLE_TYPE,
+        words: [(node >> 32) as u32, node as u32, generation],
+    };
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    let handle: *mut libc::file_handle = (&raw mut handle).cast();
+    // SAFETY: the kernel reads the header and as many bytes behind it as it says, which `Handle`
+    // has.
+    let opened = unsafe { libc::open_by_handle_at(libc::AT_FDCWD, handle, flags) };
+    match opened {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        // SAFETY: the kernel has just opened it, and nobody else knows it.
+        opened => Ok(unsafe { OwnedFd::from_raw_fd(opened) }),
+    }
+}
