@@ -167,6 +167,11 @@ impl Object {
         std::ptr::eq(self.map, other.map)
     }
 
+    /// The path that it was loaded from: a string that stays.
+    pub fn path(self) -> *const c_char {
+        self.map.name
+    }
+
     pub fn base(self) -> usize {
         self.map.base
     }

@@ -16,6 +16,7 @@
 //! | `descriptors`, `messages` | opening, closing, duplicating, sending |
 //! | `table`, `entry` | which descriptors are on the direct path |
 //! | `process` | forking |
+//! | `execs`, `programs` | programs that cannot have this library |
 //! | `threads` | threads of the engine, which keep no process alive |
 //! | `withdraw` | limits and filters that the engine would break |
 //! | `signals`, `thread` | no handler inside an engine call |
@@ -65,12 +66,14 @@ mod descriptors;
 mod elf;
 pub mod engine;
 mod entry;
+mod execs;
 mod lock;
 mod messages;
 mod mounts;
 #[cfg(any(debug_assertions, feature = "probe"))]
 mod probe;
 mod process;
+mod programs;
 mod real;
 mod report;
 mod rings;
@@ -95,6 +98,7 @@ extern "C" fn begin() {
     #[cfg(any(debug_assertions, feature = "probe"))]
     probe::begin();
     process::begin();
+    execs::begin();
     stack::begin();
     report::begin();
 }

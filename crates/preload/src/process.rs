@@ -14,7 +14,9 @@
 //! nobody can tell cheaply who of them is calling; and of what a process does to descriptors that
 //! it shares nothing is known here. Then all descriptors are the kernel's, for good.
 
-use crate::{buffer, descriptors, engine, real, report, signals, sys, table, thread, withdraw};
+use crate::{
+    buffer, descriptors, engine, execs, real, report, signals, sys, table, thread, withdraw,
+};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -235,6 +237,7 @@ extern "C" fn begin_vfork() -> bool {
 /// In the parent, when the child is gone from its memory.
 extern "C" fn end_vfork(result: isize, was_vforked: bool) -> pid_t {
     thread::this().set_vforked(was_vforked);
+    execs::unmap_lent();
     after_copy();
     sys::returned(result) as pid_t
 }
@@ -285,8 +288,6 @@ macro_rules! copying {
 // The C library makes the child past `fork` in all of these. Whoever is cancelled in one of
 // them never says that it ended, and later files keep to the kernel's offset.
 copying! {
-    posix_spawn(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
-    posix_spawnp(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
     system(command: *const c_void) -> c_int;
     popen(command: *const c_void, kind: *const c_void) -> *mut c_void;
     _Fork() -> pid_t;
@@ -320,6 +321,9 @@ unsafe extern "C" fn clone(
     // SAFETY: as above.
     let result = unsafe { real::clone(run, stack, flags, argument, parent, local, child) };
     thread.set_vforked(was_vforked);
+    if child_is == Child::Here {
+        execs::unmap_lent();
+    }
     after_copy();
     result
 }

@@ -41,7 +41,7 @@ macro_rules! real {
             /// # Safety
             /// As the C library's.
             #[inline(always)]
-            #[allow(clippy::too_many_arguments, non_snake_case)]
+            #[allow(clippy::too_many_arguments, non_snake_case, dead_code)]
             pub unsafe fn $name($($arg: $kind),*) -> $result {
                 let mut found = cells::$name.load(Relaxed);
                 if found.is_null() {
@@ -54,6 +54,21 @@ macro_rules! real {
                 unsafe { function($($arg),*) }
             }
         )*
+
+        /// For who passes arguments on that are not known here.
+        #[allow(non_snake_case)]
+        pub mod addresses {
+            use super::{Relaxed, c_void, cells, find, name};
+            $(
+                #[allow(dead_code)]
+                pub fn $name() -> *mut c_void {
+                    match cells::$name.load(Relaxed) {
+                        found if found.is_null() => find(&cells::$name, const { name(concat!(stringify!($name), "\0")) }),
+                        found => found,
+                    }
+                }
+            )*
+        }
 
         pub fn find_all() {
             $(find(&cells::$name, const { name(concat!(stringify!($name), "\0")) });)*
@@ -69,6 +84,7 @@ const fn name(with_zero: &'static str) -> &'static CStr {
 }
 
 type Path = *const c_char;
+type Strings = *const *const c_char;
 type Buffer = *mut c_void;
 type Parts = *const iovec;
 
@@ -148,8 +164,17 @@ real! {
     sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t;
     fdatasync(fd: c_int) -> c_int;
 
-    posix_spawn(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
-    posix_spawnp(pid: *mut c_int, path: *const c_void, actions: *const c_void, attributes: *const c_void, argv: *const c_void, environment: *const c_void) -> c_int;
+    posix_spawn(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, argv: Strings, environment: Strings) -> c_int;
+    posix_spawnp(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, argv: Strings, environment: Strings) -> c_int;
+    execve(path: Path, argv: Strings, environment: Strings) -> c_int;
+    execv(path: Path, argv: Strings) -> c_int;
+    execvp(file: Path, argv: Strings) -> c_int;
+    execvpe(file: Path, argv: Strings, environment: Strings) -> c_int;
+    execveat(directory: c_int, path: Path, argv: Strings, environment: Strings, flags: c_int) -> c_int;
+    fexecve(fd: c_int, argv: Strings, environment: Strings) -> c_int;
+    execl() -> c_int;
+    execlp() -> c_int;
+    execle() -> c_int;
     system(command: *const c_void) -> c_int;
     popen(command: *const c_void, kind: *const c_void) -> *mut c_void;
     _Fork() -> pid_t;

@@ -243,6 +243,40 @@ pub fn path_of(fd: c_int, into: &mut [u8]) -> Option<usize> {
     usize::try_from(len).ok().filter(|&len| len < room)
 }
 
+/// Opens a file of which nothing is known, only to look what it is. Gives the kernel's result.
+pub fn open_to_look(directory: c_int, path: *const libc::c_char) -> isize {
+    // A device or a pipe must neither be waited for nor become the terminal.
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let args = [int(directory), path as usize, int(flags), 0, 0, 0];
+    // SAFETY: the kernel checks the pointer, and reads a string.
+    unsafe { call(libc::SYS_openat, args) }
+}
+
+/// Whether the kernel would execute it, as far as access to it goes.
+pub fn is_executable(path: *const libc::c_char) -> bool {
+    let args = [int(libc::AT_FDCWD), path as usize, int(libc::X_OK), 0, 0, 0];
+    // SAFETY: the kernel checks the pointer, and reads a string.
+    unsafe { call(libc::SYS_faccessat, args) == 0 }
+}
+
+/// Reads bytes of a file from a place on; fewer at its end, or if it fails.
+pub fn read_at(fd: c_int, into: &mut [u8], offset: u64) -> usize {
+    let place = into.as_mut_ptr() as usize;
+    let args = [int(fd), place, into.len(), offset as usize, 0, 0];
+    // SAFETY: a buffer with its length.
+    usize::try_from(unsafe { call(libc::SYS_pread64, args) }).unwrap_or(0)
+}
+
+/// Maps zeroes. None: no memory.
+pub fn map(bytes: usize) -> Option<*mut c_void> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let args = [0, bytes, int(protection), int(flags), usize::MAX, 0];
+    // SAFETY: a new mapping wherever there is room.
+    let start = unsafe { call(libc::SYS_mmap, args) };
+    (start > 0).then_some(start as *mut c_void)
+}
+
 /// A file to whose end is written; it is made if it is not there.
 pub fn open_to_append(path: &std::ffi::CStr) -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;

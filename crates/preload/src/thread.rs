@@ -30,6 +30,9 @@ pub struct Thread {
     other_end: AtomicUsize,
     /// The end of its own stack for the engine, or 0.
     stack: AtomicUsize,
+    /// Where a mapping begins that a program is executed with, and its bytes, or 0.
+    lent_start: AtomicUsize,
+    lent_len: AtomicUsize,
     not_sync: PhantomData<*const ()>,
 }
 
@@ -44,6 +47,8 @@ thread_local! {
         other_start: AtomicUsize::new(0),
         other_end: AtomicUsize::new(0),
         stack: AtomicUsize::new(0),
+        lent_start: AtomicUsize::new(0),
+        lent_len: AtomicUsize::new(0),
         not_sync: PhantomData,
     } };
 }
@@ -113,6 +118,16 @@ impl Thread {
 
     pub fn is_vforked(&self) -> bool {
         self.is_vforked.load(Relaxed)
+    }
+
+    /// A mapping that a program is executed with: its start and its bytes.
+    pub fn lend(&self, start: usize, len: usize) {
+        self.lent_start.store(start, Relaxed);
+        self.lent_len.store(len, Relaxed);
+    }
+
+    pub fn lent(&self) -> (usize, usize) {
+        (self.lent_start.load(Relaxed), self.lent_len.load(Relaxed))
     }
 
     pub fn set_vforked(&self, is_vforked: bool) {

@@ -313,6 +313,33 @@ static void passed(void)
     close(fd), close(ends[0]), close(ends[1]);
 }
 
+static void executes(int way)
+{
+    char *arguments[] = {"sh", "-c", "echo executed", 0};
+    void *volatile bad = (void *)8;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        switch (way) {
+        case 0: execve("/bin/sh", arguments, environ); break;
+        case 1: execv("/bin/sh", arguments); break;
+        case 2: execvp("sh", arguments); break;
+        case 3: execvpe("sh", arguments, environ); break;
+        case 4: execveat(AT_FDCWD, "/bin/sh", arguments, environ, 0); break;
+        case 5: fexecve(open("/bin/sh", O_RDONLY), arguments, environ); break;
+        case 6: execlp("sh", "sh", "-c", "echo $3", "1", "2", "executed", "4", (char *)0); break;
+        case 7: execle("/bin/sh", "sh", "-c", "echo $3$4", "1", "2", "exe", "cuted", (char *)0, environ); break;
+        case 8: SAY(execl("/nowhere", "sh", (char *)0)); break;
+        case 9: SAY(execve((char *)bad, arguments, environ)); break;
+        case 10: SAY(execve("/bin/sh", arguments, (char **)bad)); break;
+        case 11: SAY(execvp("no-such-program", arguments)); break;
+        }
+        fflush(stdout);
+        _exit(way < 8);
+    }
+    ends_well(child);
+}
+
 // What is inherited over `exec` is the kernel's.
 static void executed(char *self)
 {
@@ -353,6 +380,8 @@ int main(int count, char **arguments)
     others();
     passed();
     cloned_apart(0);
+    for (int way = 0; way < 12; way++)
+        executes(way);
     executed(arguments[0]);
     return 1;
 }

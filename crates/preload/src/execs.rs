@@ -1,0 +1,486 @@
+//! Programs that this process executes or starts, and that cannot have this library.
+//!
+//! `LD_PRELOAD` goes on to children. The loader of a 32-bit program prints a message about this
+//! library, as every loader does where the library's path leads nowhere (`chroot`), and a program
+//! with another C library (musl) does not start. So such a program gets an environment without this
+//! library in it, and with all else. `pagemesh exec` judges the first program by the same rules
+//! (`app/src/exec/obstacle.rs`).
+//!
+//! Invariants: nothing here allocates, takes a lock, or changes memory of the caller, because it may run in a
+//! signal handler or a child of `vfork`. The environment is a mapping of its own, as long as is
+//! needed. Whatever cannot be read or mapped leaves the call as it is. A program that may have the
+//! library gets the call as the caller made it.
+
+use crate::elf;
+use crate::real;
+use crate::{buffer, process, programs, sys, thread};
+use libc::{c_char, c_int, c_void};
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::Relaxed;
+
+const VARIABLE: &[u8] = b"LD_PRELOAD=";
+/// Where programs are looked for if the environment does not say it (glibc, `execvpe`).
+const DEFAULT_PATH: &CStr = c"/bin:/usr/bin";
+
+/// Where relative paths begin.
+const HERE: c_int = libc::AT_FDCWD;
+
+type Strings = *const *const c_char;
+
+unsafe extern "C" {
+    static environ: Strings;
+}
+
+/// The path of this library, as the loader was told it.
+static OWN: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+
+/// Once, when the library is loaded.
+pub fn begin() {
+    if let Some(own) = elf::own() {
+        OWN.store(own.path().cast_mut(), Relaxed);
+    }
+}
+
+fn current() -> Strings {
+    // SAFETY: a word of the C library, which holds an array or null.
+    unsafe { (&raw const environ).read_volatile() }
+}
+
+/// The bytes of a string.
+///
+/// # Safety
+/// It is one, and stays as it is while the bytes are used.
+unsafe fn bytes<'s>(string: *const c_char) -> &'s [u8] {
+    // SAFETY: the caller's.
+    unsafe { CStr::from_ptr(string) }.to_bytes()
+}
+
+/// A place in an array that ends with a null; none: it ends there, or cannot be read.
+fn at(strings: Strings, index: usize) -> Option<*const c_char> {
+    let place = strings.wrapping_add(index);
+    let found = (!strings.is_null())
+        .then(|| buffer::copied(place))
+        .flatten()?;
+    let is_there = !found.is_null() && buffer::is_readable(found.cast(), 1);
+    is_there.then_some(found)
+}
+
+/// The entries of an array.
+fn all(strings: Strings) -> impl Iterator<Item = *const c_char> {
+    (0..).map_while(move |index| at(strings, index))
+}
+
+/// What a variable of this name and `=` says.
+fn variable(strings: Strings, name: &[u8]) -> Option<*const c_char> {
+    // SAFETY: strings of an environment, which the kernel or the C library reads as well.
+    let mut found = all(strings).filter(|&it| unsafe { bytes(it) }.starts_with(name));
+    Some(found.next()?.wrapping_add(name.len()))
+}
+
+/// The parts of `LD_PRELOAD` (ld.so(8)).
+fn libraries(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let parts = value.split(|byte| b": ".contains(byte));
+    parts.filter(|part| !part.is_empty())
+}
+
+/// An environment without this library, unmapped when it is dropped. Behind its pointers is room for others that
+/// the caller needs, and behind these are new strings.
+pub struct Environment {
+    start: *mut c_void,
+    len: usize,
+    /// Pointers of the environment, with the null behind them.
+    pointers: usize,
+}
+
+/// Strings that are put one behind the other into memory that is free.
+struct Text {
+    free: *mut u8,
+    room: usize,
+}
+
+impl Text {
+    fn add(&mut self, bytes: &[u8]) {
+        let len = bytes.len().min(self.room);
+        // SAFETY: `room` bytes are free there, which are nobody else's.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.free, len) };
+        self.free = self.free.wrapping_add(len);
+        self.room -= len;
+    }
+
+    /// Adds the variable with all libraries but this one; none: there are no others.
+    fn add_others(&mut self, own: &[u8], entry: &[u8]) -> Option<*const c_char> {
+        let others = || libraries(&entry[VARIABLE.len()..]).filter(|it| *it != own);
+        others().next()?;
+        let start = self.free;
+        self.add(VARIABLE);
+        for (number, library) in others().enumerate() {
+            self.add(if number == 0 { b"" } else { b":" });
+            self.add(library);
+        }
+        // Memory that is not used is zero.
+        self.add(b"\0");
+        Some(start.cast::<c_char>().cast_const())
+    }
+}
+
+impl Environment {
+    pub fn strings(&self) -> Strings {
+        self.start.cast::<*const c_char>().cast_const()
+    }
+
+    /// Room for as many pointers as were asked for, all null.
+    fn spare(&self) -> *mut *const c_char {
+        let start: *mut *const c_char = self.start.cast();
+        start.wrapping_add(self.pointers)
+    }
+
+    /// Of this one, which names this library.
+    fn without(own: &[u8], strings: Strings, spare: usize) -> Option<Environment> {
+        let is_preload = |entry: &[u8]| entry.starts_with(VARIABLE);
+        // SAFETY: as in `variable`.
+        let entries = || all(strings).map(|it| (it, unsafe { bytes(it) }));
+        let preloads = entries().filter(|(_, entry)| is_preload(entry));
+        let text: usize = preloads.map(|(_, entry)| entry.len() + 1).sum();
+        let count = all(strings).count();
+        let words = (count + 1 + spare) * size_of::<*const c_char>();
+        let len = words + text + 1;
+        let new = Environment {
+            start: sys::map(len)?,
+            len,
+            pointers: count + 1,
+        };
+        let mut text = Text {
+            free: new.start.cast::<u8>().wrapping_add(words),
+            room: text,
+        };
+        let mut place: *mut *const c_char = new.start.cast();
+        // Another thread may have put more there since they were counted.
+        for (it, entry) in entries().take(count) {
+            let put = match is_preload(entry) {
+                false => Some(it),
+                true => text.add_others(own, entry),
+            };
+            if let Some(put) = put {
+                // SAFETY: one of the first `count` words of a fresh mapping, aligned to pages. A
+                // null stays behind the last.
+                unsafe { place.write(put) };
+                place = place.wrapping_add(1);
+            }
+        }
+        Some(new)
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        sys::unmap(self.start as usize, self.len);
+    }
+}
+
+/// The environment for a program that cannot have this library, with room for so many other pointers; none:
+/// it may have what the caller gives it.
+fn environment_for(
+    (directory, path): (c_int, *const c_char),
+    strings: Strings,
+    spare: usize,
+) -> Option<Environment> {
+    let own = OWN.load(Relaxed);
+    if own.is_null() || path.is_null() {
+        return None;
+    }
+    // SAFETY: a string of the loader, which stays.
+    let name = unsafe { bytes(own) };
+    let value = variable(strings, VARIABLE)?;
+    // SAFETY: as in `variable`.
+    if !libraries(unsafe { bytes(value) }).any(|library| library == name) {
+        return None;
+    }
+    let is_refused = !programs::finds(own) || programs::refuses(directory, path);
+    is_refused.then(|| Environment::without(name, strings, spare))?
+}
+
+/// The same of a program that is looked for as `execvp` does it.
+fn environment_for_found(
+    file: *const c_char,
+    strings: Strings,
+    spare: usize,
+) -> Option<Environment> {
+    if file.is_null() || !buffer::is_readable(file.cast(), 1) {
+        return None;
+    }
+    // SAFETY: a string, which the C library reads as well.
+    let name = unsafe { bytes(file) };
+    if name.contains(&b'/') {
+        return environment_for((HERE, file), strings, spare);
+    }
+    let path = variable(current(), b"PATH=").unwrap_or(DEFAULT_PATH.as_ptr());
+    // SAFETY: as in `variable`.
+    let path = unsafe { bytes(path) };
+    let mut place = [0; libc::PATH_MAX as usize];
+    for directory in path.split(|byte| *byte == b':') {
+        let parts = [
+            directory,
+            if directory.is_empty() { b"" } else { b"/" },
+            name,
+            b"\0",
+        ];
+        let Some(()) = join(&parts, &mut place) else {
+            continue;
+        };
+        let place = place.as_ptr().cast();
+        if sys::is_executable(place) {
+            return environment_for((HERE, place), strings, spare);
+        }
+    }
+    None
+}
+
+/// None: there is no room.
+fn join(parts: &[&[u8]], into: &mut [u8]) -> Option<()> {
+    let mut at = 0;
+    for part in parts {
+        into.get_mut(at..at + part.len())?.copy_from_slice(part);
+        at += part.len();
+    }
+    Some(())
+}
+
+/// Executes with another environment, which a child of `vfork` leaves to its parent to unmap.
+fn with(environment: &Environment, run: impl FnOnce(Strings) -> c_int) -> c_int {
+    thread::this().lend(environment.start as usize, environment.len);
+    let result = run(environment.strings());
+    thread::this().lend(0, 0);
+    result
+}
+
+/// In the parent, when a child of `vfork` is gone from its memory.
+pub fn unmap_lent() {
+    let (start, len) = thread::this().lent();
+    if len > 0 {
+        sys::unmap(start, len);
+        thread::this().lend(0, 0);
+    }
+}
+
+macro_rules! executing {
+    ($($name:ident($($arg:ident: $kind:ty),*): $environment:expr, $strings:ident => $with:expr;)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            unsafe extern "C" fn $name($($arg: $kind),*) -> c_int {
+                match $environment {
+                    Some(environment) => {
+                        // SAFETY: the arguments are the caller's, but for the environment.
+                        with(&environment, |$strings| unsafe { $with })
+                    }
+                    // SAFETY: as above.
+                    None => unsafe { real::$name($($arg),*) },
+                }
+            }
+            names! { $name: crate::execs::$name; }
+        )*
+    };
+}
+
+executing! {
+    execve(path: *const c_char, argv: Strings, envp: Strings):
+        environment_for((HERE, path), envp, 0), strings => real::execve(path, argv, strings);
+    execv(path: *const c_char, argv: Strings):
+        environment_for((HERE, path), current(), 0), strings => real::execve(path, argv, strings);
+    execvp(file: *const c_char, argv: Strings):
+        environment_for_found(file, current(), 0), strings => real::execvpe(file, argv, strings);
+    execvpe(file: *const c_char, argv: Strings, envp: Strings):
+        environment_for_found(file, envp, 0), strings => real::execvpe(file, argv, strings);
+    execveat(directory: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int):
+        environment_for_at(directory, path, flags, envp), strings => real::execveat(directory, path, argv, strings, flags);
+    fexecve(fd: c_int, argv: Strings, envp: Strings):
+        environment_for_fd(fd, envp), strings => real::fexecve(fd, argv, strings);
+}
+
+fn environment_for_at(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    envp: Strings,
+) -> Option<Environment> {
+    let is_empty = buffer::copied(path)? == 0;
+    match is_empty && flags & libc::AT_EMPTY_PATH != 0 {
+        true => environment_for_fd(directory, envp),
+        false => environment_for((directory, path), envp, 0),
+    }
+}
+
+/// Of an open file, of which perhaps nothing may be read by this descriptor (`O_PATH`).
+fn environment_for_fd(fd: c_int, envp: Strings) -> Option<Environment> {
+    let mut place = [0; 32];
+    let at = b"/proc/self/fd/";
+    let (front, digits) = place.split_at_mut(at.len());
+    front.copy_from_slice(at);
+    let mut rest = u32::try_from(fd).ok()?;
+    let count = (1..10).find(|&count| rest < 10u32.pow(count)).unwrap_or(10) as usize;
+    for digit in digits[..count].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    environment_for((HERE, place.as_ptr().cast()), envp, 0)
+}
+
+/// The arguments of a call with a list of them: those in registers, and those on the stack.
+#[repr(C)]
+struct Listed {
+    registers: [*const c_char; 6],
+}
+
+/// Which of these calls it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ListedCall {
+    Execl,
+    Execlp,
+    Execle,
+}
+
+/// Arguments of a list, in order, from the first behind the path on.
+///
+/// # Safety
+/// What a caller of `execl` or a relative passed.
+unsafe fn argument(listed: *const Listed, stack: Strings, index: usize) -> *const c_char {
+    match index + 1 {
+        // SAFETY: the caller's.
+        register @ ..6 => unsafe { (*listed).registers[register] },
+        // SAFETY: as above.
+        place => unsafe { *stack.add(place - 6) },
+    }
+}
+
+/// Executes the program if it cannot have this library. Returns otherwise, or if that fails.
+///
+/// # Safety
+/// As `argument`.
+unsafe fn listed(call: ListedCall, listed: *const Listed, stack: Strings) {
+    // SAFETY: the caller's.
+    let at = |index| unsafe { argument(listed, stack, index) };
+    // SAFETY: as above.
+    let path = unsafe { (*listed).registers[0] };
+    let Some(count) = (0..).position(|index| at(index).is_null()) else {
+        return;
+    };
+    let envp = match call {
+        ListedCall::Execle => at(count + 1).cast(),
+        ListedCall::Execl | ListedCall::Execlp => current(),
+    };
+    let environment = match call {
+        ListedCall::Execlp => environment_for_found(path, envp, count + 1),
+        ListedCall::Execl | ListedCall::Execle => environment_for((HERE, path), envp, count + 1),
+    };
+    let Some(environment) = environment else {
+        return;
+    };
+    let argv = environment.spare();
+    for index in 0..count {
+        // SAFETY: there is room for one more, which stays null.
+        unsafe { argv.add(index).write(at(index)) };
+    }
+    let argv = argv.cast_const();
+    with(&environment, |strings| match call {
+        // SAFETY: the arguments are the caller's.
+        ListedCall::Execlp => unsafe { real::execvpe(path, argv, strings) },
+        // SAFETY: as above.
+        ListedCall::Execl | ListedCall::Execle => unsafe { real::execve(path, argv, strings) },
+    });
+}
+
+macro_rules! listing {
+    ($($name:ident, $before:ident: $call:ident;)*) => {
+        $(
+            /// # Safety
+            /// As `argument`.
+            unsafe extern "C" fn $before(arguments: *const Listed, stack: Strings) -> *mut c_void {
+                // SAFETY: the caller's.
+                unsafe { listed(ListedCall::$call, arguments, stack) };
+                real::addresses::$name()
+            }
+
+            /// Passes on whatever arguments there are: the C library's counts them.
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() -> c_int {
+                std::arch::naked_asm!(
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "push r9",
+                    "push r8",
+                    "push rcx",
+                    "push rdx",
+                    "push rsi",
+                    "push rdi",
+                    "mov rdi, rsp",
+                    "lea rsi, [rbp + 16]",
+                    "call {before}",
+                    "mov r11, rax",
+                    "pop rdi",
+                    "pop rsi",
+                    "pop rdx",
+                    "pop rcx",
+                    "pop r8",
+                    "pop r9",
+                    "pop rbp",
+                    // No floating-point arguments.
+                    "xor eax, eax",
+                    "jmp r11",
+                    before = sym $before,
+                )
+            }
+            names! { $name: crate::execs::$name; }
+        )*
+    };
+}
+
+listing! {
+    execl, before_execl: Execl;
+    execlp, before_execlp: Execlp;
+    execle, before_execle: Execle;
+}
+
+/// Starts a program, by its path or as `execvp` finds it.
+macro_rules! spawning {
+    ($($name:ident: $environment:ident;)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            unsafe extern "C" fn $name(
+                pid: *mut c_int,
+                path: *const c_char,
+                actions: *const c_void,
+                attributes: *const c_void,
+                argv: Strings,
+                envp: Strings,
+            ) -> c_int {
+                process::before_copy();
+                let environment = $environment(path, envp, 0);
+                let strings = environment.as_ref().map_or(envp, Environment::strings);
+                // SAFETY: the arguments are the caller's, but for the environment.
+                let result = unsafe { real::$name(pid, path, actions, attributes, argv, strings) };
+                process::after_copy();
+                result
+            }
+            names! { $name: crate::execs::$name; }
+        )*
+    };
+}
+
+fn environment_for_path(
+    path: *const c_char,
+    strings: Strings,
+    spare: usize,
+) -> Option<Environment> {
+    environment_for((HERE, path), strings, spare)
+}
+
+spawning! {
+    posix_spawn: environment_for_path;
+    posix_spawnp: environment_for_found;
+}
