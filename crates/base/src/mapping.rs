@@ -8,18 +8,9 @@ pub const WILL_MAP: u32 = (b'P' as u32) << 8 | b'M' as u32;
 
 /// `O_ASYNC`, with which the preload library opens every file: the kernel passes the flag to the
 /// mount, and it has no other effect on a regular file. The mount asks the kernel for a message
-/// whenever a descriptor of such an open file is closed, also past the library (RFD 022). It takes
-/// the open file for one that bypasses the page cache (RFD 023): the library sets `O_DIRECT`.
+/// whenever a descriptor of such an open file is closed, also past the library (RFD 022), and has the
+/// kernel read and write the file past its page cache (RFD 023).
 pub const OPENED_BY_LIBRARY: u32 = 0o20000;
-
-/// `ioctl` on an open file of a mount, without an argument: the open file bypasses the kernel's page
-/// cache from now on, because the library has set `O_DIRECT` on it. Other file systems answer
-/// `ENOTTY`. As `_IO('P', 'D')`.
-pub const BYPASSES_CACHE: u32 = (b'P' as u32) << 8 | b'D' as u32;
-
-/// The same the other way: the open file goes through the page cache from now on, because the library
-/// takes `O_DIRECT` from it when this returns. As `_IO('P', 'K')`.
-pub const USES_CACHE: u32 = (b'P' as u32) << 8 | b'K' as u32;
 
 /// Whether a process has this inode mapped; none: it cannot be looked at, or is gone. One that
 /// has executed another program has nothing mapped any more of what it had before, and none of

@@ -563,7 +563,7 @@ impl Fs {
             return Err(Errno::FBIG.into());
         }
         let lock = self.data_lock(ino)?;
-        let _telling = lock.kernel_pages.telling();
+        let _telling = lock.kernel_pages.await_telling();
         let _alone = lock.write();
         self.making_room(|| self.settle_all(port, ino))?;
         self.drop_capabilities(ino)?;

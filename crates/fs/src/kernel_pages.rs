@@ -17,9 +17,13 @@ use crate::data::PAGE;
 use crate::error::Result;
 use crate::format::Ino;
 use crate::map;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long one waits at most for another who tells the kernel a size.
+const TELLING_MAX: Duration = Duration::from_secs(1);
 
 /// What has the kernel drop the pages of a file and forget its attributes. Whether it did. Called
 /// without a lock of the file: the kernel waits for requests that read or write pages.
@@ -48,6 +52,8 @@ pub(crate) struct KernelPages {
     /// Held while the kernel is told the size. Opens wait for that, and so does what makes the file
     /// shorter: else the kernel would be told the size of before.
     telling: Mutex<()>,
+    /// Requests may have left pages in the cache since the kernel dropped them last.
+    may_have_pages: AtomicBool,
 }
 
 impl KernelPages {
@@ -71,9 +77,11 @@ impl KernelPages {
         self.cached.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Held, nobody tells the kernel the size. No lock of the file may be held.
-    pub(crate) fn telling(&self) -> MutexGuard<'_, ()> {
-        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held, nobody tells the kernel the size. No lock of the file may be held. None: it lasts too
+    /// long. The kernel may be waiting there for a page that it writes back, and holds back such
+    /// writes while it cuts the file.
+    pub(crate) fn await_telling(&self) -> Option<MutexGuard<'_, ()>> {
+        self.telling.try_lock_for(TELLING_MAX)
     }
 
     /// Direct clients may make the file longer from now on.
@@ -104,14 +112,7 @@ impl Fs {
         let pages = &data.kernel_pages;
         pages.opens.fetch_add(1, Ordering::SeqCst);
         let taken = self.take_from_direct_clients(ino, &data);
-        let told = taken.and_then(|()| {
-            let _telling = pages.telling();
-            // Without direct clients nothing sets it again.
-            match pages.is_size_stale.swap(false, Ordering::SeqCst) {
-                true => self.tell_kernel_size(ino, &data),
-                false => Ok(()),
-            }
-        });
+        let told = taken.and_then(|()| self.tell_stale_size(ino, &data));
         if told.is_err() {
             pages.opens.fetch_sub(1, Ordering::SeqCst);
         }
@@ -138,14 +139,60 @@ impl Fs {
         let data = self.data_lock(ino)?;
         let shared = data.lock.read();
         data.kernel_pages.note_cached();
+        data.kernel_pages
+            .may_have_pages
+            .store(true, Ordering::SeqCst);
         drop(shared);
         self.take_from_direct_clients(ino, &data)
     }
 
-    /// A request wrote to pages of the cache by a size that the kernel may not have known: it drops
-    /// them within a second ([`Fs::note_guests`]).
+    /// A write through the cache went to another place than the kernel took it to: it drops its pages
+    /// within a second ([`Fs::note_guests`]), and the next open is told the size.
     pub fn note_misplaced(&self, ino: Ino) {
-        self.core().note_beside(ino);
+        let mut core = self.core();
+        core.note_beside(ino);
+        if let Some(live) = core.live.get(&ino) {
+            live.data.kernel_pages.note_growth();
+        }
+    }
+
+    /// A request of a cached open is about to leave pages in the cache.
+    pub fn note_pages(&self, ino: Ino) {
+        if let Some(live) = self.core().live.get(&ino) {
+            let pages = &live.data.kernel_pages;
+            pages.may_have_pages.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether requests may have left pages in the cache.
+    #[must_use]
+    pub fn may_have_pages(&self, ino: Ino) -> bool {
+        let core = self.core();
+        let live = core.live.get(&ino);
+        live.is_some_and(|live| live.data.kernel_pages.may_have_pages.load(Ordering::SeqCst))
+    }
+
+    /// Bytes were written past the cache, and the write is not answered yet: a page that was read
+    /// before it must not stay. (The kernel drops pages before such a write, and behind an
+    /// asynchronous one it does not.)
+    pub fn drop_written_pages(&self, ino: Ino) {
+        if self.may_have_pages(ino)
+            && let Ok(data) = self.data_lock(ino)
+        {
+            self.drop_pages_now(ino, &data);
+        }
+    }
+
+    /// Whether the kernel did.
+    fn drop_pages_now(&self, ino: Ino, data: &Data) -> bool {
+        let may_have = &data.kernel_pages.may_have_pages;
+        may_have.store(false, Ordering::SeqCst);
+        let kernel = self.kernel.get();
+        let is_dropped = kernel.is_some_and(|kernel| (kernel.drop_pages)(ino));
+        if !is_dropped {
+            may_have.store(true, Ordering::SeqCst);
+        }
+        is_dropped
     }
 
     /// Has direct clients leave a file, and puts their growth into it.
@@ -164,15 +211,47 @@ impl Fs {
     /// the kernel took it to be. Before that write is answered.
     pub fn tell_size(&self, ino: Ino) {
         let told = self.data_lock(ino).and_then(|data| {
-            let _telling = data.kernel_pages.telling();
-            self.tell_kernel_size(ino, &data)
+            let telling = data.kernel_pages.await_telling();
+            self.tell_kernel_size(ino, &data, telling)
         });
         if let Err(cause) = told {
             tracing::debug!(%cause, ino = ino.0, "the kernel was not told the size of a file");
         }
     }
 
-    fn tell_kernel_size(&self, ino: Ino, data: &Data) -> Result<()> {
+    /// Tells the kernel the size that direct clients gave a file which a program maps. None of them has
+    /// it any more.
+    ///
+    /// # Errors
+    /// `ESTALE`, and what the volume says.
+    pub fn tell_mapped_size(&self, ino: Ino) -> Result<()> {
+        self.tell_stale_size(ino, &*self.data_lock(ino)?)
+    }
+
+    fn tell_stale_size(&self, ino: Ino, data: &Data) -> Result<()> {
+        let is_stale = &data.kernel_pages.is_size_stale;
+        if is_stale.load(Ordering::SeqCst) {
+            // What was stored into a mapping of the last page would be overwritten in it.
+            self.drop_pages_now(ino, data);
+        }
+        // Changed with this held, so that who finds it told has waited for that.
+        let telling = data.kernel_pages.await_telling();
+        if !is_stale.swap(false, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let told = self.tell_kernel_size(ino, data, telling);
+        if told.is_err() {
+            is_stale.store(true, Ordering::SeqCst);
+        }
+        told
+    }
+
+    fn tell_kernel_size(
+        &self,
+        ino: Ino,
+        data: &Data,
+        telling: Option<MutexGuard<'_, ()>>,
+    ) -> Result<()> {
         if let Some(kernel) = self.kernel.get() {
             let (size, last) = self.look(|core| core.last_byte(ino))?;
             if size > 0 {
@@ -181,6 +260,9 @@ impl Fs {
                 (kernel.tell_size)(ino, size, byte[0]);
             }
         }
+        drop(telling);
+        // A page of one byte counts as read, and others may have written that byte meanwhile.
+        self.drop_pages_now(ino, data);
         Ok(())
     }
 
@@ -194,8 +276,7 @@ impl Fs {
         let pages = &data.kernel_pages;
         if !pages.are_cached_by_open()
             && let Some(left) = pages.left()
-            && let Some(kernel) = self.kernel.get()
-            && (kernel.drop_pages)(ino)
+            && self.drop_pages_now(ino, &data)
         {
             pages.dropped.fetch_max(left, Ordering::SeqCst);
         }
@@ -208,8 +289,7 @@ impl Fs {
     pub(crate) fn drop_changed_pages(&self, ino: Ino) -> Result<()> {
         let data = self.data_lock(ino)?;
         let may_be_cached = data.kernel_pages.keep_direct_clients_out();
-        let is_dropped = |kernel: &Kernel| (kernel.drop_pages)(ino);
-        match may_be_cached && !self.kernel.get().is_some_and(is_dropped) {
+        match may_be_cached && !self.drop_pages_now(ino, &data) {
             true => Err(Errno::IO.into()),
             false => Ok(()),
         }

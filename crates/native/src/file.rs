@@ -7,12 +7,13 @@
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::process::{self, Inside};
+use pagemesh_base::mapping::OPENED_BY_LIBRARY;
 use pagemesh_direct::guest::{self, File as Direct};
 use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,6 +62,26 @@ pub struct File {
     synced: AtomicU64,
 }
 
+/// [`OPENED_BY_LIBRARY`]
+const ANNOUNCE: i32 = OPENED_BY_LIBRARY as i32;
+
+/// Opens a file of a mount once more, so that the mount knows that it may be on the direct path. None:
+/// it is on none, or the system refuses.
+fn announced(file: &fs::File, flags: i32) -> Option<fs::File> {
+    /// `FUSE_SUPER_MAGIC`
+    const FUSE: i64 = 0x6573_5546;
+    if process::kind_of_file_system(file.as_raw_fd()) != Some(FUSE) {
+        return None;
+    }
+    let access = flags & libc::O_ACCMODE;
+    let mut options = OpenOptions::new();
+    options.read(access != libc::O_WRONLY);
+    options.write(access != libc::O_RDONLY);
+    options.custom_flags(flags & !libc::O_ACCMODE | ANNOUNCE);
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    options.open(path).ok()
+}
+
 impl File {
     /// Opens a file that is there, to be read and written.
     ///
@@ -69,13 +90,17 @@ impl File {
     pub fn open(path: impl AsRef<Path>) -> Result<File, Error> {
         let _inside = Inside::enter()?;
         let mut options = OpenOptions::new();
-        let opened = options.read(true).write(true).open(path);
+        options.read(true).write(true).custom_flags(ANNOUNCE);
+        let opened = options.open(path);
         File::adopt(opened.map_err(Error::system("open the file"))?)
     }
 
     /// Takes an open file, not one to append to. Where its mount lets this process in, it
     /// will be on the direct path. If it is open with `O_SYNC` or `O_DSYNC`, all that is
     /// written to it is as after [`File::persist`].
+    ///
+    /// The file is opened once more, past the kernel's page cache, and the given one is closed: locks
+    /// that it holds end. That does not happen if it was opened with `O_ASYNC`, or is on no mount.
     ///
     /// # Errors
     /// When it is not a regular file, or is open to append.
@@ -100,7 +125,10 @@ impl File {
         if flags & libc::O_PATH != 0 {
             return Err(Error::Invalid("it is open as a name only"));
         }
-        process::bypass_cache(file.as_raw_fd(), flags);
+        let file = match flags & ANNOUNCE {
+            0 => announced(&file, flags).unwrap_or(file),
+            _ => file,
+        };
         let access = flags & libc::O_ACCMODE;
         let (device, ino) = (found.dev(), found.ino());
         // What is overwritten is held against it.
@@ -189,20 +217,12 @@ impl File {
                     can_be_short: false,
                 });
             }
-            let read = retried(|| self.read_by_kernel(part, at));
+            let read = retried(|| self.file.read_at(part, at));
             Ok(Gathered {
                 bytes: read.map_err(Error::system("read"))?,
                 can_be_short: !is_moment,
             })
         })
-    }
-
-    /// Up to the end that the file has before: behind that the kernel would go on with what is
-    /// appended meanwhile, by a second request.
-    fn read_by_kernel(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        let rest = self.file.metadata()?.len().saturating_sub(offset);
-        let len = usize::try_from(rest).map_or(into.len(), |rest| rest.min(into.len()));
-        self.file.read_at(&mut into[..len], offset)
     }
 
     /// Reads exactly so many bytes.

@@ -7,7 +7,6 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
-use pagemesh_base::mapping::BYPASSES_CACHE;
 use pagemesh_direct::guest::Guest;
 use pagemesh_direct::owned;
 use std::cell::Cell;
@@ -58,22 +57,13 @@ pub(crate) fn status_flags(descriptor: RawFd) -> Option<i32> {
     (flags >= 0).then_some(flags)
 }
 
-/// Has the kernel read and write a file of a mount past its page cache: else the file would have no
-/// direct path while it is open (RFD 023).
-pub(crate) fn bypass_cache(descriptor: RawFd, flags: i32) {
-    /// `FUSE_SUPER_MAGIC`
-    const FUSE: i64 = 0x6573_5546;
-    // SAFETY: all zeroes is a valid structure, and the kernel fills it.
+/// The kind of the file system that a file is on (`f_type`).
+pub(crate) fn kind_of_file_system(descriptor: RawFd) -> Option<i64> {
+    // SAFETY: all zeroes is a valid structure.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: it fills a structure of this stack; the other calls touch no memory.
-    unsafe {
-        if libc::fstatfs(descriptor, &mut found) == 0
-            && found.f_type == FUSE
-            && libc::ioctl(descriptor, BYPASSES_CACHE.into()) == 0
-        {
-            libc::fcntl(descriptor, libc::F_SETFL, flags | libc::O_DIRECT);
-        }
-    }
+    // SAFETY: it fills a structure of this stack.
+    let result = unsafe { libc::fstatfs(descriptor, &mut found) };
+    (result == 0).then_some(found.f_type)
 }
 
 /// Bytes that files of this process may have, when that was last looked at.

@@ -362,10 +362,6 @@ macro_rules! controlling {
     ($($name:ident)*) => {
         export! {
             $($name(fd: c_int, command: c_int, argument: c_long) -> c_int {
-                let argument = match command {
-                    libc::F_SETFL => descriptors::kept_flags(fd, argument),
-                    _ => argument,
-                };
                 // SAFETY: the arguments are the caller's.
                 let control = || unsafe { real::$name(fd, command, argument) };
                 match command {
@@ -446,6 +442,30 @@ limits! {
     // The C library sets these past the others.
     ulimit(command: c_int, argument: c_long) -> c_long: |()| ();
     vlimit(what: c_int, limit: c_int) -> c_int: |()| ();
+}
+
+/// The kernel would read pages into its cache, which nothing reads there, and the mount would take the
+/// file from direct clients until they are dropped.
+macro_rules! advising {
+    ($($name:ident($fd:ident: c_int, $($arg:ident: $kind:ty),*) -> $result:ty: $reads:expr;)*) => {
+        export! {
+            $($name($fd: c_int, $($arg: $kind),*) -> $result {
+                match table::is_ours($fd) && $reads {
+                    true => 0,
+                    // SAFETY: the arguments are the caller's.
+                    false => unsafe { real::$name($fd, $($arg),*) },
+                }
+            })*
+        }
+    };
+}
+
+advising! {
+    posix_fadvise(fd: c_int, offset: off64_t, len: off64_t, advice: c_int) -> c_int:
+        advice == libc::POSIX_FADV_WILLNEED && len >= 0;
+    posix_fadvise64(fd: c_int, offset: off64_t, len: off64_t, advice: c_int) -> c_int:
+        advice == libc::POSIX_FADV_WILLNEED && len >= 0;
+    readahead(fd: c_int, offset: off64_t, len: size_t) -> ssize_t: true;
 }
 
 before! {

@@ -20,23 +20,6 @@ use std::sync::atomic::Ordering::Relaxed;
 const FOREIGN_MAX: usize = 32;
 static FOREIGN: [AtomicU64; FOREIGN_MAX] = [const { AtomicU64::new(0) }; FOREIGN_MAX];
 
-/// Devices that are mounts of this project. One that has ended gives its number to another file
-/// system, whose files would bypass the page cache, too.
-static MOUNTS: [AtomicU64; FOREIGN_MAX] = [const { AtomicU64::new(0) }; FOREIGN_MAX];
-
-/// Whether an open file is one of such a mount, and takes `O_DIRECT` for bypassing the page cache.
-fn is_on_mount(fd: c_int, dev: u64) -> bool {
-    let place = &MOUNTS[(dev ^ dev >> 8) as usize % FOREIGN_MAX];
-    if place.load(Relaxed) == dev {
-        return true;
-    }
-    let is_mount = may_be_on(fd, dev) && sys::bypasses_cache(fd);
-    if is_mount {
-        place.store(dev, Relaxed);
-    }
-    is_mount
-}
-
 fn may_be_on(fd: c_int, dev: u64) -> bool {
     // A device number is never 0, as its file systems are counted from 1.
     let place = &FOREIGN[(dev ^ dev >> 8) as usize % FOREIGN_MAX];
@@ -97,84 +80,6 @@ const ANNOUNCE: c_int = OPENED_BY_LIBRARY as c_int;
 /// signal that the kernel sends in any case where none is set.
 const MARK: c_int = libc::SIGIO;
 
-/// The same where the program itself asked for `O_DIRECT`. Elsewhere the library has set that flag
-/// (RFD 023), and hides it.
-const MARK_DIRECT: c_int = libc::SIGURG;
-
-fn mark(flags: c_int) -> c_int {
-    match flags & libc::O_DIRECT {
-        0 => MARK,
-        _ => MARK_DIRECT,
-    }
-}
-
-fn bypasses_cache(fd: c_int) -> bool {
-    sys::flags_of(fd).is_some_and(|flags| flags & libc::O_DIRECT != 0)
-}
-
-/// Whether this library marked an open description.
-fn is_marked(fd: c_int) -> bool {
-    [MARK, MARK_DIRECT].contains(&(sys::signal_of(fd) as c_int))
-}
-
-/// Sets the flags of a file that was opened with [`announced`] flags: `O_DIRECT` on those of mounts,
-/// which the kernel must not cache.
-fn set_flags(fd: c_int, flags: c_int, stat: &libc::stat64) {
-    let is_on_mount = is_file(stat) && is_on_mount(fd, stat.st_dev);
-    let more = match is_on_mount && sys::set_signal(fd, mark(flags)) {
-        true => libc::O_DIRECT,
-        false => 0,
-    };
-    if flags & ANNOUNCE == 0 || more != 0 {
-        sys::set_flags(fd, flags | more);
-    }
-}
-
-/// Leaves all files of this process to the kernel and its page cache, also those that were inherited.
-/// For the system calls that this takes there must be no filter.
-pub fn hand_over() {
-    each_open(|fd| {
-        let signal = sys::signal_of(fd) as c_int;
-        if ![MARK, MARK_DIRECT].contains(&signal) || !sys::uses_cache(fd) {
-            return;
-        }
-        // Others may have it, too: their libraries see that it has no mark any more.
-        sys::set_signal(fd, 0);
-        if let Some(flags) = sys::flags_of(fd)
-            && signal == MARK
-        {
-            sys::set_flags(fd, flags & !libc::O_DIRECT);
-        }
-    });
-}
-
-/// The flags that a program sees of an open description.
-#[inline(never)]
-pub extern "C" fn shown_flags(fd: c_int, flags: c_int) -> c_int {
-    if flags < 0 || flags & (libc::O_DIRECT | ANNOUNCE) == 0 || withdraw::is_withdrawn() {
-        return flags;
-    }
-    let mut hidden = 0;
-    if sys::signal_of(fd) == MARK as isize {
-        hidden |= libc::O_DIRECT;
-    }
-    // Regular files keep it, and it does nothing there.
-    if sys::fstat(fd).is_some_and(|stat| is_file(&stat)) {
-        hidden |= ANNOUNCE;
-    }
-    flags & !hidden
-}
-
-/// The flags that the kernel gets in place of those that a program sets.
-#[inline(never)]
-pub extern "C" fn kept_flags(fd: c_int, flags: c_long) -> c_long {
-    if withdraw::is_withdrawn() || !is_marked(fd) || !bypasses_cache(fd) {
-        return flags;
-    }
-    sys::set_signal(fd, mark(flags as c_int));
-    flags | c_long::from(libc::O_DIRECT)
-}
-
 /// A file was opened with [`announced`] flags; gives its descriptor.
 #[inline(never)]
 pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
@@ -182,15 +87,24 @@ pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
     if fd >= 0
         && let Some(facts) = facts_of(flags)
     {
-        // A filter of system calls may have come in between.
-        if !withdraw::is_withdrawn()
-            && let Some(stat) = sys::fstat(fd)
-        {
-            set_flags(fd, flags, &stat);
-            consider(fd, facts, &stat, since);
+        // A filter of system calls may have come in between. Regular files keep the flag, and it does
+        // nothing there.
+        if flags & ANNOUNCE == 0 && !withdraw::is_withdrawn() {
+            sys::set_flags(fd, flags);
         }
+        consider(fd, facts, since);
     }
     fd
+}
+
+/// The flags that a program sees of an open description.
+#[inline(never)]
+pub extern "C" fn shown_flags(fd: c_int, flags: c_int) -> c_int {
+    let may_be_hidden = flags >= 0 && flags & ANNOUNCE != 0 && !withdraw::is_withdrawn();
+    match may_be_hidden && sys::fstat(fd).is_some_and(|stat| is_file(&stat)) {
+        true => flags & !ANNOUNCE,
+        false => flags,
+    }
 }
 
 /// Whether a number leads to a description of this file, opened in the same way, of which the
@@ -198,24 +112,26 @@ pub extern "C" fn opened(fd: c_int, flags: c_int, since: &Since) -> c_int {
 pub fn leads_to(fd: c_int, facts: &Facts) -> bool {
     let opened = sys::flags_of(fd).and_then(facts_of);
     let is_alike = opened.is_some_and(|opened| opened.is_opened_as(facts));
-    is_alike && sys::file_of(fd) == Some((facts.dev, facts.ino)) && is_marked(fd)
+    is_alike
+        && sys::file_of(fd) == Some((facts.dev, facts.ino))
+        && sys::signal_of(fd) == MARK as isize
 }
 
-fn consider(fd: c_int, facts: Facts, stat: &libc::stat64, since: &Since) -> Option<()> {
+fn consider(fd: c_int, facts: Facts, since: &Since) -> Option<()> {
     let thread = thread::this();
     let _inside = thread.enter()?;
     if thread.is_handling() || !process::is_ours() || process::is_given_up() {
         return None;
     }
-    if !is_file(stat) || !may_be_on(fd, stat.st_dev) || !process::may_change() {
+    let stat = sys::fstat(fd)?;
+    if !is_file(&stat) || !may_be_on(fd, stat.st_dev) || !process::may_change() {
         return None;
     }
     if !stack::on_own(withdraw::may_begin)? {
         account::note(account::slot_of(stat.st_dev, stat.st_ino), Why::Confined);
         return None;
     }
-    // A mount of another version, or the tests' engine.
-    if !is_marked(fd) && !sys::set_signal(fd, mark(sys::flags_of(fd)?)) {
+    if !sys::set_signal(fd, MARK) {
         return None;
     }
     table::sweep();
@@ -331,22 +247,6 @@ pub fn close_between(
             None => return result,
         };
     }
-}
-
-/// Does something with each descriptor of the process but the engine's.
-fn each_open(run: impl Fn(c_int)) {
-    let Some(listed) = sys::open_directory(c"/proc/self/fd") else {
-        return;
-    };
-    let mut names = sys::Names([0; sys::NAMES_BYTES]);
-    while let Some(len) = sys::names_in(listed, &mut names) {
-        for fd in sys::numbers_in(&names.0[..len]) {
-            if fd != listed && !engine::owns(fd) {
-                run(fd);
-            }
-        }
-    }
-    sys::close(listed);
 }
 
 /// Closes all from one on, but the engine's, on a kernel that knows no ranges. False: it does not

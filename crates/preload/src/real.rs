@@ -163,6 +163,9 @@ real! {
     sendfile(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t;
     sendfile64(to: c_int, from: c_int, at: *mut off64_t, len: size_t) -> ssize_t;
     fdatasync(fd: c_int) -> c_int;
+    posix_fadvise(fd: c_int, offset: off64_t, len: off64_t, advice: c_int) -> c_int;
+    posix_fadvise64(fd: c_int, offset: off64_t, len: off64_t, advice: c_int) -> c_int;
+    readahead(fd: c_int, offset: off64_t, len: size_t) -> ssize_t;
 
     posix_spawn(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, argv: Strings, environment: Strings) -> c_int;
     posix_spawnp(pid: *mut c_int, path: Path, actions: *const c_void, attributes: *const c_void, argv: Strings, environment: Strings) -> c_int;

@@ -4,7 +4,7 @@
 //! interposed, by us or by others. Results are the kernel's: negative is an error number.
 
 use libc::{c_int, c_long, c_void, iovec, off64_t};
-use pagemesh_base::mapping::{BYPASSES_CACHE, USES_CACHE, WILL_MAP};
+use pagemesh_base::mapping::WILL_MAP;
 use std::arch::asm;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -201,29 +201,6 @@ pub fn will_map(fd: c_int) {
     let args = [int(fd), WILL_MAP as usize, 0, 0, 0, 0];
     // SAFETY: it has no argument, and touches no memory.
     while unsafe { call(libc::SYS_ioctl, args) } == -(libc::EINTR as isize) {}
-}
-
-/// Tells the mount of an open file that the file bypasses the page cache. False: it is no file of
-/// such a mount.
-pub fn bypasses_cache(fd: c_int) -> bool {
-    tell_mount(fd, BYPASSES_CACHE)
-}
-
-/// Tells it that the file goes through the page cache.
-pub fn uses_cache(fd: c_int) -> bool {
-    tell_mount(fd, USES_CACHE)
-}
-
-fn tell_mount(fd: c_int, what: u32) -> bool {
-    let args = [int(fd), what as usize, 0, 0, 0, 0];
-    loop {
-        // SAFETY: it has no argument, and touches no memory.
-        match unsafe { call(libc::SYS_ioctl, args) } {
-            0 => return true,
-            error if error == -(libc::EINTR as isize) => {}
-            _ => return false,
-        }
-    }
 }
 
 /// Changes what may be done with pages that are this library's. False: the system refuses it.

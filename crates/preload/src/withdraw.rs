@@ -9,7 +9,7 @@
 //! handlers are the kernel's again, and no system call is made but those that the program makes.
 
 use crate::engine::number;
-use crate::{buffer, descriptors, engine, process, signals, sys, table, thread, threads};
+use crate::{buffer, engine, process, signals, sys, table, thread, threads};
 use libc::{c_int, c_long, c_ulong, c_void, pid_t};
 use std::arch::asm;
 use std::sync::atomic::AtomicBool;
@@ -146,7 +146,6 @@ pub extern "C" fn withdraw() {
         };
         table::sweep_all();
     }
-    descriptors::hand_over();
     engine::leave();
     threads::stop_watching();
     waited(|| threads::count() == 0);
@@ -190,12 +189,10 @@ fn filtered() {
 }
 
 /// An `io_uring` was made, with this result: its requests may read and write at the current position,
-/// which the kernel moves only where it caches a file.
+/// which the kernel moves only where it caches a file, as those that are opened from now on.
 pub extern "C" fn ring_made(result: c_long) {
-    match result < 0 || is_filtered() {
-        true => {}
-        false if is_withdrawn() => descriptors::hand_over(),
-        false => withdraw(),
+    if result >= 0 {
+        withdraw();
     }
 }
 

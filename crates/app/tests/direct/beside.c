@@ -142,7 +142,7 @@ static int is_way(const char *name)
 // As the preload library opens files, which the kernel does not cache then.
 static int open_by(const char *path)
 {
-    int flags = O_RDWR | O_ASYNC | O_DIRECT;
+    int flags = O_RDWR | O_ASYNC;
     if (is_way("libc"))
         return open(path, flags);
     return raw(SYS_openat, AT_FDCWD, (long)path, flags, 0, 0, 0);

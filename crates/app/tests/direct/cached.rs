@@ -4,10 +4,11 @@
 use super::support::mounted::{self, Mounted, as_library};
 use super::support::{Cluster, until};
 use super::{Direct, Random, direct, guest, opened};
+use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -278,25 +279,118 @@ fn cached_appends_cross_appends_of_direct_clients() {
     cluster.check_identical("files");
 }
 
-/// A program may take `O_DIRECT` from a descriptor of the library by a system call of its own.
+/// A program may map a descriptor of the library by a system call of its own.
 #[test]
-fn cached_request_of_a_bypassing_open_leaves_no_old_page() {
+fn page_fault_of_a_bypassing_open_leaves_no_old_page() {
     let Some((cluster, mount)) = started() else {
         return;
     };
     let client = Client::new(&mount, "file");
     client.write_directly(&[1; 2 * PAGE], 0);
-    let mut options = OpenOptions::new();
-    let options = as_library(options.read(true).write(true));
-    let other = options.open(mount.path("file")).unwrap();
-    rustix::fs::fcntl_setfl(&other, rustix::fs::OFlags::empty()).unwrap();
+    let other = as_library(OpenOptions::new().read(true)).open(mount.path("file"));
+    let mapping = Mapping::of(&other.unwrap());
     for round in 2..60u8 {
-        let mut bytes = [0; 2 * PAGE];
-        other.read_exact_at(&mut bytes, 0).unwrap();
-        assert_eq!(bytes, [round - 1; 2 * PAGE]);
+        let found = mapping.load(0, 2 * PAGE).unwrap();
+        assert_eq!(found, [round - 1; 2 * PAGE]);
         client.write_directly(&[round; 2 * PAGE], 0);
     }
-    drop((client, other));
+    drop((client, mapping));
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// The kernel drops pages before such a write, and not behind it.
+#[test]
+fn write_past_the_cache_leaves_no_old_page() {
+    let Some((cluster, mount)) = started() else {
+        return;
+    };
+    let path = mount.path("file");
+    std::fs::write(&path, [0; PAGE]).unwrap();
+    let cached = File::open(&path).unwrap();
+    for flags in [mounted::LIBRARY_FLAGS, OFlags::DIRECT.bits()] {
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(flags.cast_signed());
+        let past = options.open(&path).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = [0; PAGE];
+                while !is_over.load(Ordering::Acquire) {
+                    cached.read_exact_at(&mut bytes, 0).unwrap();
+                }
+            });
+            let _ending = Ending(&is_over);
+            for round in 0..2000 {
+                let new = [round as u8; PAGE];
+                past.write_all_at(&new, 0).unwrap();
+                let mut found = [0; PAGE];
+                cached.read_exact_at(&mut found, 0).unwrap();
+                assert_eq!(found, new, "round {round}");
+            }
+        });
+    }
+    drop(cached);
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// The kernel sends a long write in parts.
+#[test]
+fn long_appends_past_the_cache_stay_in_order() {
+    let Some(cluster) = mounted::cluster(&[256, 256], "200M") else {
+        return;
+    };
+    let mount = Mounted::by(&cluster, "files", "map", "auto");
+    let mut random = Random::new(5);
+    for (name, flags) in [
+        ("one", mounted::LIBRARY_FLAGS),
+        ("other", OFlags::DIRECT.bits()),
+    ] {
+        let mut options = OpenOptions::new();
+        let options = options.append(true).create(true);
+        let options = options.custom_flags(flags.cast_signed());
+        let mut file = options.open(mount.path(name)).unwrap();
+        let mut model = Vec::new();
+        for _ in 0..8 {
+            let mut bytes = vec![0; 5 << 20];
+            random.fill(&mut bytes);
+            file.write_all(&bytes).unwrap();
+            model.extend(bytes);
+        }
+        assert!(std::fs::read(mount.path(name)).unwrap() == model, "{name}");
+    }
+    mount.stop(&cluster);
+    cluster.check_identical("files");
+}
+
+/// Behind a failed write the kernel cuts a file to the size that it knows.
+#[test]
+fn failed_write_keeps_what_was_appended_directly() {
+    let Some((cluster, mount)) = started() else {
+        return;
+    };
+    let script = "
+import ctypes, os
+fd = os.open('log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
+for i in range(2000):
+    assert os.write(fd, b'x' * 100) == 100
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.write(fd, ctypes.c_void_p(16), 100) == -1
+assert libc.syscall(1, fd, ctypes.c_void_p(16), 100) == -1
+assert os.fstat(fd).st_size == 200000
+assert os.pread(fd, 200000, 0) == b'x' * 200000
+filled = 0
+try:
+    while True:
+        filled += os.write(fd, b'y' * 1000)
+except OSError as error:
+    assert error.errno == 28, error
+assert os.fstat(fd).st_size >= 200000 + filled
+assert os.pread(fd, 1000, 200000 + filled - 1000) == b'y' * 1000
+";
+    let dir = mount.dir.display();
+    super::does(&format!("cd {dir} && python3 -c \"{script}\""));
     mount.stop(&cluster);
     cluster.check_identical("files");
 }

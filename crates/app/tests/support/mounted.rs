@@ -4,7 +4,6 @@ use super::daemon::Daemon;
 use super::skip::skip;
 use super::{Cluster, PAGEMESH, Pools, program, switch, until};
 use pagemesh_base::mapping::OPENED_BY_LIBRARY;
-use rustix::fs::OFlags;
 use rustix::mount::UnmountFlags;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -22,7 +21,7 @@ pub fn as_library(options: &mut OpenOptions) -> &mut OpenOptions {
 }
 
 /// The flags of such an open.
-pub const LIBRARY_FLAGS: u32 = OPENED_BY_LIBRARY | OFlags::DIRECT.bits();
+pub const LIBRARY_FLAGS: u32 = OPENED_BY_LIBRARY;
 
 /// Each of these tests for both ways that requests come from the kernel.
 #[macro_export]

@@ -1,8 +1,8 @@
 //! Which open files the kernel reads and writes through its page cache (RFD 023).
 //!
 //! A file that a program without the preload library opens goes through the page cache, where the
-//! position moves as on other file systems. The preload library sets `O_DIRECT` on the files that it
-//! opens: these bypass the cache, and direct clients may change such a file.
+//! position moves as on other file systems. What the library opens bypasses the cache, so that direct
+//! clients may change it.
 
 use crate::Caching;
 use crate::abi;
@@ -27,9 +27,8 @@ pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
 
 impl Served {
     /// Whether an open file is read and written through the page cache.
-    pub(crate) fn is_cached(&self, file: u64) -> bool {
-        let is_by_mount = self.caching == Caching::Bypassed;
-        is_by_mount || self.opened.get(file).is_some_and(|open| open.is_cached())
+    fn is_cached(&self, file: u64) -> bool {
+        self.opened.get(file).is_some_and(|open| open.is_cached)
     }
 }
 
@@ -41,19 +40,25 @@ impl Asked<'_> {
         if is_cached {
             self.fs.begin_caching(ino)?;
         }
+        // The kernel sends the parts of a long write with `O_DIRECT` all at once, and each of them is
+        // put at the end that the file has then.
+        let appends_directly = OFlags::APPEND.bits() | OFlags::DIRECT.bits();
+        let caching = match is_cached && flags & appends_directly != appends_directly {
+            true => Caching::PageCache,
+            false => Caching::Bypassed,
+        };
         let is_synced = flags & OFlags::DSYNC.bits() != 0;
         let file = self.served.opened.add(self.fs.seen(), is_synced, is_cached);
-        let opened = opened_as(self.served.caching);
+        let opened = abi::OpenOut {
+            file,
+            ..opened_as(caching)
+        };
         if is_by_library {
             let flags = opened.flags & !abi::OPEN_NO_FLUSH;
-            return Ok(abi::OpenOut {
-                file,
-                flags,
-                ..opened
-            });
+            return Ok(abi::OpenOut { flags, ..opened });
         }
         self.fs.note_open(self.thread);
-        Ok(abi::OpenOut { file, ..opened })
+        Ok(opened)
     }
 
     /// The same for a file that was just made.
@@ -68,41 +73,47 @@ impl Asked<'_> {
     /// An open file is released.
     pub(crate) fn released(&self, file: u64) {
         let open = self.served.opened.remove(file);
-        if open.is_some_and(|open| open.is_cached()) {
+        if open.is_some_and(|open| open.is_cached) {
             self.fs.end_caching(self.ino);
         }
     }
 
-    /// The library has set `O_DIRECT` on an open file.
-    pub(crate) fn bypass_cache(&self, file: u64) {
-        let open = self.served.opened.get(file);
-        if open.is_some_and(|open| open.bypass_cache()) {
-            self.fs.end_caching(self.ino);
-        }
-    }
-
-    /// The library takes `O_DIRECT` from an open file.
-    pub(crate) fn use_cache(&self, file: u64) -> Result<()> {
-        let Some(open) = self.served.opened.get(file) else {
-            return Ok(());
-        };
-        if self.served.caching == Caching::Bypassed || open.is_cached() {
-            return Ok(());
-        }
-        self.fs.begin_caching(self.ino)?;
-        if open.use_cache() {
-            // Another thread was first.
-            self.fs.end_caching(self.ino);
-        }
-        Ok(())
-    }
-
-    /// A request on an open file caches pages. Direct clients must not have the file then: while an
-    /// open caches it they have not.
+    /// Before a request that caches pages. While a cached open has the file, direct clients have
+    /// not; a page fault of another open takes it from them.
     pub(crate) fn note_cached(&self, file: u64) -> Result<()> {
-        match self.served.is_cached(file) {
-            true => Ok(()),
-            false => self.fs.note_cached(self.ino),
+        match self.served.caching {
+            Caching::Bypassed => Ok(()),
+            Caching::PageCache if self.served.is_cached(file) => {
+                self.fs.note_pages(self.ino);
+                Ok(())
+            }
+            Caching::PageCache => self.fs.note_cached(self.ino),
+        }
+    }
+
+    /// Before a failed write is answered: behind an asynchronous one with direct I/O at the end the
+    /// kernel cuts the file to the size that it knows (Linux, `fuse_do_truncate`).
+    pub(crate) fn note_failed(&self, how: u32) {
+        if how & abi::WRITE_LOCK_OWNER != 0 {
+            self.fs.tell_size(self.ino);
+        }
+    }
+
+    /// After a write of bytes that the kernel took to be at `offset`, and before it is answered.
+    pub(crate) fn note_written(&self, how: u32, offset: u64, start: u64) {
+        let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
+        if self.served.caching == Caching::Bypassed {
+            return;
+        }
+        match (is_past_cache, start == offset) {
+            (true, is_in_place) => {
+                if !is_in_place {
+                    self.fs.tell_size(self.ino);
+                }
+                self.fs.drop_written_pages(self.ino);
+            }
+            (false, false) => self.fs.note_misplaced(self.ino),
+            (false, true) => {}
         }
     }
 }

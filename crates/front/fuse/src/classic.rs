@@ -194,7 +194,8 @@ fn forget_from(device: &OwnedFd, node: u64, offset: i64) -> bool {
     notify(device, node, abi::NOTIFY_INVAL_INODE, &[body.as_bytes()])
 }
 
-/// Tells the kernel that a file is so long at least, with its last byte. No page of it stays.
+/// Tells the kernel that a file is so long at least, with its last byte. A page may be in the cache
+/// then.
 pub(crate) fn tell_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     let Some(offset) = size.checked_sub(1) else {
         return;
@@ -207,8 +208,6 @@ pub(crate) fn tell_size(device: &OwnedFd, node: u64, size: u64, last: u8) {
     };
     let parts = [body.as_bytes(), &[last]];
     notify(device, node, abi::NOTIFY_STORE, &parts);
-    // A page of one byte counts as read, and others may have written that byte meanwhile.
-    forget(device, node);
 }
 
 /// Whether the kernel did it, or has no such inode.

@@ -3,7 +3,7 @@
 use crate::abi;
 use pagemesh_fs::Seen;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// In the number of a file that was opened with O_DSYNC or O_SYNC.
@@ -16,24 +16,10 @@ pub(crate) struct OpenFile {
     /// Writes for each of which the kernel sends a sync.
     expected_syncs: AtomicU32,
     /// It is read and written through the kernel's page cache.
-    is_cached: AtomicBool,
+    pub(crate) is_cached: bool,
 }
 
 impl OpenFile {
-    pub(crate) fn is_cached(&self) -> bool {
-        self.is_cached.load(Ordering::Acquire)
-    }
-
-    /// From now on the file is read and written through the page cache. Whether it was before.
-    pub(crate) fn use_cache(&self) -> bool {
-        self.is_cached.swap(true, Ordering::AcqRel)
-    }
-
-    /// From now on the file is read and written past the page cache. Whether it was cached before.
-    pub(crate) fn bypass_cache(&self) -> bool {
-        self.is_cached.swap(false, Ordering::AcqRel)
-    }
-
     pub(crate) fn expects_sync(&self) -> bool {
         self.expected_syncs.load(Ordering::Relaxed) > 0
     }
@@ -67,7 +53,7 @@ impl Opened {
         let open = OpenFile {
             seen,
             expected_syncs: AtomicU32::new(0),
-            is_cached: AtomicBool::new(is_cached),
+            is_cached,
         };
         let mut files = self.files();
         files.last += 1;
@@ -89,13 +75,14 @@ impl Opened {
         file & SYNCED != 0
     }
 
-    /// Notes a write behind which the kernel sends a sync: one through the page cache or with
-    /// `O_DIRECT`, to a file that was opened with O_DSYNC or O_SYNC. (It sends none behind an
-    /// asynchronous one with `O_DIRECT`: a later sync is taken for it.)
+    /// Notes a write behind which the kernel sends a sync: one to a cached file that was opened with
+    /// O_DSYNC or O_SYNC. (It sends none behind an asynchronous one with `O_DIRECT`: a later sync is
+    /// taken for it.)
     pub(crate) fn expect_sync(&self, file: u64, write_flags: u32) {
         if write_flags & abi::WRITE_CACHE == 0
             && Opened::is_synced(file)
             && let Some(open) = self.get(file)
+            && open.is_cached
         {
             open.expected_syncs.fetch_add(1, Ordering::Relaxed);
         }

@@ -138,7 +138,6 @@ pub(crate) enum Request<'r> {
     },
     RemoveXattr(&'r [u8]),
     Ioctl {
-        file: u64,
         command: u32,
         argument: &'r [u8],
     },
@@ -330,14 +329,10 @@ impl Incoming {
                 size: header::<abi::GetXattrIn>(op)?.size,
             },
             op::REMOVEXATTR => Request::RemoveXattr(name(payload)?.0),
-            op::IOCTL => {
-                let asked: abi::IoctlIn = header(op)?;
-                Request::Ioctl {
-                    file: asked.file,
-                    command: asked.command,
-                    argument: payload,
-                }
-            }
+            op::IOCTL => Request::Ioctl {
+                command: header::<abi::IoctlIn>(op)?.command,
+                argument: payload,
+            },
             op::FALLOCATE => {
                 let wished: abi::FallocateIn = header(op)?;
                 Request::Allocate {

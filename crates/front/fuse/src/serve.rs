@@ -15,7 +15,7 @@ use crate::request::{Request, SetAttr, Span};
 use crate::{Caching, Connect, Room, Trouble};
 use bytes::Bytes;
 use pagemesh_base::contact::CONNECT;
-use pagemesh_base::mapping::{BYPASSES_CACHE, USES_CACHE, WILL_MAP};
+use pagemesh_base::mapping::WILL_MAP;
 use pagemesh_base::space::SpaceError;
 use pagemesh_base::units::PAGE_BYTES;
 use pagemesh_fs::{
@@ -175,8 +175,13 @@ impl Hand for Writes<'_> {
         if how & (abi::WRITE_KILL_SUIDGID | abi::WRITE_CACHE) != 0 {
             return Begun::Not;
         }
-        if how & abi::WRITE_LOCK_OWNER == 0 && !self.served.is_cached(*file) {
+        // The kernel drops its pages behind such a write, and nothing may wait for that here.
+        let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
+        if is_past_cache && self.served.fs.may_have_pages(Ino(header.node)) {
             return Begun::Not;
+        }
+        if !is_past_cache {
+            self.served.fs.note_pages(Ino(header.node));
         }
         // Who answers it alone may wait for a port, or open one.
         let Some(pipe) = self.pipe.take().or_else(|| self.served.fs.spare_pipe()) else {
@@ -443,31 +448,15 @@ impl Asked<'_> {
                 Ok(Answer::DONE)
             }
             Request::Ioctl {
-                file,
-                command: BYPASSES_CACHE,
-                ..
-            } => {
-                self.bypass_cache(file);
-                Ok(Answer::of(&abi::IoctlOut::default()))
-            }
-            Request::Ioctl {
-                file,
-                command: USES_CACHE,
-                ..
-            } => {
-                self.use_cache(file)?;
-                Ok(Answer::of(&abi::IoctlOut::default()))
-            }
-            Request::Ioctl {
                 command: WILL_MAP, ..
             } => {
                 self.fs.bar_guests(self.ino)?;
+                self.fs.tell_mapped_size(self.ino)?;
                 Ok(Answer::of(&abi::IoctlOut::default()))
             }
             Request::Ioctl {
                 command: CONNECT,
                 argument,
-                ..
             } => {
                 let connect = self.served.connect.get().ok_or(Errno::NOSYS)?;
                 connect(self.thread, argument)?;
@@ -566,24 +555,21 @@ impl Asked<'_> {
         if how & abi::WRITE_KILL_SUIDGID != 0 {
             self.fs.disarm(self.ino)?;
         }
+        if how & (abi::WRITE_CACHE | abi::WRITE_LOCK_OWNER) == 0 {
+            self.note_cached(file)?;
+        }
         let mut port = self.fs.borrow()?;
         if how & abi::WRITE_CACHE != 0 {
             self.fs.hold(&mut port, self.ino, offset, data)?;
             return Ok(written(data.len()));
         }
-        if how & abi::WRITE_LOCK_OWNER == 0 {
-            self.note_cached(file)?;
-        }
         let at = place_of(offset, flags);
         let is_durable = has(flags, OFlags::DSYNC);
-        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable)?;
-        if how & abi::WRITE_LOCK_OWNER != 0 && bytes.start != offset {
-            self.fs.tell_size(self.ino);
-        }
+        let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable);
+        drop(port);
+        let bytes = bytes.inspect_err(|_| self.note_failed(how))?;
+        self.note_written(how, offset, bytes.start);
         self.served.opened.expect_sync(file, how);
-        if how & abi::WRITE_LOCK_OWNER == 0 && !self.served.is_cached(file) {
-            self.fs.note_misplaced(self.ino);
-        }
         Ok(written((bytes.end - bytes.start) as usize))
     }
 

@@ -55,10 +55,16 @@ const WANTED_BYPASSED: [(u64, &str); 2] = [
 
 /// The same for files that are read and written through the page cache. Direct clients change none
 /// of them, so no change of a time makes the kernel drop pages.
-const WANTED_CACHED: [(u64, &str); 1] = [(
-    init::EXPLICIT_INVAL_DATA,
-    "cached pages that stay valid when a file changes",
-)];
+const WANTED_CACHED: [(u64, &str); 2] = [
+    (
+        init::EXPLICIT_INVAL_DATA,
+        "cached pages that stay valid when a file changes",
+    ),
+    (
+        init::DIRECT_IO_ALLOW_MMAP,
+        "shared mappings under the library",
+    ),
+];
 
 /// A mount that is served.
 pub(crate) struct Session {

@@ -99,6 +99,11 @@ static void transfers(void)
     SAY(ftruncate64(fd, far + 50));
     SAY(pread64(fd, back, 100, far));
     SAY(posix_fallocate64(fd, far, 200));
+    SAY(posix_fadvise(fd, 0, 100, POSIX_FADV_WILLNEED));
+    SAY(posix_fadvise64(fd, 0, 100, POSIX_FADV_WILLNEED));
+    SAY(posix_fadvise64(fd, 0, 100, POSIX_FADV_SEQUENTIAL));
+    SAY(posix_fadvise64(fd, 0, -1, POSIX_FADV_WILLNEED));
+    SAY(readahead(fd, 0, 100));
     SAY(fallocate64(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, far, 20));
     SAY(pread64(fd, back, 300, far));
     SAY(sum_of(back, 200));
