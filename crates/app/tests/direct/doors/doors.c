@@ -27,6 +27,7 @@ enum {
     OPEN_MAX_ = 24,
     FILES = 6,
     FILES_ELSEWHERE = 2, // The last ones.
+    FILES_OF_LIBC = 2,   // The first ones.
     SIZE_MAX_ = 96 << 10,
     LEN_MAX = 12 << 10,
     DESCRIPTIONS = 512,
@@ -328,7 +329,8 @@ static void do_open(void)
         flags |= O_TRUNC;
     if (below(3) == 0)
         flags |= O_CLOEXEC;
-    enum door door = some_door();
+    // A file that another door opens has no direct path until it is closed.
+    enum door door = file < FILES_OF_LIBC ? LIBC : some_door();
     did("%s open(%d, %#o)", DOOR_NAMES[door], file, flags);
     long fd = by_open(door, model->files[file].path, flags);
     if (flags & O_TRUNC)
