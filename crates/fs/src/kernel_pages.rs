@@ -19,15 +19,17 @@ use crate::format::Ino;
 use crate::map;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long one waits at most for another who tells the kernel a size.
 const TELLING_MAX: Duration = Duration::from_secs(1);
 
-/// What has the kernel drop the pages of a file and forget its attributes. Whether it did. Called
-/// without a lock of the file: the kernel waits for requests that read or write pages.
-pub type DropPages = Box<dyn Fn(Ino) -> bool + Send + Sync>;
+/// What has the kernel drop the pages of a file with some bytes, or all of them, and forget its
+/// attributes. Whether it did. Called without a lock of the file: the kernel waits for requests that
+/// read or write such pages.
+pub type DropPages = Box<dyn Fn(Ino, Option<Range<u64>>) -> bool + Send + Sync>;
 
 /// What tells the kernel that a file is so long at least, with the last byte.
 pub type TellSize = Box<dyn Fn(Ino, u64, u8) + Send + Sync>;
@@ -164,35 +166,31 @@ impl Fs {
         }
     }
 
-    /// Whether requests may have left pages in the cache.
+    /// Whether an open goes through the cache: pages may come at any time.
     #[must_use]
-    pub fn may_have_pages(&self, ino: Ino) -> bool {
+    pub fn has_cached_open(&self, ino: Ino) -> bool {
         let core = self.core();
         let live = core.live.get(&ino);
-        live.is_some_and(|live| live.data.kernel_pages.may_have_pages.load(Ordering::SeqCst))
+        live.is_some_and(|live| live.data.kernel_pages.are_cached_by_open())
     }
 
     /// Bytes were written past the cache, and the write is not answered yet: a page that was read
-    /// before it must not stay. (The kernel drops pages before such a write, and behind an
-    /// asynchronous one it does not.)
-    pub fn drop_written_pages(&self, ino: Ino) {
-        if self.may_have_pages(ino)
-            && let Ok(data) = self.data_lock(ino)
-        {
-            self.drop_pages_now(ino, &data);
+    /// before it must not stay. (The kernel drops pages before such a write, and behind it does not
+    /// where the write is asynchronous, or the file is open for direct I/O.)
+    pub fn drop_written_pages(&self, ino: Ino, bytes: Range<u64>) {
+        let may_be_there = self.core().live.get(&ino).is_some_and(|live| {
+            let pages = &live.data.kernel_pages;
+            pages.may_have_pages.load(Ordering::SeqCst)
+        });
+        if may_be_there {
+            self.drop_pages_now(ino, Some(bytes));
         }
     }
 
     /// Whether the kernel did.
-    fn drop_pages_now(&self, ino: Ino, data: &Data) -> bool {
-        let may_have = &data.kernel_pages.may_have_pages;
-        may_have.store(false, Ordering::SeqCst);
+    fn drop_pages_now(&self, ino: Ino, bytes: Option<Range<u64>>) -> bool {
         let kernel = self.kernel.get();
-        let is_dropped = kernel.is_some_and(|kernel| (kernel.drop_pages)(ino));
-        if !is_dropped {
-            may_have.store(true, Ordering::SeqCst);
-        }
-        is_dropped
+        kernel.is_some_and(|kernel| (kernel.drop_pages)(ino, bytes))
     }
 
     /// Has direct clients leave a file, and puts their growth into it.
@@ -232,7 +230,7 @@ impl Fs {
         let is_stale = &data.kernel_pages.is_size_stale;
         if is_stale.load(Ordering::SeqCst) {
             // What was stored into a mapping of the last page would be overwritten in it.
-            self.drop_pages_now(ino, data);
+            self.drop_pages_now(ino, None);
         }
         // Changed with this held, so that who finds it told has waited for that.
         let telling = data.kernel_pages.await_telling();
@@ -252,17 +250,21 @@ impl Fs {
         data: &Data,
         telling: Option<MutexGuard<'_, ()>>,
     ) -> Result<()> {
+        let mut end = 0;
         if let Some(kernel) = self.kernel.get() {
             let (size, last) = self.look(|core| core.last_byte(ino))?;
             if size > 0 {
                 let mut byte = [last];
                 data.lay_over(size - 1, &mut byte);
                 (kernel.tell_size)(ino, size, byte[0]);
+                end = size;
             }
         }
         drop(telling);
         // A page of one byte counts as read, and others may have written that byte meanwhile.
-        self.drop_pages_now(ino, data);
+        if end > 0 {
+            self.drop_pages_now(ino, Some(end - 1..end));
+        }
         Ok(())
     }
 
@@ -274,11 +276,16 @@ impl Fs {
             return;
         };
         let pages = &data.kernel_pages;
-        if !pages.are_cached_by_open()
-            && let Some(left) = pages.left()
-            && self.drop_pages_now(ino, &data)
-        {
-            pages.dropped.fetch_max(left, Ordering::SeqCst);
+        if pages.are_cached_by_open() {
+            return;
+        }
+        if let Some(left) = pages.left() {
+            let may_have_pages = &pages.may_have_pages;
+            may_have_pages.store(false, Ordering::SeqCst);
+            match self.drop_pages_now(ino, None) {
+                true => drop(pages.dropped.fetch_max(left, Ordering::SeqCst)),
+                false => may_have_pages.store(true, Ordering::SeqCst),
+            }
         }
     }
 
@@ -289,7 +296,7 @@ impl Fs {
     pub(crate) fn drop_changed_pages(&self, ino: Ino) -> Result<()> {
         let data = self.data_lock(ino)?;
         let may_be_cached = data.kernel_pages.keep_direct_clients_out();
-        match may_be_cached && !self.drop_pages_now(ino, &data) {
+        match may_be_cached && !self.drop_pages_now(ino, None) {
             true => Err(Errno::IO.into()),
             false => Ok(()),
         }

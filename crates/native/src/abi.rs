@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
-use crate::file::{File, Part};
+use crate::file::{ANNOUNCE, File, Part};
 use crate::guard::Guard;
 use crate::process::Inside;
 use std::cell::Cell;
@@ -169,7 +169,7 @@ unsafe fn open(
     }
     let _inside = Inside::enter()?;
     // SAFETY: a string of the caller's. What it names is looked at by the kernel.
-    let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC, mode) };
+    let descriptor = unsafe { libc::open(path, flags | libc::O_CLOEXEC | ANNOUNCE, mode) };
     if descriptor < 0 {
         return Err(Error::last("open the file"));
     }

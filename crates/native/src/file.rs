@@ -63,7 +63,7 @@ pub struct File {
 }
 
 /// [`OPENED_BY_LIBRARY`]
-const ANNOUNCE: i32 = OPENED_BY_LIBRARY as i32;
+pub(crate) const ANNOUNCE: i32 = OPENED_BY_LIBRARY as i32;
 
 /// Opens a file of a mount once more, so that the mount knows that it may be on the direct path. None:
 /// it is on none, or the system refuses.
@@ -77,7 +77,8 @@ fn announced(file: &fs::File, flags: i32) -> Option<fs::File> {
     let mut options = OpenOptions::new();
     options.read(access != libc::O_WRONLY);
     options.write(access != libc::O_RDONLY);
-    options.custom_flags(flags & !libc::O_ACCMODE | ANNOUNCE);
+    let kept = libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME | libc::O_NONBLOCK;
+    options.custom_flags(flags & kept | ANNOUNCE);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     options.open(path).ok()
 }

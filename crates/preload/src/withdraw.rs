@@ -136,7 +136,11 @@ pub extern "C" fn withdraw() {
         let Some(_inside) = thread.enter_to_change() else {
             return;
         };
-        table::ours_in(0, u32::MAX).for_each(table::remove);
+        for fd in table::ours_in(0, u32::MAX) {
+            // So that the kernel knows the size: an asynchronous read ends there.
+            sys::fstat(fd);
+            table::remove(fd);
+        }
         table::sweep();
     }
     let is_quiet = waited(table::is_unused);

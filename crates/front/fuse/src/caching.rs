@@ -11,6 +11,7 @@ use crate::serve::{Asked, Served};
 use pagemesh_base::mapping::OPENED_BY_LIBRARY;
 use pagemesh_fs::{Attr, Ino, Result};
 use rustix::fs::OFlags;
+use std::ops::Range;
 
 /// How the kernel uses a file that it opens.
 pub(crate) fn opened_as(caching: Caching) -> abi::OpenOut {
@@ -94,23 +95,25 @@ impl Asked<'_> {
     /// Before a failed write is answered: behind an asynchronous one with direct I/O at the end the
     /// kernel cuts the file to the size that it knows (Linux, `fuse_do_truncate`).
     pub(crate) fn note_failed(&self, how: u32) {
-        if how & abi::WRITE_LOCK_OWNER != 0 {
+        let is_exact =
+            self.served.caching == Caching::Bypassed || self.fs.has_cached_open(self.ino);
+        if how & abi::WRITE_LOCK_OWNER != 0 && !is_exact {
             self.fs.tell_size(self.ino);
         }
     }
 
     /// After a write of bytes that the kernel took to be at `offset`, and before it is answered.
-    pub(crate) fn note_written(&self, how: u32, offset: u64, start: u64) {
+    pub(crate) fn note_written(&self, how: u32, offset: u64, bytes: Range<u64>) {
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
         if self.served.caching == Caching::Bypassed {
             return;
         }
-        match (is_past_cache, start == offset) {
+        match (is_past_cache, bytes.start == offset) {
             (true, is_in_place) => {
                 if !is_in_place {
                     self.fs.tell_size(self.ino);
                 }
-                self.fs.drop_written_pages(self.ino);
+                self.fs.drop_written_pages(self.ino, bytes);
             }
             (false, false) => self.fs.note_misplaced(self.ino),
             (false, true) => {}

@@ -11,6 +11,7 @@ use pagemesh_base::wait::until_readable;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,20 +178,23 @@ pub(crate) fn write(device: &OwnedFd, unique: u64, answer: &Answer) {
 /// Has the kernel forget the attributes and pages of an inode that it keeps. It waits for requests
 /// that read or write pages. Whether it did.
 pub(crate) fn forget(device: &OwnedFd, node: u64) -> bool {
-    forget_from(device, node, 0)
+    forget_from(device, node, 0, 0)
+}
+
+/// The same of attributes and the pages with these bytes, which are some.
+pub(crate) fn forget_bytes(device: &OwnedFd, node: u64, bytes: Range<u64>) -> bool {
+    let len = bytes.end.saturating_sub(bytes.start).max(1);
+    forget_from(device, node, bytes.start.cast_signed(), len.cast_signed())
 }
 
 /// The same of attributes alone: it waits for nothing.
 pub(crate) fn forget_attributes(device: &OwnedFd, node: u64) -> bool {
-    forget_from(device, node, abi::NO_PAGES)
+    forget_from(device, node, abi::NO_PAGES, 0)
 }
 
-fn forget_from(device: &OwnedFd, node: u64, offset: i64) -> bool {
-    let body = abi::NotifyInvalInodeOut {
-        node,
-        offset,
-        ..abi::NotifyInvalInodeOut::default()
-    };
+/// A length of 0: to the end.
+fn forget_from(device: &OwnedFd, node: u64, offset: i64, len: i64) -> bool {
+    let body = abi::NotifyInvalInodeOut { node, offset, len };
     notify(device, node, abi::NOTIFY_INVAL_INODE, &[body.as_bytes()])
 }
 

@@ -63,6 +63,7 @@ use rustix::io::Errno;
 use serve::Served;
 use session::Session;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -233,9 +234,14 @@ fn tell_kernel(fs: &Fs, device: &Arc<OwnedFd>) {
         }
     });
     let known = device.clone();
-    let drop_pages = move |ino: Ino| {
-        let device = known.upgrade();
-        device.is_some_and(|device| classic::forget(&device, ino.0))
+    let drop_pages = move |ino: Ino, bytes: Option<Range<u64>>| {
+        let Some(device) = known.upgrade() else {
+            return false;
+        };
+        match bytes {
+            Some(bytes) => classic::forget_bytes(&device, ino.0, bytes),
+            None => classic::forget(&device, ino.0),
+        }
     };
     let tell_size = move |ino: Ino, size, last| {
         if let Some(device) = device.upgrade() {

@@ -177,7 +177,7 @@ impl Hand for Writes<'_> {
         }
         // The kernel drops its pages behind such a write, and nothing may wait for that here.
         let is_past_cache = how & abi::WRITE_LOCK_OWNER != 0;
-        if is_past_cache && self.served.fs.may_have_pages(Ino(header.node)) {
+        if is_past_cache && self.served.fs.has_cached_open(Ino(header.node)) {
             return Begun::Not;
         }
         if !is_past_cache {
@@ -568,7 +568,7 @@ impl Asked<'_> {
         let bytes = self.fs.write(&mut port, self.ino, at, data, is_durable);
         drop(port);
         let bytes = bytes.inspect_err(|_| self.note_failed(how))?;
-        self.note_written(how, offset, bytes.start);
+        self.note_written(how, offset, bytes.clone());
         self.served.opened.expect_sync(file, how);
         Ok(written((bytes.end - bytes.start) as usize))
     }
