@@ -101,9 +101,17 @@ impl Mounted {
         self.daemon.take().unwrap().kill();
     }
 
-    /// Unmounts, and waits for the end of its process.
+    /// Unmounts, and waits for the end of its process. A child that another test just starts has the
+    /// descriptors of all tests until it executes its program.
     pub fn stop(self, cluster: &Cluster) {
-        cluster.ok(&["umount", self.dir.to_str().unwrap()]);
+        let args = ["umount", self.dir.to_str().unwrap()];
+        until("no file is in use", || {
+            let ended = cluster.run(&args);
+            let said = String::from_utf8_lossy(&ended.stderr);
+            let is_busy = said.contains("resource busy");
+            assert!(ended.status.success() || is_busy, "{said}");
+            ended.status.success()
+        });
         self.await_end();
     }
 
