@@ -270,16 +270,6 @@ fn report(
 mod tests {
     use super::*;
 
-    fn place(name: &str, dir: &Path) -> Place {
-        Place {
-            name: name.into(),
-            class: "none".into(),
-            dir: dir.into(),
-            pids: vec![],
-            prefix: vec![],
-        }
-    }
-
     #[test]
     fn files_are_made_and_removed_again() {
         let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("made"));
@@ -287,8 +277,8 @@ mod tests {
             runtime: Duration::from_millis(5),
             ..Options::default()
         };
-        let places = [place("one", one.path())];
-        let report = run_metadata(&places, &[place("other", other.path())], &options);
+        let places = [Place::unserved("one", one.path())];
+        let report = run_metadata(&places, &[Place::unserved("other", other.path())], &options);
         let text = report.expect("measured").text();
         assert!(text.contains("to other"), "{text}");
         for job in ["job-0", "job-1"] {
@@ -300,7 +290,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_made_ends_the_run() {
         let dir = tempfile::tempdir().expect("made");
-        let place = place("full", dir.path());
+        let place = Place::unserved("full", dir.path());
         let job = dir_of(&place, 1);
         for job in 0..2 {
             std::fs::create_dir(dir_of(&place, job)).expect("made");

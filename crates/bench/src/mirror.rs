@@ -20,7 +20,7 @@ use crate::round_trip;
 use crate::session::check_rounds;
 use crate::stats::{median, median_ratio};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Round trips of one measurement.
@@ -39,6 +39,20 @@ pub struct Place {
     pub pids: Vec<u32>,
     /// What runs fio there; nothing: it runs by itself.
     pub prefix: Vec<String>,
+}
+
+impl Place {
+    /// A directory of a file system that no process serves.
+    #[must_use]
+    pub fn unserved(name: &str, dir: &Path) -> Place {
+        Place {
+            name: name.into(),
+            class: "none".into(),
+            dir: dir.into(),
+            pids: vec![],
+            prefix: vec![],
+        }
+    }
 }
 
 /// How to compare.

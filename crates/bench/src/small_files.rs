@@ -252,16 +252,6 @@ fn report(places: &[&Place], peers: &[Place], options: &Options, found: &[Vec<Sa
 mod tests {
     use super::*;
 
-    fn place(name: &str, dir: &Path) -> Place {
-        Place {
-            name: name.into(),
-            class: "none".into(),
-            dir: dir.into(),
-            pids: vec![],
-            prefix: vec![],
-        }
-    }
-
     #[test]
     fn visits_leave_no_files_behind() {
         let [one, other] = [(); 2].map(|()| tempfile::tempdir().expect("made"));
@@ -270,8 +260,8 @@ mod tests {
             entries: 3,
             ..Options::default()
         };
-        let places = [place("one", one.path())];
-        let report = run_small_files(&places, &[place("other", other.path())], &options);
+        let places = [Place::unserved("one", one.path())];
+        let report = run_small_files(&places, &[Place::unserved("other", other.path())], &options);
         let text = report.expect("measured").text();
         assert!(text.contains("files to other"), "{text}");
         for dir in [&one, &other] {
@@ -283,7 +273,7 @@ mod tests {
     fn a_file_that_is_there_already_ends_the_run() {
         let dir = tempfile::tempdir().expect("made");
         std::fs::create_dir(dir.path().join("small-files")).expect("made");
-        let sample = visit(&place("full", dir.path()), &Options::default());
+        let sample = visit(&Place::unserved("full", dir.path()), &Options::default());
         let error = sample.expect_err("it is there already");
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
     }

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long one waits at most for another who tells the kernel a size.
+/// The longest wait for another thread that tells the kernel a size.
 const TELLING_MAX: Duration = Duration::from_secs(1);
 
 /// What has the kernel drop the pages of a file with some bytes, or all of them, and forget its
@@ -73,6 +73,11 @@ impl KernelPages {
     fn left(&self) -> Option<u64> {
         let cached = self.cached.load(Ordering::SeqCst);
         (cached != self.dropped.load(Ordering::SeqCst)).then_some(cached)
+    }
+
+    /// A request is about to leave pages in the cache.
+    fn note_pages(&self) {
+        self.may_have_pages.store(true, Ordering::SeqCst);
     }
 
     fn note_cached(&self) {
@@ -141,9 +146,7 @@ impl Fs {
         let data = self.data_lock(ino)?;
         let shared = data.lock.read();
         data.kernel_pages.note_cached();
-        data.kernel_pages
-            .may_have_pages
-            .store(true, Ordering::SeqCst);
+        data.kernel_pages.note_pages();
         drop(shared);
         self.take_from_direct_clients(ino, &data)
     }
@@ -151,38 +154,36 @@ impl Fs {
     /// A write through the cache went to another place than the kernel took it to: it drops its pages
     /// within a second ([`Fs::note_guests`]), and the next open is told the size.
     pub fn note_misplaced(&self, ino: Ino) {
-        let mut core = self.core();
-        core.note_beside(ino);
-        if let Some(live) = core.live.get(&ino) {
-            live.data.kernel_pages.note_growth();
-        }
+        self.core().note_beside(ino);
+        self.with_kernel_pages(ino, KernelPages::note_growth);
+    }
+
+    /// None: the kernel does not know the file.
+    fn with_kernel_pages<T>(&self, ino: Ino, run: impl FnOnce(&KernelPages) -> T) -> Option<T> {
+        let core = self.core();
+        let live = core.live.get(&ino);
+        live.map(|live| run(&live.data.kernel_pages))
     }
 
     /// A request of a cached open is about to leave pages in the cache.
     pub fn note_pages(&self, ino: Ino) {
-        if let Some(live) = self.core().live.get(&ino) {
-            let pages = &live.data.kernel_pages;
-            pages.may_have_pages.store(true, Ordering::SeqCst);
-        }
+        self.with_kernel_pages(ino, KernelPages::note_pages);
     }
 
     /// Whether an open goes through the cache: pages may come at any time.
     #[must_use]
     pub fn has_cached_open(&self, ino: Ino) -> bool {
-        let core = self.core();
-        let live = core.live.get(&ino);
-        live.is_some_and(|live| live.data.kernel_pages.are_cached_by_open())
+        let is_open = self.with_kernel_pages(ino, KernelPages::are_cached_by_open);
+        is_open.unwrap_or(false)
     }
 
     /// Bytes were written past the cache, and the write is not answered yet: a page that was read
     /// before it must not stay. (The kernel drops pages before such a write, and behind it does not
     /// where the write is asynchronous, or the file is open for direct I/O.)
     pub fn drop_written_pages(&self, ino: Ino, bytes: Range<u64>) {
-        let may_be_there = self.core().live.get(&ino).is_some_and(|live| {
-            let pages = &live.data.kernel_pages;
-            pages.may_have_pages.load(Ordering::SeqCst)
-        });
-        if may_be_there {
+        let may_be_there =
+            self.with_kernel_pages(ino, |pages| pages.may_have_pages.load(Ordering::SeqCst));
+        if may_be_there == Some(true) {
             self.drop_pages_now(ino, Some(bytes));
         }
     }
@@ -232,7 +233,7 @@ impl Fs {
             // What was stored into a mapping of the last page would be overwritten in it.
             self.drop_pages_now(ino, None);
         }
-        // Changed with this held, so that who finds it told has waited for that.
+        // Changed with this held: a thread that finds the size told has waited for it.
         let telling = data.kernel_pages.await_telling();
         if !is_stale.swap(false, Ordering::SeqCst) {
             return Ok(());

@@ -347,13 +347,7 @@ impl Near {
         unmirrored.prefix = direct_prefix()?;
         mirrored.prefix = direct_prefix()?;
         let memory = tempfile::tempdir_in(scratch.pools.path())?;
-        let tmpfs = Place {
-            name: "tmpfs".into(),
-            class: "none".into(),
-            dir: memory.path().into(),
-            pids: vec![],
-            prefix: vec![],
-        };
+        let tmpfs = Place::unserved("tmpfs", memory.path());
         Ok(Near {
             places: vec![unmirrored, mirrored],
             tmpfs,

@@ -20,13 +20,7 @@ pub fn run(measure: &Measure, options: &Options, serving: Serving) -> anyhow::Re
     let scratch = Scratch::sized(measure, 2, 2, FILES_BYTES + ROOM_BYTES)?;
     let (_daemon, mirrored) = scratch.mount("map", 2, "map", &wish)?;
     let memory = tempfile::tempdir_in(scratch.pools.path())?;
-    let tmpfs = Place {
-        name: "tmpfs".into(),
-        class: "none".into(),
-        dir: memory.path().into(),
-        pids: vec![],
-        prefix: vec![],
-    };
+    let tmpfs = Place::unserved("tmpfs", memory.path());
     let ext4 = match is_root() {
         true => Some(FilePeer::ext4(FILES_BYTES)?),
         false => {
