@@ -9,11 +9,12 @@
 //! Invariants: nothing here allocates, takes a lock, or changes memory of the caller, because it may run in a
 //! signal handler or a child of `vfork`. The environment is a mapping of its own, as long as is
 //! needed. Whatever cannot be read or mapped leaves the call as it is. A program that may have the
-//! library gets the call as the caller made it.
+//! library gets the call as the caller made it. So does every program once this process is under a
+//! filter of system calls, which may forbid to look at the program's file.
 
 use crate::elf;
 use crate::real;
-use crate::{buffer, process, programs, sys, thread};
+use crate::{buffer, process, programs, sys, thread, withdraw};
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
 use std::ptr;
@@ -187,7 +188,7 @@ fn environment_for(
     spare: usize,
 ) -> Option<Environment> {
     let own = OWN.load(Relaxed);
-    if own.is_null() || path.is_null() {
+    if own.is_null() || path.is_null() || withdraw::is_filtered() {
         return None;
     }
     // SAFETY: a string of the loader, which stays.
@@ -207,7 +208,8 @@ fn environment_for_found(
     strings: Strings,
     spare: usize,
 ) -> Option<Environment> {
-    if file.is_null() || !buffer::is_readable(file.cast(), 1) {
+    let may_look = !withdraw::is_filtered();
+    if !may_look || file.is_null() || !buffer::is_readable(file.cast(), 1) {
         return None;
     }
     // SAFETY: a string, which the C library reads as well.

@@ -2,6 +2,7 @@
 // mount. The arguments are a file on the mount, and which.
 #include "must_join.h"
 
+#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -30,7 +31,7 @@ static struct sock_filter rules[] = {
     ALLOW(read), ALLOW(write), ALLOW(pread64), ALLOW(pwrite64), ALLOW(exit_group), ALLOW(close),
     ALLOW(rt_sigreturn), ALLOW(dup), ALLOW(rt_sigaction), ALLOW(fork), ALLOW(clone), ALLOW(openat),
     ALLOW(set_robust_list), ALLOW(wait4), ALLOW(fsync), ALLOW(tgkill), ALLOW(gettid), ALLOW(getpid),
-    ALLOW(readv), ALLOW(pwritev), ALLOW(rt_sigprocmask),
+    ALLOW(readv), ALLOW(pwritev), ALLOW(rt_sigprocmask), ALLOW(execve),
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 };
 static struct sock_fprog filter = {sizeof rules / sizeof *rules, rules};
@@ -107,6 +108,7 @@ int main(int argc, char **argv)
         MUST(write(other, page, sizeof page) == sizeof page);
         MUST(close(other) == 0);
         MUST(close(fd) == 0);
+        MUST(execlp("no-such-program", "no-such-program", (char *)0) == -1 && errno == ENOENT);
     }
     say("done\n");
     if (!strcmp(how, "strict"))
