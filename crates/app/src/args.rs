@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::builder::RangedU64ValueParser;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pagemesh_base::layout::Name;
 use pagemesh_base::units::Size;
@@ -67,7 +68,12 @@ impl FromStr for Interval {
 /// Seconds of the longest interval: ten years.
 const INTERVAL_MAX: u64 = 3650 * 24 * 3600;
 
-/// Where the manager is, and how to prove who we are.
+/// A path that may be empty, as an environment variable may be.
+fn any_path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
+/// The manager's address, and the key that proves membership in the cluster.
 #[derive(Args, Clone)]
 pub struct Client {
     /// The manager's address.
@@ -79,7 +85,7 @@ pub struct Client {
     )]
     pub manager: String,
     /// The file that holds the cluster key; by default the one that `up` wrote.
-    #[arg(long, env = "PAGEMESH_KEY", global = true)]
+    #[arg(long, env = "PAGEMESH_KEY", global = true, value_parser = any_path())]
     pub key: Option<PathBuf>,
     /// How to print.
     #[arg(long, value_enum, default_value = "table", global = true)]
@@ -124,6 +130,7 @@ impl Fuse {
 pub enum Command {
     /// Run a whole cluster on this machine, for trying.
     Up(Up),
+    Down(Down),
     /// Make, look at and verify pools.
     #[command(subcommand)]
     Pool(Pool),
@@ -197,9 +204,23 @@ pub struct Up {
     /// restarts. They are made in /dev/shm, or in a tmpfs that is named.
     #[arg(long, value_name = "TMPFS", num_args = 0..=1, require_equals = true, default_missing_value = "/dev/shm")]
     pub memory: Option<PathBuf>,
+    /// Remove the cluster and its data at the end. Without it the data stays, in memory too.
+    #[arg(long)]
+    pub ephemeral: bool,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_ends: bool,
+}
+
+/// End the cluster that `up` runs in a directory.
+#[derive(Args)]
+pub struct Down {
+    /// The directory of the cluster.
+    #[arg(long, default_value = "pagemesh-data")]
+    pub dir: PathBuf,
+    /// Remove the cluster's data, too: pools, keys, logs and the manager's database.
+    #[arg(long)]
+    pub remove: bool,
 }
 
 /// Make, look at and verify pools.
@@ -329,7 +350,7 @@ pub struct Manager {
     pub listen: String,
     /// The file that holds the cluster key; by default one in the user's
     /// configuration directory, which is made if it is not there.
-    #[arg(long, env = "PAGEMESH_KEY")]
+    #[arg(long, env = "PAGEMESH_KEY", value_parser = any_path())]
     pub key: Option<PathBuf>,
     /// End when standard input ends.
     #[arg(long, hide = true)]

@@ -170,6 +170,7 @@ impl Cluster {
     /// until all are ready.
     pub fn start(plan: &Plan<'_>, ending: &Ending) -> anyhow::Result<Cluster> {
         make_pools(plan)?;
+        eprintln!("starting a manager and {} bricks", plan.bricks);
         let key_path = plan.dir.join("key");
         let key = key::find_or_create(&key_path)?;
         let mut cluster = Cluster {
@@ -272,6 +273,10 @@ fn make_pools(plan: &Plan<'_>) -> anyhow::Result<()> {
         )
     })?;
     warn_of_little_memory(plan.pools, bytes);
+    if count > 0 {
+        let size = output::bytes(plan.size_bytes);
+        eprintln!("making {count} pools of {size} in {pools}");
+    }
     let bar = crate::volume::progress("allocating pools");
     bar.set_length(bytes);
     for (at, path) in missing.iter().enumerate() {

@@ -31,9 +31,14 @@ pub fn default_path(manager: &str) -> anyhow::Result<PathBuf> {
     Ok(config.join("pagemesh").join("keys").join(address))
 }
 
+/// The key file that was named. An empty name, as of an empty `PAGEMESH_KEY`, names none.
+pub fn named(path: Option<&Path>) -> Option<&Path> {
+    path.filter(|path| !path.as_os_str().is_empty())
+}
+
 /// Reads the key that was named, or the one of the manager's address.
 pub fn find(named: Option<&Path>, manager: &str) -> anyhow::Result<Key> {
-    match named {
+    match self::named(named) {
         Some(path) => Ok(Key::load(path)?),
         None => {
             let path = default_path(manager)?;

@@ -14,6 +14,8 @@ mod brick;
 mod bricks;
 mod clients;
 mod cluster;
+mod cluster_dir;
+mod down;
 mod ending;
 mod exec;
 mod export;
@@ -89,6 +91,7 @@ fn start_log() {
 fn run(command: Command) -> anyhow::Result<Verdict> {
     match command {
         Command::Up(up) => up::run(&up)?,
+        Command::Down(down) => down::run(&down)?,
         Command::Pool(command) => return pool::run(&command),
         Command::Brick(brick) => match &brick.command {
             None => brick::run(&brick)?,

@@ -24,7 +24,7 @@ impl Bricks for Remotes {
 
 /// Runs a manager until it is told to end.
 pub fn run(args: &args::Manager) -> anyhow::Result<()> {
-    let key = match &args.key {
+    let key = match key::named(args.key.as_deref()) {
         Some(path) => Key::load(path)?,
         None => key::find_or_create(&key::default_path(&args.listen)?)?,
     };

@@ -1,26 +1,29 @@
 //! `pagemesh up`: a whole cluster in the foreground.
 //!
-//! Invariants: one directory is used by one `up` at a time; its data stays
-//! when it ends.
+//! Invariants: one directory is used by one `up` at a time. Its data stays when `up` ends, unless the
+//! cluster is ephemeral.
 
 use crate::args;
 use crate::cluster::{Cluster, Plan};
+use crate::cluster_dir;
+use crate::down;
 use crate::ending::Ending;
 use crate::key;
 use crate::output::bytes;
-use anyhow::{Context, bail};
+use anyhow::Context;
 use pagemesh_base::key::Key;
-use rustix::fs::FlockOperation;
-use std::fs::{File, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Runs a cluster until it is told to end.
 pub fn run(args: &args::Up) -> anyhow::Result<()> {
     let ending = Ending::listen(args.until_stdin_ends)?;
     let dir = std::path::absolute(&args.dir)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let _lock = lock(&dir)?;
-    let pools = pools_dir(&dir, args)?;
+    let lock = cluster_dir::lock(&dir)?;
+    if let Some(tmpfs) = &args.memory {
+        cluster_dir::warn_of_leftovers(tmpfs);
+    }
+    let pools = cluster_dir::make_pools_dir(&dir, args.memory.as_deref())?;
     let plan = Plan {
         dir: &dir,
         pools: &pools,
@@ -30,60 +33,21 @@ pub fn run(args: &args::Up) -> anyhow::Result<()> {
         listen: &args.listen,
     };
     let started = Cluster::start(&plan, &ending);
-    let mut cluster = started.inspect_err(|_| forget_empty(&dir, &pools))?;
+    let mut cluster =
+        started.inspect_err(|_| cluster_dir::remove_if_without_pools(&dir, &pools))?;
     let key_is_shared = share_key(&cluster.url, &cluster.key);
     println!("ready {}", cluster.url);
     greet(&dir, &cluster.url, key_is_shared, args);
     while !ending.or_child(cluster.tend()) {}
-    println!("ending; the data stays in {}", dir.display());
+    match args.ephemeral {
+        false => println!("ending; the data stays in {}", dir.display()),
+        true => {
+            drop(cluster);
+            down::remove(&dir)?;
+        }
+    }
+    drop(lock);
     Ok(())
-}
-
-fn lock(dir: &Path) -> anyhow::Result<File> {
-    let path = dir.join("lock");
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("cannot write to {}", dir.display()))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => bail!(
-            "another pagemesh up runs on {}; end it, or name another directory with --dir",
-            dir.display()
-        ),
-        Err(cause) => Err(cause).with_context(|| format!("cannot lock {}", path.display())),
-    }
-}
-
-/// Where the pools are: the directory itself, or for memory pools one on a
-/// tmpfs that a link in the directory leads to.
-fn pools_dir(dir: &Path, args: &args::Up) -> anyhow::Result<PathBuf> {
-    let link = dir.join("pools");
-    if let Ok(target) = link.read_link() {
-        // After a restart of the machine the memory is gone, and so is it.
-        std::fs::create_dir_all(&target)
-            .with_context(|| format!("cannot make {}", target.display()))?;
-        return Ok(target);
-    }
-    let has_pools = dir.join("brick-1.pool").exists();
-    let Some(tmpfs) = args.memory.as_ref().filter(|_| !has_pools) else {
-        return Ok(dir.to_owned());
-    };
-    let target = tmpfs.join(format!("pagemesh-{}", uuid::Uuid::new_v4()));
-    std::fs::create_dir(&target).with_context(|| format!("cannot make {}", target.display()))?;
-    std::os::unix::fs::symlink(&target, &link)
-        .with_context(|| format!("cannot make {}", link.display()))?;
-    Ok(target)
-}
-
-/// Removes the directory of memory pools if there are none in it, and the link to it.
-fn forget_empty(dir: &Path, pools: &Path) {
-    if pools != dir && std::fs::remove_dir(pools).is_ok() {
-        // The next start makes both anew.
-        let _ = std::fs::remove_file(dir.join("pools"));
-    }
 }
 
 /// Gives the user's other commands the key of this address.

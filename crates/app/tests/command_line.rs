@@ -42,17 +42,27 @@ impl Place {
     }
 
     fn try_up(&self) -> Result<Daemon, Output> {
+        self.try_up_with(&[])
+    }
+
+    fn try_up_with(&self, more: &[&str]) -> Result<Daemon, Output> {
         let memory = format!("--memory={}", self.memory.path().display());
         let mut command = Command::new(PAGEMESH);
         self.tell(&mut command);
         command.args(["up", "--dir", "data", "--bricks", "3", "--size", "32M"]);
         command.args(["--listen", &self.listen, &memory, "--until-stdin-ends"]);
+        command.args(more);
         Daemon::start(command, self.dir.path(), "up", 1)
     }
 
     fn up(&self) -> Daemon {
         self.try_up()
             .unwrap_or_else(|ended| panic!("up did not start: {ended:?}"))
+    }
+
+    fn up_with(&self, more: &[&str]) -> Daemon {
+        let started = self.try_up_with(more);
+        started.unwrap_or_else(|ended| panic!("up did not start: {ended:?}"))
     }
 
     fn run(&self, args: &[&str]) -> Output {
@@ -144,6 +154,66 @@ fn up_keeps_its_data_over_signals_and_leaves_nothing_running() {
     }
     up.stop();
     assert!(place.dir.path().join("data/brick-1.log").exists());
+}
+
+#[test]
+fn down_ends_a_cluster_and_removes_it() {
+    let place = Place::new();
+    let mut up = place.up();
+    place.ok(&["volume", "create", "disk", "--size", "8M"]);
+    let pools = place.dir.path().join("data/pools").read_link().unwrap();
+    let said = place.ok(&["down", "--dir", "data"]);
+    assert!(said.contains("the data stays"), "{said}");
+    assert!(up.await_end().success());
+    let up = place.up();
+    place.ok(&["volume", "show", "disk"]);
+    let said = place.ok(&["down", "--dir", "data", "--remove"]);
+    assert!(said.contains("removed the cluster"), "{said}");
+    assert!(!pools.exists() && !place.dir.path().join("data").exists());
+    drop(up);
+    let refused = place.run(&["down", "--dir", "data"]);
+    program::refused(
+        "down without a cluster",
+        &refused,
+        &["no directory of pagemesh up"],
+    );
+}
+
+#[test]
+fn ephemeral_cluster_leaves_nothing() {
+    let place = Place::new();
+    let mut up = place.up_with(&["--ephemeral"]);
+    let pools = place.dir.path().join("data/pools").read_link().unwrap();
+    up.signal("TERM");
+    assert!(up.await_end().success());
+    assert!(!pools.exists() && !place.dir.path().join("data").exists());
+}
+
+#[test]
+fn memory_of_a_lost_cluster_is_noted() {
+    let place = Place::new();
+    place.up().stop();
+    let pools = place.dir.path().join("data/pools").read_link().unwrap();
+    std::fs::remove_dir_all(place.dir.path().join("data")).unwrap();
+    let up = place.up();
+    let log = up.log();
+    assert!(log.contains(&format!("rm -r {}", pools.display())), "{log}");
+    up.stop();
+}
+
+#[test]
+fn empty_key_variable_counts_as_unset() {
+    let place = Place::new();
+    let up = place.up();
+    let mut command = program::limited(PAGEMESH);
+    place.tell(&mut command);
+    let output = command
+        .env("PAGEMESH_KEY", "")
+        .arg("status")
+        .output()
+        .unwrap();
+    program::succeeded("pagemesh status", output);
+    up.stop();
 }
 
 #[test]

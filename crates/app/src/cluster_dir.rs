@@ -1,0 +1,311 @@
+//! The directory of a cluster that `up` runs: its lock, its pools, and its removal.
+//!
+//! Pools in memory lie in a directory on a tmpfs. The link `pools` leads to that directory, and the file
+//! `cluster` in it names the cluster's directory.
+//!
+//! Invariant: a removal deletes only files that `up` makes, and a directory only if it is empty then.
+
+use crate::output::bytes;
+use anyhow::{Context, bail};
+use rustix::fs::FlockOperation;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The start of the name of each directory with pools in memory.
+const MEMORY_PREFIX: &str = "pagemesh-";
+/// In such a directory: the path of the cluster's directory.
+const BACK_REFERENCE: &str = "cluster";
+
+/// Takes the directory for one `up`.
+///
+/// # Errors
+/// Another `up` has it.
+pub fn lock(dir: &Path) -> anyhow::Result<File> {
+    match try_lock(dir)? {
+        Some(lock) => Ok(lock),
+        None => bail!(
+            "another pagemesh up runs on {}; end it, or name another directory with --dir",
+            dir.display()
+        ),
+    }
+}
+
+/// None: an `up` has the directory.
+pub fn try_lock(dir: &Path) -> anyhow::Result<Option<File>> {
+    let path = dir.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot write to {}", dir.display()))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(cause) => Err(cause).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// The process that holds the lock, by the kernel's list of locks (proc_locks(5)).
+pub fn lock_holder(dir: &Path) -> anyhow::Result<Option<u32>> {
+    let lock = std::fs::metadata(dir.join("lock"))?;
+    let (major, minor) = (rustix::fs::major(lock.dev()), rustix::fs::minor(lock.dev()));
+    let inode = format!("{major:02x}:{minor:02x}:{}", lock.ino());
+    let locks = std::fs::read_to_string("/proc/locks").context("cannot read /proc/locks")?;
+    Ok(locks.lines().find_map(|line| holder_of(line, &inode)))
+}
+
+/// The holder that a line names, if it is about an flock(2) of this inode.
+fn holder_of(line: &str, inode: &str) -> Option<u32> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    match fields[..] {
+        [_, "FLOCK", _, _, holder, found, ..] if found == inode => holder.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The directory of the pools: the cluster's own, or one on the tmpfs.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_pools_dir(dir: &Path, tmpfs: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let link = dir.join("pools");
+    if let Ok(target) = link.read_link() {
+        // A restart of the machine has emptied the tmpfs.
+        make_memory_dir(&target, dir)?;
+        return Ok(target);
+    }
+    let has_pools = dir.join("brick-1.pool").exists();
+    let Some(tmpfs) = tmpfs.filter(|_| !has_pools) else {
+        return Ok(dir.to_owned());
+    };
+    let target = tmpfs.join(format!("{MEMORY_PREFIX}{}", uuid::Uuid::new_v4()));
+    make_memory_dir(&target, dir)?;
+    std::os::unix::fs::symlink(&target, &link)
+        .with_context(|| format!("cannot make {}", link.display()))?;
+    Ok(target)
+}
+
+fn make_memory_dir(target: &Path, dir: &Path) -> anyhow::Result<()> {
+    let make = || {
+        std::fs::create_dir_all(target)?;
+        std::fs::write(
+            target.join(BACK_REFERENCE),
+            dir.as_os_str().as_encoded_bytes(),
+        )
+    };
+    make().with_context(|| format!("cannot make {}", target.display()))
+}
+
+/// Removes a directory of pools in memory that holds no pool, and the link to it.
+pub fn remove_if_without_pools(dir: &Path, pools: &Path) {
+    if pools != dir && !has_pools(pools) {
+        // A file that is left is harmless: the next start uses the directory again.
+        let _ = std::fs::remove_file(pools.join(BACK_REFERENCE));
+        if std::fs::remove_dir(pools).is_ok() {
+            let _ = std::fs::remove_file(dir.join("pools"));
+        }
+    }
+}
+
+fn has_pools(dir: &Path) -> bool {
+    names(dir).iter().any(|name| name.ends_with(".pool"))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.collect()
+}
+
+/// A directory of pools on a tmpfs whose cluster is gone.
+pub struct Leftover {
+    pub dir: PathBuf,
+    pub cluster: PathBuf,
+    pub bytes: u64,
+}
+
+/// A pool in a directory that a brick or a client has locked.
+fn locked_pool(dir: &Path) -> Option<PathBuf> {
+    let pools = names(dir)
+        .into_iter()
+        .filter(|name| name.ends_with(".pool"));
+    pools.map(|name| dir.join(name)).find(|path| {
+        let shared = FlockOperation::NonBlockingLockShared;
+        File::open(path).is_ok_and(|file| rustix::fs::flock(&file, shared).is_err())
+    })
+}
+
+/// The directories of pools on a tmpfs that no cluster's directory leads to any more. A cluster that this
+/// process cannot see, in another mount namespace, has its pools locked while it runs.
+pub fn leftovers(tmpfs: &Path) -> Vec<Leftover> {
+    let dirs = names(tmpfs)
+        .into_iter()
+        .filter(|name| name.starts_with(MEMORY_PREFIX));
+    let leftover = |name: String| {
+        let dir = tmpfs.join(name);
+        let cluster = PathBuf::from(std::fs::read_to_string(dir.join(BACK_REFERENCE)).ok()?);
+        let is_used = cluster
+            .join("pools")
+            .read_link()
+            .is_ok_and(|target| target == dir);
+        let sizes = names(&dir)
+            .into_iter()
+            .filter_map(|name| dir.join(name).metadata().ok());
+        let bytes = sizes.map(|found| found.blocks() * 512).sum();
+        let is_used = is_used || locked_pool(&dir).is_some();
+        (!is_used).then_some(Leftover {
+            dir,
+            cluster,
+            bytes,
+        })
+    };
+    dirs.filter_map(leftover).collect()
+}
+
+/// Warns of memory that clusters have left behind.
+pub fn warn_of_leftovers(tmpfs: &Path) {
+    for Leftover {
+        dir,
+        cluster,
+        bytes: held,
+    } in leftovers(tmpfs)
+    {
+        eprintln!(
+            "note: {} holds {} of memory for a cluster in {}, which is not there any more; remove it with: rm -r {}",
+            dir.display(),
+            bytes(held),
+            cluster.display(),
+            dir.display()
+        );
+    }
+}
+
+/// Whether `up` makes a file of this name.
+fn is_own(name: &str) -> bool {
+    const FIXED: [&str; 6] = [
+        "key",
+        "lock",
+        "manager.redb",
+        "manager.log",
+        "pools",
+        BACK_REFERENCE,
+    ];
+    let is_of_brick = || {
+        let (number, extension) = name.strip_prefix("brick-")?.split_once('.')?;
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        (is_number && ["log", "pool", "sock"].contains(&extension)).then_some(())
+    };
+    FIXED.contains(&name) || is_of_brick().is_some()
+}
+
+/// Removes the cluster with its data. The caller holds the lock. The names of files that are left,
+/// because `up` does not make them.
+///
+/// # Errors
+/// A client has a pool, or a file cannot be removed.
+pub fn remove(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut left = Vec::new();
+    let memory = dir.join("pools").read_link().ok();
+    for each in memory.iter().map(PathBuf::as_path).chain([dir]) {
+        if let Some(pool) = locked_pool(each) {
+            bail!(
+                "a client uses {}; end exports and mounts of this cluster, then remove it with: pagemesh \
+                 down --remove --dir {}",
+                pool.display(),
+                dir.display()
+            );
+        }
+    }
+    for each in memory.iter().map(PathBuf::as_path).chain([dir]) {
+        for name in names(each) {
+            let path = each.join(&name);
+            match is_own(&name) {
+                true => std::fs::remove_file(&path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?,
+                false => left.push(path),
+            }
+        }
+        match std::fs::remove_dir(each) {
+            Ok(()) => {}
+            Err(cause) if cause.kind() == std::io::ErrorKind::DirectoryNotEmpty => {}
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {}
+            Err(cause) => {
+                return Err(cause).with_context(|| format!("cannot remove {}", each.display()));
+            }
+        }
+    }
+    Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_holder_is_found_by_inode() {
+        let line = "3: FLOCK  ADVISORY  WRITE 4711 00:2f:1234 0 EOF";
+        assert_eq!(holder_of(line, "00:2f:1234"), Some(4711));
+        assert_eq!(holder_of(line, "00:2f:123"), None);
+        let posix = line.replace("FLOCK", "POSIX");
+        assert_eq!(holder_of(&posix, "00:2f:1234"), None);
+    }
+
+    #[test]
+    fn own_lock_is_found_in_the_list() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let held = lock(dir.path()).expect("the lock");
+        assert!(try_lock(dir.path()).expect("a file").is_none());
+        let holder = lock_holder(dir.path()).expect("a list");
+        assert_eq!(holder, Some(std::process::id()));
+        drop(held);
+        assert!(try_lock(dir.path()).expect("a file").is_some());
+    }
+
+    #[test]
+    fn removal_leaves_foreign_files() {
+        let tmpfs = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("a directory");
+        let pools = make_pools_dir(dir.path(), Some(tmpfs.path())).expect("a directory of pools");
+        for name in ["brick-1.pool", "brick-12.pool"] {
+            std::fs::write(pools.join(name), b"pages").expect("written");
+        }
+        for name in ["key", "brick-1.log", "notes.txt", "brick-x.log"] {
+            std::fs::write(dir.path().join(name), b"text").expect("written");
+        }
+        let client = File::open(pools.join("brick-1.pool")).expect("opened");
+        rustix::fs::flock(&client, FlockOperation::LockExclusive).expect("locked");
+        let refused = remove(dir.path()).expect_err("a client uses a pool");
+        assert!(refused.to_string().contains("a client uses"), "{refused}");
+        assert!(dir.path().join("key").exists() && pools.join("brick-12.pool").exists());
+        drop(client);
+        let mut left = remove(dir.path()).expect("removed");
+        left.sort();
+        assert_eq!(
+            left,
+            ["brick-x.log", "notes.txt"].map(|name| dir.path().join(name))
+        );
+        assert!(!pools.exists());
+        assert!(!dir.path().join("key").exists());
+    }
+
+    #[test]
+    fn leftovers_are_directories_without_their_cluster() {
+        let tmpfs = tempfile::tempdir().expect("a directory");
+        let [kept, lost] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let made = |dir: &Path| make_pools_dir(dir, Some(tmpfs.path())).expect("a directory");
+        made(kept.path());
+        let pools = made(lost.path());
+        assert!(leftovers(tmpfs.path()).is_empty());
+        let path = lost.path().to_owned();
+        drop(lost);
+        let found = leftovers(tmpfs.path());
+        assert_eq!(found.len(), 1);
+        assert_eq!((&found[0].dir, &found[0].cluster), (&pools, &path));
+        std::fs::write(pools.join("brick-1.pool"), b"pages").expect("written");
+        let used = File::open(pools.join("brick-1.pool")).expect("opened");
+        rustix::fs::flock(&used, FlockOperation::LockExclusive).expect("locked");
+        assert!(leftovers(tmpfs.path()).is_empty());
+    }
+}

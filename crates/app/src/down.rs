@@ -1,0 +1,77 @@
+//! `pagemesh down`: ends the `up` of a directory, and removes its data if asked to.
+
+use crate::args;
+use crate::cluster_dir;
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The time that an `up` has to end: its children get 10 s.
+const END_LIMIT: Duration = Duration::from_secs(30);
+/// Between two looks whether it has ended.
+const END_PAUSE: Duration = Duration::from_millis(20);
+
+pub fn run(args: &args::Down) -> anyhow::Result<()> {
+    let dir = std::path::absolute(&args.dir)?;
+    if !dir.join("lock").exists() {
+        bail!(
+            "{} is no directory of pagemesh up; name it with --dir",
+            dir.display()
+        );
+    }
+    let lock = end(&dir)?;
+    if args.remove {
+        remove(&dir)?;
+    } else {
+        println!(
+            "the data stays in {}; down --remove removes it",
+            dir.display()
+        );
+    }
+    drop(lock);
+    Ok(())
+}
+
+/// Removes a cluster whose lock the caller holds, and says which files are left.
+pub fn remove(dir: &Path) -> anyhow::Result<()> {
+    let left = cluster_dir::remove(dir)?;
+    println!("removed the cluster in {}", dir.display());
+    for path in left {
+        println!("left {}, which pagemesh did not make", path.display());
+    }
+    Ok(())
+}
+
+/// Ends the `up` on a directory, and takes its lock.
+fn end(dir: &Path) -> anyhow::Result<std::fs::File> {
+    if let Some(lock) = cluster_dir::try_lock(dir)? {
+        return Ok(lock);
+    }
+    let holder = cluster_dir::lock_holder(dir)?.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let Some(holder) = holder else {
+        bail!(
+            "a pagemesh up runs on {} and cannot be seen from here; end it there",
+            dir.display()
+        );
+    };
+    kill_process(holder, Signal::TERM).with_context(|| {
+        format!(
+            "cannot end process {holder}, the pagemesh up on {}",
+            dir.display()
+        )
+    })?;
+    let until = Instant::now() + END_LIMIT;
+    while Instant::now() < until {
+        if let Some(lock) = cluster_dir::try_lock(dir)? {
+            println!("ended the cluster in {}", dir.display());
+            return Ok(lock);
+        }
+        std::thread::sleep(END_PAUSE);
+    }
+    bail!(
+        "process {holder}, the pagemesh up on {}, has not ended within {} s; see its logs, or kill it",
+        dir.display(),
+        END_LIMIT.as_secs()
+    )
+}
